@@ -1,0 +1,192 @@
+"""The one interface that every transport offers, and which transport serves a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from airflow_delayed.errors import UnsupportedConnection
+from airflow_delayed.message import DelayedMessage
+
+Clock = Callable[[], datetime]
+
+
+class State(str, Enum):
+    """What was found of, or done to, one part of a topology."""
+
+    OK = "ok"
+    PLANNED = "would create"
+    CREATED = "created"
+    MISSING = "missing"
+    DIFFERS = "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One part of a topology: a queue, an exchange, a table; with ``argument``, one setting of it."""
+
+    state: State
+    resource: str
+    argument: str | None = None
+    wanted: object = None
+    found: object = None
+    #: The destination whose messages cannot be delivered because of it.
+    destination: str | None = None
+
+    def __str__(self) -> str:
+        name = f"{self.resource} {self.argument}" if self.argument else self.resource
+        if self.state is State.DIFFERS:
+            return f"{name}: wanted {self.wanted!r}, found {self.found!r}"
+        return f"{name}: {self.state.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyReport:
+    """What ``install`` did or would do, or what ``verify`` found."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """Findings that keep messages from being delivered."""
+        return tuple(found for found in self.findings if found.state in (State.MISSING, State.DIFFERS))
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is there and as wanted."""
+        return not self.problems
+
+    @property
+    def missing_destinations(self) -> tuple[str, ...]:
+        """Destinations that do not exist."""
+        return tuple(
+            sorted({found.destination for found in self.problems if found.destination and found.state is State.MISSING})
+        )
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def counts(self) -> dict[str, int]:
+        """Count the findings by state."""
+        counts: dict[str, int] = {}
+        for found in self.findings:
+            counts[found.state.value] = counts.get(found.state.value, 0) + 1
+        return counts
+
+
+@dataclass(slots=True)
+class SendReport:
+    """What became of the messages given to ``send``. ``duplicates`` were there already and are not in ``sent``."""
+
+    sent: int = 0
+    duplicates: int = 0
+    first_due: datetime | None = None
+    last_due: datetime | None = None
+    by_destination: dict[str, int] = field(default_factory=dict)
+
+    def add(self, message: DelayedMessage) -> None:
+        """Count a message that was confirmed."""
+        self.sent += 1
+        self.by_destination[message.destination] = self.by_destination.get(message.destination, 0) + 1
+        if self.first_due is None or message.due_at < self.first_due:
+            self.first_due = message.due_at
+        if self.last_due is None or message.due_at > self.last_due:
+            self.last_due = message.due_at
+
+    def merge(self, other: SendReport) -> None:
+        """Add another report's counts to this one."""
+        self.sent += other.sent
+        self.duplicates += other.duplicates
+        for destination, count in other.by_destination.items():
+            self.by_destination[destination] = self.by_destination.get(destination, 0) + count
+        dues = [due for due in (self.first_due, self.last_due, other.first_due, other.last_due) if due]
+        if dues:
+            self.first_due, self.last_due = min(dues), max(dues)
+
+
+class DelayedDelivery(Protocol):
+    """A transport. Every method may raise TransportUnavailable; none is safe to call from two threads at once."""
+
+    @property
+    def horizon(self) -> timedelta:
+        """How long the transport itself can delay a message cheaply; a dispatcher hands over no earlier than that.
+
+        Zero where a message that is handed over is delivered at once.
+        """
+        ...
+
+    def install(
+        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
+    ) -> TopologyReport:
+        """Make what the transport needs to deliver to these destinations; may be repeated at any time.
+
+        What is there and differs is reported, never changed. A destination itself is made only with
+        ``create_destinations``. With ``dry_run`` nothing is made and the plan is returned.
+
+        :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
+        """
+        ...
+
+    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
+        """Compare what is there with what messages to these destinations need, delayed by up to ``max_delay``.
+
+        Without ``max_delay`` with all that ``install`` makes. Changes nothing.
+        """
+        ...
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Check one message against the transport's limits, without a network.
+
+        :raises LimitExceeded: it is beyond one of them.
+        """
+        ...
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        """Send each message so that it arrives at its due time, never earlier, and return when all are confirmed.
+
+        Consumes the messages as a stream: memory does not grow with their number.
+
+        :raises SendFailed: some were not confirmed; the error counts those that were and names those that were not.
+        :raises DestinationMissing: a destination cannot receive.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close connections; the object can be used again."""
+        ...
+
+
+_STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
+#: Which hook serves a connection type; entry points of the group ``airflow_delayed.delivery`` add to it.
+BUILT_IN: Mapping[str, str] = {
+    "rabbitmq": "airflow_delayed.hooks.rabbitmq:RabbitMQDelayHook",
+    "amqp": "airflow_delayed.hooks.rabbitmq:RabbitMQDelayHook",
+    "aws": "airflow_delayed.hooks.sqs:SqsDelayHook",
+    "sqlite": _STORE,
+    "postgres": _STORE,
+    "mysql": _STORE,
+    "mssql": _STORE,
+}
+
+
+def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery:
+    """Return the hook that serves a connection, chosen by the connection's type.
+
+    :param clock: what the hook takes for the present; by default this machine's clock.
+    :raises UnsupportedConnection: nothing serves that type.
+    """
+    from airflow.sdk import BaseHook
+
+    conn_type = BaseHook.get_connection(conn_id).conn_type
+    others = {entry.name: entry.value for entry in entry_points(group="airflow_delayed.delivery")}
+    targets = {**others, **BUILT_IN}
+    if conn_type not in targets:
+        raise UnsupportedConnection(conn_id, conn_type, sorted(targets))
+    module, _, name = targets[conn_type].partition(":")
+    hook = getattr(import_module(module), name)
+    return cast(DelayedDelivery, hook(conn_id, **({"clock": clock} if clock else {})))

@@ -1,0 +1,118 @@
+"""What can go wrong, one class for each; the text of an error says what to do about it.
+
+Failures are of three kinds, never mixed: the input's (:class:`InputError`, raised before anything is sent), the
+connection's (:class:`TransportUnavailable`), and single messages' (:class:`SendFailed`, which names each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_delayed.delivery import SendReport, TopologyReport
+
+#: How many single cases the text of an error shows; the rest is counted.
+SHOWN = 5
+
+
+def some(cases: Sequence[str], *, separator: str = "; ") -> str:
+    """Join the first few cases and count the rest."""
+    shown = separator.join(cases[:SHOWN])
+    return shown if len(cases) <= SHOWN else f"{shown}{separator}and {len(cases) - SHOWN:,} more"
+
+
+class DelayedError(Exception):
+    """The base of all errors of this package."""
+
+
+class InputError(DelayedError):
+    """The input cannot be sent as it is. Nothing was sent."""
+
+
+class InvalidMessage(InputError):
+    """One message breaks a rule. ``column`` is the field that is at fault."""
+
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(f"{column}: {problem}")
+        self.column = column
+        self.problem = problem
+
+
+class LimitExceeded(InvalidMessage):
+    """A message is beyond what its transport can carry: its delay, its size or its destination's name."""
+
+
+class NaiveTime(InvalidMessage):
+    """A due time without a time zone, which would be a guess."""
+
+    def __init__(self, column: str, value: object, *, advice: str = "give it an offset, or set timezone=") -> None:
+        super().__init__(column, f"{value} has no time zone; {advice}")
+
+
+class PastDue(InputError):
+    """Rows were due longer ago than ``max_past`` when the task began."""
+
+
+class SourceError(InputError):
+    """A source cannot be read, is incomplete, or changed while it was read."""
+
+
+class UnsupportedColumns(InputError):
+    """A source lacks columns that are needed, or has columns that mean nothing here."""
+
+
+class MessageConflict(InputError):
+    """Two messages have one id and different content, so one of them would pass for a duplicate."""
+
+
+class DestinationMissing(InputError):
+    """Destinations that cannot receive. Nothing was sent."""
+
+    def __init__(self, conn_id: str, destinations: Sequence[str], remedy: str) -> None:
+        super().__init__(
+            f"connection {conn_id!r} has no destination {some(sorted(destinations), separator=', ')}; {remedy}"
+        )
+        self.destinations = tuple(destinations)
+
+
+class TopologyError(DelayedError):
+    """What a transport needs is missing or differs from what was wanted. ``report`` has each finding."""
+
+    def __init__(self, conn_id: str, report: TopologyReport) -> None:
+        problems = [str(finding) for finding in report.problems]
+        super().__init__(
+            f"connection {conn_id!r} is not ready: {some(problems)}. Run"
+            f" TopologyInstallOperator(conn_id={conn_id!r}, ...) (dry_run=True shows its plan); what differs has to be deleted or changed by hand first"
+        )
+        self.report = report
+
+
+class UnsupportedConnection(DelayedError):
+    """No transport is known for a connection's type."""
+
+    def __init__(self, conn_id: str, conn_type: str | None, known: Sequence[str]) -> None:
+        super().__init__(
+            f"connection {conn_id!r} is of type {conn_type!r}, which no transport serves; use one of"
+            f" {', '.join(known)}, or install a package that offers it by the entry point group 'airflow_delayed.delivery'"
+        )
+
+
+class TransportUnavailable(DelayedError):
+    """The broker or database could not be reached, or the connection was lost and did not come back."""
+
+
+class SendFailed(DelayedError):
+    """Some messages were not confirmed. ``report`` counts those that were; ``failures`` has a reason by message id.
+
+    Sending the same messages again is safe: their ids stay the same, so a duplicate can be recognised.
+    """
+
+    def __init__(self, conn_id: str, report: SendReport, failures: Sequence[tuple[str, str]]) -> None:
+        cases = [f"message {message_id}: {reason}" for message_id, reason in failures]
+        super().__init__(
+            f"connection {conn_id!r} confirmed {report.sent:,} messages and not {len(failures):,}: {some(cases)}."
+            " Those not named may be sent again with the same ids by a retry"
+        )
+        self.report = report
+        self.failures = tuple(failures)

@@ -1,0 +1,103 @@
+"""Message ids that stay the same when a job runs again and its rows come back in another order.
+
+One hash is used by the operator, by Spark and by the store: BLAKE2b of 16 bytes over parts, each led by a letter for its
+type and its length in 8 bytes, so that no two different messages run into one text. Ids are 32 hexadecimal characters.
+The position of a row is never a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from hashlib import blake2b
+from uuid import UUID
+
+from airflow_delayed.errors import InvalidMessage, NaiveTime
+from airflow_delayed.message import UTC, microseconds
+
+_CONTENT = b"delayed content1"
+_KEY = b"delayed key 1"
+
+
+def _part(kind: bytes, value: bytes) -> bytes:
+    return kind + len(value).to_bytes(8, "big") + value
+
+
+def _text(value: str) -> bytes:
+    return _part(b"s", value.encode())
+
+
+def scope_of(*parts: str | int) -> bytes:
+    """Return what sets one run's messages apart from another's, made once: DAG, run, task and map index."""
+    return b"".join(_text(str(part)) for part in parts)
+
+
+def content_digest(
+    destination: str,
+    due_us: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    tag: str | None = None,
+    expires_us: int | None = None,
+    scope: bytes = b"",
+) -> bytes:
+    """Return 16 bytes that stand for everything a message says; the order of its headers says nothing."""
+    parts = [
+        scope,
+        _text(destination),
+        _part(b"t", b"%d" % due_us),
+        _part(b"b", body),
+        _part(b"n", b"%d" % len(headers)),
+    ]
+    for name in sorted(headers):
+        parts += _text(name), _text(headers[name])
+    if tag is not None:
+        parts += b"g", _text(tag)
+    if expires_us is not None:
+        parts += b"e", _part(b"t", b"%d" % expires_us)
+    return blake2b(b"".join(parts), digest_size=16, person=_CONTENT).digest()
+
+
+def key_id(columns: Sequence[str], values: Sequence[object]) -> str:
+    """Return the id of a row's key: the names of its columns and their values.
+
+    Whole numbers count alike whatever their width (and a decimal without a fraction as a whole number), and times by
+    the moment that they name. It holds no run: the same key in the next night's run is the same message, made anew.
+
+    :raises InvalidMessage: a value is null, or of a type that has no fixed form.
+    """
+    parts: list[bytes] = []
+    for column, value in zip(columns, values, strict=True):
+        parts += _text(column), _key_part(column, value)
+    return blake2b(b"".join(parts), digest_size=16, person=_KEY).hexdigest()
+
+
+def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a type
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool):
+        return _part(b"o", b"1" if value else b"0")
+    if isinstance(value, int):
+        return _part(b"i", b"%d" % value)
+    if isinstance(value, bytes):
+        return _part(b"b", value)
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise NaiveTime(column, value)
+        return _part(b"t", b"%d" % microseconds(value.astimezone(UTC)))
+    if isinstance(value, date):
+        return _part(b"d", value.isoformat().encode())
+    if isinstance(value, Decimal) and value.is_finite():
+        if value == value.to_integral_value():
+            return _part(b"i", b"%d" % int(value))
+        return _part(b"m", format(value.normalize(), "f").encode())
+    if isinstance(value, float):
+        return _part(b"f", repr(value).encode())
+    if isinstance(value, UUID):
+        return _text(str(value))
+    if value is None:
+        raise InvalidMessage(column, "is null, and a key with a hole in it does not identify a message")
+    raise InvalidMessage(
+        column, f"{type(value).__name__} cannot be part of a key; use text, whole numbers, times or dates"
+    )

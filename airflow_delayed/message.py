@@ -1,0 +1,160 @@
+"""The delayed message, and the arithmetic of delays and due times.
+
+Promise: never early. Whatever is rounded here is rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+from airflow_delayed.errors import InvalidMessage, NaiveTime
+
+UTC = timezone.utc
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+#: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
+MAX_ID_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedMessage:
+    """One message and when it is due.
+
+    :param destination: the queue that receives it, in its transport's own naming.
+    :param body: the content, as bytes; like the headers, never shown when the message is printed.
+    :param due_at: aware; kept in UTC with microseconds. It is never delivered before it.
+    :param message_id: 1 to 128 printable ASCII characters without blanks, the same on every retry of the same send.
+    :param headers: text by text.
+    :param tag: what a user cancels by: a customer, an order.
+    :param expires_at: aware and after ``due_at``; the message is not handed over from a store after it.
+    :raises InvalidMessage: a field breaks one of these rules; the error names it.
+    """
+
+    destination: str
+    body: bytes = field(repr=False)
+    due_at: datetime
+    message_id: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tag: str | None = None
+    expires_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.destination, str) or not self.destination:
+            raise InvalidMessage("destination", "must be the name of a queue, and is empty or not text")
+        if not isinstance(self.body, bytes):
+            raise InvalidMessage("body", f"must be bytes, not {type(self.body).__name__}")
+        object.__setattr__(self, "due_at", utc("due_at", self.due_at))
+        _check_id(self.message_id)
+        _check_headers(self.headers)
+        if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
+            raise InvalidMessage("tag", "must be text, or absent")
+        if self.expires_at is not None:
+            object.__setattr__(self, "expires_at", utc("expires_at", self.expires_at))
+            if self.expires_at <= self.due_at:
+                raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
+
+
+def _check_id(message_id: str) -> None:
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_LENGTH:
+        raise InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
+    # letters and digits, the common case, need no look at each character
+    if not (message_id.isascii() and (message_id.isalnum() or all("!" <= char <= "~" for char in message_id))):
+        raise InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidMessage("headers", f"the name {name!r} must be text that is not empty")
+        if not isinstance(value, str):
+            # the value is not shown: a header may hold what must not be in a log
+            raise InvalidMessage("headers", f"the value of {name!r} must be text, not {type(value).__name__}")
+
+
+def utc(column: str, moment: datetime) -> datetime:
+    """Return an aware time in UTC.
+
+    :raises NaiveTime: it has no time zone.
+    :raises InvalidMessage: it is not a time, or not one of the years 1 to 9999 in UTC.
+    """
+    if not isinstance(moment, datetime):
+        raise InvalidMessage(column, f"must be a time with a time zone, not {type(moment).__name__}")
+    if moment.tzinfo is UTC:
+        return moment
+    if moment.utcoffset() is None:
+        raise NaiveTime(column, moment)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidMessage(column, f"{moment} lies outside the years 1 to 9999 in UTC") from None
+
+
+def utcnow() -> datetime:
+    """Return the machine's time; everything that needs a clock takes one, and this is the default."""
+    return datetime.now(UTC)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return an aware time as whole microseconds since 1970, exactly."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_microseconds(value: int) -> datetime:
+    """Return the UTC time of whole microseconds since 1970.
+
+    :raises OverflowError: it lies outside the years 1 to 9999.
+    """
+    return EPOCH + timedelta(microseconds=value)
+
+
+def ceil_units(span: timedelta, unit: timedelta = timedelta(seconds=1)) -> int:
+    """Return how many whole units cover a span; 0 if the span is not positive."""
+    return max(0, -(-span // unit))
+
+
+def delay_seconds(due_at: datetime, now: datetime) -> int:
+    """Return the whole seconds from now until a message is due, rounded up; 0 if that is past."""
+    return ceil_units(due_at - now)
+
+
+def delay_of(value: timedelta | float | str, column: str = "delay") -> timedelta:
+    """Read a relative delay: a timedelta, or seconds as a number or text. Fractions are rounded up to a microsecond.
+
+    :raises InvalidMessage: it is negative, not finite, or no number.
+    """
+    if isinstance(value, timedelta):
+        span = value
+    elif isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InvalidMessage(column, f"must be seconds or a timedelta, not {type(value).__name__}")
+    else:
+        try:
+            span = _seconds(int(value) if isinstance(value, str) and value.strip().isdigit() else value)
+        except (ValueError, OverflowError):
+            raise InvalidMessage(column, f"{value!r} is not a number of seconds") from None
+    if span < timedelta(0):
+        raise InvalidMessage(column, f"{value} is negative; a message cannot be sent into the past")
+    return span
+
+
+def _seconds(value: int | float | str) -> timedelta:
+    if isinstance(value, int):
+        return timedelta(seconds=value)
+    number = float(value)
+    whole = int(number * 1_000_000)
+    if whole / 1_000_000 < number:
+        whole += 1
+    return timedelta(microseconds=whole)
+
+
+def due_after(anchor: datetime, delay: timedelta, column: str = "delay") -> datetime:
+    """Return the due time of a relative delay, counted from its anchor.
+
+    :raises InvalidMessage: it lies beyond the year 9999.
+    """
+    try:
+        return anchor + delay
+    except OverflowError:
+        raise InvalidMessage(column, f"{delay} from {anchor} ends after the year 9999") from None
