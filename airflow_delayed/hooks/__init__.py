@@ -1,1 +1,3 @@
+"""The hooks: each turns an Airflow connection into a transport."""
+
 from __future__ import annotations

@@ -1,1 +1,3 @@
+"""Reading messages from rows: columns, files, checks."""
+
 from __future__ import annotations

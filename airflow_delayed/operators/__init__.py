@@ -1,1 +1,3 @@
+"""The operators."""
+
 from __future__ import annotations

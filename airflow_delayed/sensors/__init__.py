@@ -1,1 +1,3 @@
+"""The sensors."""
+
 from __future__ import annotations

@@ -1,1 +1,3 @@
+"""Amazon SQS: DelaySeconds up to 900 s, a delay FIFO beyond."""
+
 from __future__ import annotations

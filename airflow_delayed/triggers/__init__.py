@@ -1,1 +1,3 @@
+"""The triggers."""
+
 from __future__ import annotations
