@@ -1,8 +1,8 @@
 """Message ids that stay the same when a job runs again and its rows come back in another order.
 
 One hash is used by the operator, by Spark and by the store: BLAKE2b of 16 bytes over parts, each led by a letter for
-its type and its length in 8 bytes, so that no two different messages run into one text. Ids are 32 hexadecimal characters.
-The position of a row is never a part of it.
+its type and its length in 8 bytes, so that no two different messages run into one text. Ids are 32 hexadecimal
+characters. The position of a row is never a part of it.
 """
 
 from __future__ import annotations

@@ -38,10 +38,8 @@ def stop(process: subprocess.Popen[bytes], *, seconds: float = 15) -> None:
     """End a process and its whole group: TERM first, KILL if it does not go."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        pass
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
