@@ -82,9 +82,8 @@ class TopologyError(DelayedError):
     def __init__(self, conn_id: str, report: TopologyReport) -> None:
         problems = [str(finding) for finding in report.problems]
         super().__init__(
-            f"connection {conn_id!r} is not ready: {some(problems)}. Run TopologyInstallOperator"
-            f"(conn_id={conn_id!r}, ...), whose dry_run=True shows the plan; what differs has to be deleted or changed by"
-            " hand first"
+            f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
+            " makes what is missing, its dry_run=True shows the plan; what differs has to be changed by hand first"
         )
         self.report = report
 
@@ -94,8 +93,8 @@ class UnsupportedConnection(DelayedError):
 
     def __init__(self, conn_id: str, conn_type: str | None, known: Sequence[str]) -> None:
         super().__init__(
-            f"connection {conn_id!r} is of type {conn_type!r}, which no transport serves; use one of {', '.join(known)},"
-            " or a package that offers it (entry point group 'airflow_delayed.delivery')"
+            f"connection {conn_id!r} is of type {conn_type!r}, which no transport serves; use one of"
+            f" {', '.join(known)}, or a package that offers it (entry point group 'airflow_delayed.delivery')"
         )
 
 
