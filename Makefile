@@ -1,0 +1,25 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint setup clean
+
+help: ## list these commands
+	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: setup ## a Spark job's reminders through Airflow and SQS to a consumer, with a table at the end (2 to 4 minutes)
+	@exec .venv/bin/python .ci/demo.py
+
+test: lint ## all tests, on real servers that it installs and starts; options for pytest: make test ARGS="-k sqs"
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+lint: setup ## ruff, and mypy (strict) on the package
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check --quiet . || { .venv/bin/ruff format --check .; exit 1; }
+	@.venv/bin/mypy
+
+setup: ## install what the others need into .venv; instant when it is there
+	@.ci/setup
+
+clean: ## remove .venv and everything that the demo and the tests left behind
+	@rm -rf .venv .run .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist spark-warehouse
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
