@@ -92,6 +92,31 @@ def utc(column: str, moment: datetime) -> datetime:
         raise InvalidMessage(column, f"{moment} lies outside the years 1 to 9999 in UTC") from None
 
 
+def parse_time(column: str, value: object) -> datetime:
+    """Return a time, aware or not, from a datetime or from ISO 8601 text.
+
+    :raises InvalidMessage: it is neither.
+    """
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str):
+        raise InvalidMessage(column, f"must be a time, not {type(value).__name__}")
+    text = value.strip()
+    try:
+        # Python 3.10 does not know the Z
+        return datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in "zZ" else text)
+    except ValueError:
+        raise InvalidMessage(column, f"{value!r} is not a time; write it as 2026-01-31T09:30:00+01:00") from None
+
+
+def parse_moment(column: str, value: object) -> datetime:
+    """Return a time in UTC from an aware datetime or from ISO 8601 text with an offset.
+
+    :raises InvalidMessage: it is neither, or has no offset.
+    """
+    return utc(column, parse_time(column, value))
+
+
 def utcnow() -> datetime:
     """Return the machine's time; everything that needs a clock takes one, and this is the default."""
     return datetime.now(UTC)

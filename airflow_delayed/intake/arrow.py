@@ -1,0 +1,83 @@
+"""Arrow columns: whether their types are right, and what they hold as Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_delayed.errors import UnsupportedColumns
+from airflow_delayed.intake.batch import COLUMNS, Batch
+from airflow_delayed.intake.files import SourceFile
+
+_SPARK_ADVICE = (
+    "in the Spark job set spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or pass timezone= (timezone='UTC' for"
+    " what Spark writes by default)"
+)
+
+
+def check_schema(schema: pa.Schema, origin: str, *, naive_ok: bool) -> None:
+    """Check the types of the columns that mean something.
+
+    :param naive_ok: a time zone is given for timestamps that have none.
+    :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
+    """
+    problems = []
+    for column in schema:
+        if column.name not in COLUMNS:
+            continue
+        if not _fits(column.name, column.type):
+            problems.append(f"column {column.name} is {column.type}, and must be {COLUMNS[column.name]}")
+        elif pa.types.is_timestamp(column.type) and column.type.tz is None and not naive_ok:
+            problems.append(f"column {column.name} has no time zone ({column.type}); {_SPARK_ADVICE}")
+    if problems:
+        raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    wanted = COLUMNS[name]
+    if pa.types.is_null(kind):
+        return True
+    if wanted == "a timestamp":
+        return bool(pa.types.is_timestamp(kind))
+    if wanted == "a number":
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    if wanted == "a map of text to text":
+        return pa.types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type)
+    return _is_text(kind) or (wanted == "text or binary" and _is_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch:
+    """Return a record batch as Python values, with the columns that the file's folders hold."""
+    columns: dict[str, Sequence[object]] = {
+        name: _values(records.column(index)) for index, name in enumerate(records.schema.names)
+    }
+    for name, value in file.partition.items():
+        columns.setdefault(name, [value] * records.num_rows)
+    return Batch(columns=columns, size=records.num_rows, origin=file.path, first_row=first_row)
+
+
+def _values(column: pa.Array) -> list[object]:
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        column = _ceil_to_microseconds(column)
+    values: list[object] = column.to_pylist()
+    return values
+
+
+def _ceil_to_microseconds(column: pa.Array) -> pa.Array:
+    """Never early: nanoseconds beyond a microsecond count as a whole one."""
+    whole = pa.timestamp("us", tz=column.type.tz)
+    floor = column.cast(whole, safe=False)
+    exact = pc.equal(floor.cast(column.type), column)
+    return pc.if_else(exact, floor, pc.add(floor.cast(pa.int64()), 1).cast(whole))

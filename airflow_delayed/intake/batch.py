@@ -1,0 +1,48 @@
+"""Rows on their way to become messages: some columns of equal length, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Columns that mean something, and what they may be. ``value`` and ``body`` are two names of one thing.
+COLUMNS: Mapping[str, str] = {
+    "destination": "text",
+    "value": "text or binary",
+    "body": "text or binary",
+    "due_at": "a timestamp",
+    "delay_seconds": "a number",
+    "headers": "a map of text to text",
+    "message_id": "text",
+    "tag": "text",
+    "expires_at": "a timestamp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Consecutive rows of one file or list.
+
+    :param origin: the file's path, or how the list is called.
+    :param first_row: the number of the first row in its origin, counted from 1.
+    """
+
+    columns: Mapping[str, Sequence[object]]
+    size: int
+    origin: str
+    first_row: int = 1
+
+    def place(self, index: int) -> str:
+        """Name a row for a person."""
+        return f"{self.origin} row {self.first_row + index:,}"
+
+    def row(self, index: int) -> dict[str, object]:
+        """Return one row."""
+        return {name: values[index] for name, values in self.columns.items()}
+
+
+def batch_of(rows: Sequence[Mapping[str, object]], origin: str, first_row: int = 1) -> Batch:
+    """Make a batch of dictionaries; what a row lacks is null."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return Batch(columns=columns, size=len(rows), origin=origin, first_row=first_row)

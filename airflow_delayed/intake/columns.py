@@ -1,0 +1,65 @@
+"""Which columns a source must, may and must not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from airflow_delayed.errors import UnsupportedColumns
+from airflow_delayed.intake.batch import COLUMNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is given once for all rows, so that no column is needed for it, and what else is wanted.
+
+    :param destination: a destination is given.
+    :param due: a delay or a due time is given.
+    :param value: a body is given.
+    :param id_columns: the columns of the key.
+    :param ignore_others: further columns are passed over and no error.
+    """
+
+    destination: bool = False
+    due: bool = False
+    value: bool = False
+    id_columns: tuple[str, ...] = ()
+    ignore_others: bool = False
+
+    def check(self, columns: Collection[str], origin: str) -> None:
+        """Check the names of a source's columns.
+
+        :raises UnsupportedColumns: some are missing, mean nothing, or say the same thing twice.
+        """
+        problems = [*self._missing(columns), *self._contradictions(columns)]
+        unknown = sorted(set(columns) - COLUMNS.keys() - set(self.id_columns))
+        if unknown and not self.ignore_others:
+            problems.append(
+                f"unknown columns {', '.join(unknown)} (known are {', '.join(COLUMNS)}); drop them, name them in"
+                " id_columns=, or pass unknown_columns='ignore'"
+            )
+        if problems:
+            raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
+
+    def uses(self, column: str) -> bool:
+        """Return whether a column is read."""
+        return column in COLUMNS or column in self.id_columns
+
+    def _missing(self, columns: Collection[str]) -> list[str]:
+        problems = []
+        if "value" not in columns and "body" not in columns and not self.value:
+            problems.append("no column value (or body): what is to be sent?")
+        if "destination" not in columns and not self.destination:
+            problems.append("no column destination; add it, or give destination=")
+        if "due_at" not in columns and "delay_seconds" not in columns and not self.due:
+            problems.append("no column due_at or delay_seconds; add one, or give due_at= or delay=")
+        problems += [f"no column {name}, which id_columns= names" for name in self.id_columns if name not in columns]
+        return problems
+
+    def _contradictions(self, columns: Collection[str]) -> list[str]:
+        problems = []
+        if "value" in columns and "body" in columns:
+            problems.append("both value and body, which are two names of one thing; drop one")
+        if "message_id" in columns and self.id_columns:
+            problems.append("a column message_id, and id_columns= too; leave one of them out")
+        return problems

@@ -1,0 +1,226 @@
+"""Rows into messages, by the rules that hold for all rows. Pure: no file, no network, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import repeat
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from airflow_delayed.errors import InvalidMessage, NaiveTime
+from airflow_delayed.identity import content_digest, key_id
+from airflow_delayed.intake.batch import Batch
+from airflow_delayed.localtime import Shift, resolve
+from airflow_delayed.message import DelayedMessage, delay_of, due_after, microseconds, parse_time, utc
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A row that cannot be sent, and why."""
+
+    place: str
+    column: str
+    problem: str
+    row: Mapping[str, object] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.place}, column {self.column}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRules:
+    """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
+
+    :param anchor: what relative delays count from: when the task's first try began.
+    :param scope: what sets this run's messages apart from another's, where ids are made from content.
+    :param zone: what times without an offset mean; without it they are an error.
+    """
+
+    anchor: datetime
+    scope: bytes = b""
+    destination: str | None = None
+    value: bytes | None = None
+    due_at: datetime | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: str | None = None
+    id_columns: tuple[str, ...] = ()
+    tag: str | None = None
+    expires_at: datetime | None = None
+    zone: ZoneInfo | None = None
+
+
+@dataclass(slots=True)
+class Shifts:
+    """How many local times daylight saving moved (gap) or made ambiguous (fold)."""
+
+    gaps: int = 0
+    folds: int = 0
+
+
+class RowReader:
+    """Turns batches into messages; a row that breaks a rule becomes a Problem, and the next row goes on."""
+
+    def __init__(self, rules: RowRules) -> None:
+        self.rules = rules
+        self.shifts = Shifts()
+
+    def read(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
+        """Yield, for each row in its order, a message or a problem."""
+        columns = batch.columns
+        nothing = repeat(None, batch.size)
+
+        def column(name: str) -> Any:
+            return columns.get(name, nothing)
+
+        value_name = "body" if "body" in columns else "value"
+        keys: Any = nothing
+        if self.rules.id_columns:
+            keys = zip(*(columns[name] for name in self.rules.id_columns), strict=True)
+        rows = zip(
+            column(value_name),
+            column("destination"),
+            column("due_at"),
+            column("delay_seconds"),
+            column("headers"),
+            column("message_id"),
+            column("tag"),
+            column("expires_at"),
+            keys,
+            strict=True,
+        )
+        given_ids = "message_id" in columns
+        for index, (value, destination, due, delay, headers, message_id, tag, expires, key) in enumerate(rows):
+            try:
+                if given_ids and message_id is None:
+                    raise InvalidMessage("message_id", "is null; fill it, or leave the column out to have ids made")
+                yield self._message(value, destination, due, delay, headers, message_id, tag, expires, key)
+            except InvalidMessage as error:
+                name = value_name if error.column == "body" else error.column
+                yield Problem(batch.place(index), name, error.problem, batch.row(index))
+
+    def _message(
+        self,
+        value: object,
+        destination: Any,
+        due: object,
+        delay: object,
+        headers: object,
+        message_id: Any,
+        tag: Any,
+        expires: object,
+        key: tuple[object, ...] | None,
+    ) -> DelayedMessage:
+        rules = self.rules
+        body = rules.value if value is None else body_of(value)
+        if body is None:
+            raise InvalidMessage("body", "is null; an empty message is an empty text")
+        destination = rules.destination if destination is None else destination
+        if destination is None or destination == "":
+            raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
+        due_at = self._due(due, delay)
+        all_headers = {**rules.headers, **headers_of(headers)} if headers else rules.headers
+        tag = rules.tag if tag is None else tag
+        expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires)
+        if key is not None:
+            message_id = key_id(rules.id_columns, key)
+        elif message_id is None:
+            message_id = rules.message_id
+        if message_id is None:
+            try:
+                message_id = content_digest(
+                    destination,
+                    microseconds(due_at),
+                    all_headers,
+                    body,
+                    tag,
+                    None if expires_at is None else microseconds(expires_at),
+                    rules.scope,
+                ).hex()
+            except (AttributeError, TypeError):
+                # a field of a wrong type has no digest; the message itself says which
+                message_id = "-"
+        return DelayedMessage(
+            destination=destination,
+            body=body,
+            due_at=due_at,
+            message_id=message_id,
+            headers=all_headers,
+            tag=tag,
+            expires_at=expires_at,
+        )
+
+    def _due(self, due: object, delay: object) -> datetime:
+        if delay is not None:
+            if due is not None:
+                raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
+            if not isinstance(delay, int | float) and not hasattr(delay, "as_tuple"):
+                raise InvalidMessage("delay_seconds", f"must be a number, not {type(delay).__name__}")
+            seconds = delay if isinstance(delay, int | float) else str(delay)
+            return due_after(self.rules.anchor, delay_of(seconds, "delay_seconds"), "delay_seconds")
+        if due is not None:
+            return self._moment("due_at", due)
+        if self.rules.due_at is not None:
+            return self.rules.due_at
+        raise InvalidMessage("due_at", "is null; fill it (or delay_seconds), or give due_at= or delay=")
+
+    def _moment(self, column: str, value: object) -> datetime:
+        moment = parse_time(column, value)
+        if moment.utcoffset() is not None:
+            return utc(column, moment)
+        if self.rules.zone is None:
+            raise NaiveTime(column, moment)
+        try:
+            resolved, shift = resolve(moment, self.rules.zone)
+        except OverflowError:
+            raise InvalidMessage(column, f"{moment} lies outside the years 1 to 9999 in UTC") from None
+        self.shifts.gaps += shift is Shift.GAP
+        self.shifts.folds += shift is Shift.FOLD
+        return resolved
+
+
+def digest_of(message: DelayedMessage, scope: bytes = b"") -> bytes:
+    """Return 16 bytes for all that a message says but its id."""
+    return content_digest(
+        message.destination,
+        microseconds(message.due_at),
+        message.headers,
+        message.body,
+        message.tag,
+        None if message.expires_at is None else microseconds(message.expires_at),
+        scope,
+    )
+
+
+def body_of(value: object) -> bytes:
+    """Return a body: bytes as they are, text in UTF-8, lists and dictionaries as JSON.
+
+    :raises InvalidMessage: it is something else.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise InvalidMessage("body", "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+    if isinstance(value, dict | list):
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidMessage("body", f"cannot be written as JSON: {error}") from None
+    raise InvalidMessage("body", f"must be text, bytes, or a list or dictionary for JSON, not {type(value).__name__}")
+
+
+def headers_of(value: object) -> Mapping[str, str]:
+    """Return headers from a dictionary, or from the pairs that Arrow makes of a map."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list):
+        try:
+            return dict(value)
+        except (TypeError, ValueError):
+            pass
+    raise InvalidMessage("headers", f"must be a map of text to text, not {type(value).__name__}")

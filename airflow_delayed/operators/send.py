@@ -1,0 +1,384 @@
+"""DelayedSendOperator: rows or messages of a task become messages that arrive at their due time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
+from airflow_delayed.identity import scope_of
+from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.rejects import Rejects
+from airflow_delayed.intake.rows import RowReader, RowRules, body_of
+from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.localtime import resolve, zone
+from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
+from airflow_delayed.operators.first_try import first_try
+from airflow_delayed.operators.storage import file_system
+from airflow_delayed.sending import Route, Sending, Survey
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class DelayedSendOperator(BaseOperator):
+    """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
+
+    What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
+    sent; a source is read twice for that. A retry sends the same messages with the same ids.
+
+    Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
+    ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``; the parameters of these names are for rows
+    without the column or with a null in it. Relative delays count from when the task's first try began.
+
+    :param conn_id: who delivers: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where the
+        destination is a queue table in that database.
+    :param messages: a list of dictionaries or DelayedMessage, or an XComArg. Rendered, but never shown in the UI.
+    :param source: a Parquet file or folder as Spark writes it, or JSON lines, local or any fsspec URL
+        (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column.
+    :param value: one message's body (text, bytes, or a list or dictionary for JSON). ``body`` is the same. Rendered,
+        but never shown in the UI.
+    :param destination: the queue.
+    :param delay: a timedelta or seconds.
+    :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
+    :param headers: text by text, joined with the row's own.
+    :param message_id: the id of the one message of ``value``.
+    :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
+        without a column ``message_id``, it is a hash of the run and of all that the message says.
+    :param tag: what a user cancels by.
+    :param expires_at: not handed over from a store after it.
+    :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
+        StoreDispatchOperator hands it over.
+    :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
+        itself is held in any case.
+    :param timezone: the IANA name of the zone that times without an offset are in.
+    :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
+    :param rejects: the JSON lines file that takes rows that are set aside.
+    :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
+    :param max_past: see ``past_due``.
+    :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
+    :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
+    :param require_success: refuse a folder without ``_SUCCESS``.
+    :param source_format: "parquet" or "json"; by default by the files' endings.
+    :param dry_run: check all, send nothing, and log what would go where and when.
+    :param clock: the present, for tests.
+    :return: a summary (sent, held, duplicates, set_aside, skipped, first_due, last_due), never a body.
+    :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
+    :raises SendFailed: some messages were not confirmed.
+    """
+
+    # neither messages nor value: rendered template fields are shown in the UI
+    template_fields: Sequence[str] = (
+        "conn_id",
+        "store_conn_id",
+        "source",
+        "destination",
+        "delay",
+        "due_at",
+        "headers",
+        "message_id",
+        "id_columns",
+        "tag",
+        "expires_at",
+        "timezone",
+        "rejects",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json"}
+    ui_color = "#e8f1fb"
+
+    def __init__(
+        self,
+        *,
+        conn_id: str,
+        messages: Sequence[Any] | XComArg | None = None,
+        source: str | None = None,
+        value: Any = None,
+        body: Any = None,
+        destination: str | None = None,
+        delay: timedelta | float | str | None = None,
+        due_at: datetime | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        id_columns: Sequence[str] | str | None = None,
+        tag: str | None = None,
+        expires_at: datetime | str | None = None,
+        store_conn_id: str | None = None,
+        hold_over: timedelta = timedelta(minutes=15),
+        timezone: str | None = None,
+        invalid_rows: Literal["fail", "set_aside"] = "fail",
+        rejects: str | None = None,
+        past_due: Literal["fail", "send", "skip"] = "fail",
+        max_past: timedelta = timedelta(hours=1),
+        on_empty: Literal["warn", "fail", "skip"] = "warn",
+        unknown_columns: Literal["fail", "ignore"] = "fail",
+        require_success: bool = True,
+        source_format: Literal["parquet", "json"] | None = None,
+        dry_run: bool = False,
+        clock: Clock = utcnow,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.conn_id = conn_id
+        self.messages = messages
+        self.source = source
+        self.value = value
+        self.body = body
+        self.destination = destination
+        self.delay = delay
+        self.due_at = due_at
+        self.headers = headers
+        self.message_id = message_id
+        self.id_columns = id_columns
+        self.tag = tag
+        self.expires_at = expires_at
+        self.store_conn_id = store_conn_id
+        self.hold_over = hold_over
+        self.timezone = timezone
+        self.invalid_rows = invalid_rows
+        self.rejects = rejects
+        self.past_due = past_due
+        self.max_past = max_past
+        self.on_empty = on_empty
+        self.unknown_columns = unknown_columns
+        self.require_success = require_success
+        self.source_format = source_format
+        # BaseOperator has a method of the parameter's name
+        self.only_plan = dry_run
+        self.clock = clock
+        self._check_arguments()
+        for hidden in (messages, value, body):
+            # what is no template field would otherwise not make its task come first
+            XComArg.apply_upstream_relationship(self, hidden)
+
+    def _check_arguments(self) -> None:
+        given = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give one of messages=, source= and value= (or body=); given: {', '.join(given) or 'none'}"
+            )
+        if self.delay is not None and self.due_at is not None:
+            raise ValueError("delay= and due_at= say the same thing; give one of them")
+        if self.message_id is not None and (self.messages is not None or self.source is not None):
+            raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
+        if self.id_columns is not None and self.messages is None and self.source is None:
+            raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
+        for name, choices in (
+            ("invalid_rows", ("fail", "set_aside")),
+            ("past_due", ("fail", "send", "skip")),
+            ("on_empty", ("warn", "fail", "skip")),
+            ("unknown_columns", ("fail", "ignore")),
+            ("source_format", (None, "parquet", "json")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
+        if (self.invalid_rows == "set_aside") != (self.rejects is not None):
+            raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
+        for name in ("hold_over", "max_past"):
+            span = getattr(self, name)
+            if not isinstance(span, timedelta) or span < timedelta(0):
+                raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Check, then send; see the class."""
+        try:
+            with ExitStack() as closing:
+                return self._execute(context, closing)
+        except InputError as error:
+            raise AirflowFailException(str(error)) from error
+
+    def _execute(self, context: Context, closing: ExitStack) -> dict[str, Any]:
+        anchor = first_try(context, self.clock)
+        route = self._route(closing)
+        wanted, rules = self._rules(context, anchor)
+        source = self._open(context)
+        sending = Sending(
+            source,
+            wanted,
+            lambda: RowReader(rules),
+            route,
+            anchor=anchor,
+            past_due=self.past_due,
+            max_past=self.max_past,
+            clock=self.clock,
+            log=self.log,
+        )
+        set_aside = 0
+        if self.rejects is not None:
+            with Rejects(*file_system(self.rejects)) as rejects:
+                found = sending.survey(set_aside=rejects.add)
+            set_aside = rejects.count
+            if set_aside:
+                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
+        else:
+            found = sending.survey()
+        self._tell(found, source)
+        self._check_empty(found)
+        self._verify(found, route)
+        if self.only_plan:
+            self._tell_plan(found, route)
+        else:
+            try:
+                sending.deliver(found)
+            finally:
+                self.log.info(
+                    "confirmed: %s sent, %s held in the store", f"{sending.sent.sent:,}", f"{sending.held.sent:,}"
+                )
+        return self._summary(found, sending, set_aside)
+
+    def _route(self, closing: ExitStack) -> Route:
+        delivery = self._closed(delivery_for(self.conn_id), closing)
+        if delivery.horizon == timedelta(0):
+            if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
+                raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
+            return Route(delivery=delivery, store=delivery)
+        if self.store_conn_id is None:
+            return Route(delivery=delivery)
+        from airflow_delayed.hooks.store import DelayedStoreHook
+
+        store = self._closed(DelayedStoreHook(self.store_conn_id, self.conn_id), closing)
+        hold_over = min(self.hold_over, delivery.horizon)
+        if hold_over < self.hold_over:
+            self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
+        return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+    @staticmethod
+    def _closed(delivery: DelayedDelivery, closing: ExitStack) -> DelayedDelivery:
+        closing.callback(delivery.close)
+        return delivery
+
+    def _rules(self, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
+        where = None if self.timezone is None else zone(self.timezone)
+
+        def moment(column: str, given: datetime | str | None) -> datetime | None:
+            if given is None:
+                return None
+            parsed = parse_time(column, given)
+            if where is not None and parsed.utcoffset() is None:
+                return resolve(parsed, where)[0]
+            return utc(column, parsed)
+
+        due_at = moment("due_at", self.due_at)
+        if self.delay is not None:
+            due_at = due_after(anchor, delay_of(self.delay))
+        id_columns = (self.id_columns,) if isinstance(self.id_columns, str) else tuple(self.id_columns or ())
+        ti = context["ti"]
+        rules = RowRules(
+            anchor=anchor,
+            scope=scope_of(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index),
+            destination=self.destination,
+            due_at=due_at,
+            headers=self.headers or {},
+            message_id=self.message_id,
+            id_columns=id_columns,
+            tag=self.tag,
+            expires_at=moment("expires_at", self.expires_at),
+            zone=where,
+        )
+        wanted = Wanted(
+            destination=self.destination is not None,
+            due=due_at is not None,
+            id_columns=id_columns,
+            ignore_others=self.unknown_columns == "ignore",
+        )
+        return wanted, rules
+
+    def _open(self, context: Context) -> Source:
+        if self.source is not None:
+            fs, path = file_system(self.source)
+            return open_source(
+                fs,
+                path,
+                shown_as=self.source,
+                source_format=self.source_format,
+                require_success=self.require_success,
+                naive_ok=self.timezone is not None,
+            )
+        if self.messages is not None:
+            messages = self.render_template(self.messages, context)
+            if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
+                raise SourceError(f"messages= must be a list of messages, not {type(messages).__name__}")
+            return ListSource(list(messages))
+        value = self.render_template(self.value if self.value is not None else self.body, context)
+        return ListSource([{"value": body_of(value)}], "value")
+
+    def _tell(self, found: Survey, source: Source) -> None:
+        copies = len(found.repeats.copies)
+        self.log.info(
+            "checked %s rows of %s: %s for %s at once, %s to hold in the store, %s copies of others, %s past due",
+            f"{found.rows:,}",
+            source.name,
+            f"{found.direct.sent:,}",
+            self.conn_id,
+            f"{found.held.sent:,}",
+            f"{copies:,}",
+            f"{found.past_due:,}",
+        )
+
+    def _check_empty(self, found: Survey) -> None:
+        if found.direct.sent + found.held.sent:
+            return
+        text = f"there is nothing to send: {found.rows:,} rows were read"
+        if self.on_empty == "fail":
+            raise InputError(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
+        if self.on_empty == "skip":
+            raise AirflowSkipException(text)
+        self.log.warning(text)
+
+    def _verify(self, found: Survey, route: Route) -> None:
+        if not found.destinations:
+            return
+        report = route.delivery.verify(found.destinations, max_delay=found.longest)
+        if report.missing_destinations:
+            raise DestinationMissing(
+                self.conn_id,
+                report.missing_destinations,
+                f"create it, or run TopologyInstallOperator(conn_id={self.conn_id!r}, destinations=[...],"
+                " create_destinations=True). Nothing was sent",
+            )
+        if not report.ok:
+            raise TopologyError(self.conn_id, report)
+        if route.store is not None and not route.holds_all:
+            report = route.store.verify(())
+            if not report.ok:
+                raise TopologyError(str(self.store_conn_id), report)
+
+    def _tell_plan(self, found: Survey, route: Route) -> None:
+        for destination in found.destinations:
+            self.log.info(
+                "would send to %s: %s at once, %s through the store",
+                destination,
+                f"{found.direct.by_destination.get(destination, 0):,}",
+                f"{found.held.by_destination.get(destination, 0):,}",
+            )
+        now = self.clock()
+        for message in found.sample:
+            self.log.info(
+                "such as %s to %s, due %s (in %s), %s bytes, %s",
+                message.message_id,
+                message.destination,
+                message.due_at.isoformat(),
+                max(message.due_at - now, timedelta(0)),
+                f"{len(message.body):,}",
+                "held in the store first" if route.holds(message, now) else "at once",
+            )
+
+    def _summary(self, found: Survey, sending: Sending, set_aside: int) -> dict[str, Any]:
+        reports = (found.direct, found.held) if self.only_plan else (sending.sent, sending.held)
+        dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
+        sent, held = (report.sent for report in reports)
+        return {
+            "sent": sent,
+            "held": held,
+            "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
+            "set_aside": set_aside,
+            "skipped": sending.skipped,
+            "first_due": min(dues).isoformat() if dues else None,
+            "last_due": max(dues).isoformat() if dues else None,
+            **({"dry_run": True} if self.only_plan else {}),
+        }

@@ -1,0 +1,35 @@
+"""Paths and URLs that a DAG author writes, as fsspec file systems."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow_delayed.errors import SourceError
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
+
+    :raises SourceError: no file system of that scheme is installed.
+    """
+    from airflow.sdk import ObjectStoragePath
+
+    if "://" not in url:
+        import fsspec
+
+        return fsspec.filesystem("file"), url
+    try:
+        path = ObjectStoragePath(url)
+        return path.fs, path.path
+    except (ValueError, ImportError, NotImplementedError) as error:
+        problem = error
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, inside = url_to_fs(url)
+    except (ValueError, ImportError):
+        raise SourceError(
+            f"{urlsplit(url).scheme}:// cannot be opened: {problem}; install the provider or the fsspec package for it"
+        ) from problem
+    return fs, inside

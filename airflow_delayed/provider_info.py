@@ -1,0 +1,55 @@
+"""What Airflow asks of a provider: a literal, made without importing Airflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's metadata (Airflow's ``provider_info.schema.json``)."""
+    return {
+        "package-name": "airflow-provider-delayed",
+        "name": "Delayed delivery",
+        "description": "Messages that arrive at their due time, through Amazon SQS, RabbitMQ or a SQL store.",
+        "integrations": [
+            {
+                "integration-name": "Delayed delivery",
+                "external-doc-url": "https://docs.particular.net/nservicebus/messaging/delayed-delivery",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": "Delayed delivery",
+                "python-modules": [
+                    "airflow_delayed.operators.send",
+                    "airflow_delayed.operators.topology",
+                    "airflow_delayed.operators.dispatch",
+                ],
+            }
+        ],
+        "sensors": [{"integration-name": "Delayed delivery", "python-modules": ["airflow_delayed.sensors.fifo_cycle"]}],
+        "hooks": [
+            {
+                "integration-name": "Delayed delivery",
+                "python-modules": [
+                    "airflow_delayed.hooks.rabbitmq",
+                    "airflow_delayed.hooks.sqs",
+                    "airflow_delayed.hooks.store",
+                ],
+            }
+        ],
+        "triggers": [{"integration-name": "Delayed delivery", "python-modules": ["airflow_delayed.triggers.due_time"]}],
+        # SQS uses amazon's own type "aws", and the store the SQL connections that are there
+        "connection-types": [
+            {
+                "connection-type": "rabbitmq",
+                "hook-class-name": "airflow_delayed.hooks.rabbitmq.RabbitMQDelayHook",
+                "hook-name": "RabbitMQ (delayed delivery)",
+                "ui-field-behaviour": {
+                    "relabeling": {"schema": "Virtual host"},
+                    "placeholders": {"host": "localhost", "port": "5672", "schema": "/"},
+                },
+            }
+        ],
+    }

@@ -1,0 +1,315 @@
+"""From a source of rows to confirmed messages: everything is checked in a first pass, and sent in a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
+from airflow_delayed.errors import SHOWN, DelayedError, InputError, InvalidMessage, MessageConflict, PastDue, some
+from airflow_delayed.intake.batch import Batch
+from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.ledger import Ledger, Repeats
+from airflow_delayed.intake.rows import Problem, RowReader, digest_of
+from airflow_delayed.intake.sources import Source
+from airflow_delayed.message import DelayedMessage
+
+#: Messages given to a transport at a time.
+CHUNK = 5000
+#: Seconds between two lines of progress in the log.
+PROGRESS_SECONDS = 10.0
+
+
+class Log(Protocol):
+    """Takes lines of text."""
+
+    def info(self, event: str, /, *args: Any) -> Any:
+        """Tell how it goes."""
+        ...
+
+    def warning(self, event: str, /, *args: Any) -> Any:
+        """Tell what deserves a look."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Who delivers, and what waits in a store before.
+
+    :param store: takes what is due later than ``hold_over`` from now; without it the transport takes all.
+    """
+
+    delivery: DelayedDelivery
+    store: DelayedDelivery | None = None
+    hold_over: timedelta = timedelta(0)
+
+    def holds(self, message: DelayedMessage, now: datetime) -> bool:
+        """Return whether a message waits in the store."""
+        return self.store is not None and (self.holds_all or message.due_at - now > self.hold_over)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the transport is a store itself, in which everything waits."""
+        return self.store is self.delivery
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Check a message against the limits of all that it will pass through.
+
+        :raises LimitExceeded: it is beyond one of them.
+        """
+        if self.holds(message, now):
+            assert self.store is not None
+            self.store.check(message, now)
+            if self.holds_all:
+                return
+            now = message.due_at - self.hold_over
+        self.delivery.check(message, now)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the first pass found."""
+
+    rows: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    problem_count: int = 0
+    past_due: int = 0
+    first_past: str | None = None
+    direct: SendReport = field(default_factory=SendReport)
+    held: SendReport = field(default_factory=SendReport)
+    #: The longest delay that the transport itself has to bridge.
+    longest: timedelta = timedelta(0)
+    #: The first few messages, for a dry run.
+    sample: list[DelayedMessage] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
+    #: The number of each batch's first row, and the batch's place.
+    places: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def place(self, number: int) -> str:
+        """Name a row, counted over the whole source from 0."""
+        start, origin, first = next(entry for entry in reversed(self.places) if entry[0] <= number)
+        return f"{origin} row {first + number - start:,}"
+
+    @property
+    def destinations(self) -> list[str]:
+        """Every destination, sorted."""
+        return sorted({*self.direct.by_destination, *self.held.by_destination})
+
+
+class Sending:
+    """One send: its source, its rules, its route.
+
+    :param past_due: "fail", "send" or "skip" what was due more than ``max_past`` before the anchor.
+    :param clock: the present.
+    :param log: takes progress; never a body or a header's value.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        wanted: Wanted,
+        reader: Callable[[], RowReader],
+        route: Route,
+        *,
+        anchor: datetime,
+        past_due: str = "fail",
+        max_past: timedelta = timedelta(hours=1),
+        clock: Clock,
+        log: Log,
+    ) -> None:
+        self.source = source
+        self.wanted = wanted
+        self.route = route
+        self.past_due = past_due
+        self.oldest = anchor - max_past
+        self.max_past = max_past
+        self.clock = clock
+        self.log = log
+        self.sent = SendReport()
+        self.held = SendReport()
+        self.skipped = 0
+        self._reader = reader
+        self._told = 0.0
+        # limits are judged by one moment, so that both passes set the same rows aside
+        self._judged_at = clock()
+
+    def survey(self, *, set_aside: Callable[[Problem], None] | None = None) -> Survey:
+        """Read everything once and send nothing.
+
+        :param set_aside: takes rows that break a rule; without it they are an error.
+        :raises InputError: something is wrong with the source, with rows, or with what they say together.
+        """
+        found = Survey()
+        reader = self._reader()
+        ledger = Ledger()
+        try:
+            for number, item in self._items(reader, found):
+                found.rows += 1
+                self._look(item, number, found, ledger, set_aside)
+                if found.rows % 1000 == 0:
+                    self._progress("checked", found.rows)
+            found.repeats = ledger.repeats()
+        finally:
+            ledger.close()
+        self._judge(found, failing=set_aside is None)
+        shifts = reader.shifts
+        if shifts.gaps or shifts.folds:
+            self.log.warning(
+                "daylight saving: %s local times that a gap skips were moved later; of %s that happen twice the first"
+                " was taken",
+                f"{shifts.gaps:,}",
+                f"{shifts.folds:,}",
+            )
+        return found
+
+    def _items(self, reader: RowReader, found: Survey | None) -> Iterator[tuple[int, DelayedMessage | Problem]]:
+        number = 0
+        for batch in self.source.batches(self.wanted):
+            if found is not None:
+                _note_place(found, number, batch)
+            for item in reader.read(batch):
+                yield number, item
+                number += 1
+
+    def _look(
+        self,
+        item: DelayedMessage | Problem,
+        number: int,
+        found: Survey,
+        ledger: Ledger,
+        set_aside: Callable[[Problem], None] | None,
+    ) -> None:
+        problem = item if isinstance(item, Problem) else self._refusal(item, number, found)
+        if problem is not None:
+            found.problem_count += 1
+            if len(found.problems) < SHOWN:
+                found.problems.append(problem)
+            if set_aside is not None:
+                set_aside(problem)
+            return
+        assert isinstance(item, DelayedMessage)
+        if self._is_past(item):
+            found.past_due += 1
+            if found.first_past is None:
+                found.first_past = f"{found.place(number)}, due {item.due_at:%Y-%m-%d %H:%M:%S} UTC"
+            if self.past_due == "skip":
+                return
+        now = self.clock()
+        if self.route.holds(item, now):
+            found.held.add(item)
+        else:
+            found.direct.add(item)
+            found.longest = max(found.longest, item.due_at - now)
+        if len(found.sample) < SHOWN:
+            found.sample.append(item)
+        ledger.add(item.message_id, digest_of(item), number)
+
+    def _refusal(self, message: DelayedMessage, number: int, found: Survey) -> Problem | None:
+        try:
+            self.route.check(message, self._judged_at)
+        except InvalidMessage as error:
+            return Problem(found.place(number), error.column, error.problem, _row_of(message))
+        return None
+
+    def _is_past(self, message: DelayedMessage) -> bool:
+        return message.due_at < self.oldest
+
+    def _judge(self, found: Survey, *, failing: bool) -> None:
+        if found.problem_count and failing:
+            raise InputError(
+                f"{found.problem_count:,} of {found.rows:,} rows cannot be sent, so nothing was sent:"
+                f" {some([str(problem) for problem in found.problems])}"
+                f"{_more(found.problem_count - len(found.problems))}."
+                " Mend them, or pass invalid_rows='set_aside' and rejects="
+            )
+        if found.repeats.conflicts:
+            pairs = [f"{found.place(one)} and {found.place(other)}" for one, other in found.repeats.conflicts]
+            raise MessageConflict(
+                "rows have one message id and different content, so one would pass for a copy of the other:"
+                f" {some(pairs)}. Nothing was sent. Let id_columns= (or message_id) tell them apart"
+            )
+        if found.past_due and self.past_due == "fail":
+            raise PastDue(
+                f"{found.past_due:,} of {found.rows:,} rows were due more than {self.max_past} before this task's first"
+                f" try began; the first is {found.first_past}. Nothing was sent. If this is a backfill, pass"
+                " past_due='skip'; to deliver them now, past_due='send'"
+            )
+
+    def deliver(self, found: Survey) -> None:
+        """Send what the survey found, at once or into the store.
+
+        ``sent`` and ``held`` count what was confirmed, also after an error.
+
+        :raises SendFailed: some messages were not confirmed.
+        :raises SourceError: the source changed since the survey.
+        """
+        self.source.check_unchanged()
+        direct: list[DelayedMessage] = []
+        held: list[DelayedMessage] = []
+        total = found.direct.sent + found.held.sent - len(found.repeats.copies)
+        for number, item in self._items(self._reader(), None):
+            if isinstance(item, Problem) or number in found.repeats.copies:
+                continue
+            if self.past_due == "skip" and self._is_past(item):
+                self.skipped += 1
+                continue
+            try:
+                self.route.check(item, self._judged_at)
+            except InvalidMessage:
+                continue  # the survey set it aside
+            waits = held if self.route.holds(item, self.clock()) else direct
+            waits.append(item)
+            if len(waits) >= CHUNK:
+                self._flush(direct, held)
+                self._progress("sent", self.sent.sent + self.held.sent, total)
+        self._flush(direct, held)
+
+    def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage]) -> None:
+        # what is due sooner goes first
+        _hand_over(self.route.delivery, direct, self.sent)
+        if held:
+            assert self.route.store is not None
+            _hand_over(self.route.store, held, self.held)
+
+    def _progress(self, done: str, count: int, total: int | None = None) -> None:
+        if time.monotonic() - self._told >= PROGRESS_SECONDS:
+            if self._told:
+                self.log.info("%s %s%s rows", done, f"{count:,}", "" if total is None else f" of {total:,}")
+            self._told = time.monotonic()
+
+
+def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
+    if not messages:
+        return
+    try:
+        report.merge(delivery.send(messages))
+    except DelayedError as error:
+        partly = getattr(error, "report", None)
+        if isinstance(partly, SendReport):
+            report.merge(partly)
+        raise
+    messages.clear()
+
+
+def _note_place(found: Survey, number: int, batch: Batch) -> None:
+    if batch.size:
+        found.places.append((number, batch.origin, batch.first_row))
+
+
+def _row_of(message: DelayedMessage) -> dict[str, object]:
+    return {
+        "destination": message.destination,
+        "value": message.body,
+        "due_at": message.due_at,
+        "headers": dict(message.headers),
+        "message_id": message.message_id,
+        "tag": message.tag,
+        "expires_at": message.expires_at,
+    }
+
+
+def _more(count: int) -> str:
+    return f"; and {count:,} more" if count > 0 else ""
