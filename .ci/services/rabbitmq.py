@@ -1,0 +1,134 @@
+"""A private RabbitMQ from Debian's package: own ports, own folder, own epmd; no systemd needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from services import packages, process
+
+PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # not the wrapper in /usr/sbin: it insists on /var/lib
+USER = "rabbitmq"
+#: The management API listens this far above AMQP, as with RabbitMQ's own default ports.
+MANAGEMENT_OFFSET = 10_000
+
+
+class Broker:
+    """One node. ``stop()`` and ``start()`` keep its data and its ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_pair()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+        self.management_url = f"http://guest:guest@127.0.0.1:{self.port + MANAGEMENT_OFFSET}"
+        self._environment = self._configure()
+        self._running = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the node and wait until it serves clients."""
+        log = self.folder / "console.log"
+        epmd = ["epmd", "-port", self._environment["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
+        with contextlib.ExitStack() as stack:
+            # in the foreground, so that it ends with us; else the node would leave one behind as a daemon
+            stack.enter_context(process.running([*_as_user(), *epmd], log=log, env=self._environment))
+            process.wait_for("epmd", lambda: _answers(int(self._environment["ERL_EPMD_PORT"])), seconds=15, log=log)
+            server = stack.enter_context(process.running([*_as_user(), PROGRAM], log=log, env=self._environment))
+            process.wait_for("RabbitMQ", lambda: self._ready(server), seconds=120, log=log)
+            self._running = stack.pop_all()
+
+    def stop(self) -> None:
+        """Stop the node and its epmd."""
+        self._running.close()
+
+    def _ready(self, server: subprocess.Popen[bytes]) -> bool:
+        if server.poll() is not None:
+            raise RuntimeError(f"it ended with status {server.returncode}")
+        return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self.port + MANAGEMENT_OFFSET)
+
+    def _configure(self) -> dict[str, str]:
+        folder = self.folder
+        cookie = folder / ".erlang.cookie"
+        cookie.write_text(os.urandom(16).hex())
+        cookie.chmod(0o400)
+        (folder / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            "management.tcp.ip = 127.0.0.1\n"
+            f"management.tcp.port = {self.port + MANAGEMENT_OFFSET}\n"
+            "disk_free_limit.absolute = 100MB\n"
+        )
+        (folder / "advanced.config").write_text("[].")
+        (folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (folder / "rabbitmq-env.conf").touch()
+        for name in ("mnesia", "log", "schema", "generated"):
+            (folder / name).mkdir()
+        if os.geteuid() == 0:
+            for path in (folder, *folder.rglob("*")):
+                shutil.chown(path, USER, USER)
+        return {
+            "HOME": str(folder),
+            "RABBITMQ_NODENAME": f"private{self.port}@localhost",
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_SCHEMA_DIR": str(folder / "schema"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "generated"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(process.free_port()),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_EPMD_PORT": str(process.free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Broker]:
+    """Run a RabbitMQ of one's own until the block ends, however it ends; its data is deleted then."""
+    packages.require(PROGRAM, "rabbitmq-server")
+    # not below a folder of the test run's: the server's own user has to be able to enter
+    folder = Path(tempfile.mkdtemp(prefix="airflow-delayed-rabbitmq-"))
+    try:
+        folder.chmod(0o755)
+        broker = Broker(folder)
+        try:
+            broker.start()
+            yield broker
+        finally:
+            broker.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_user() -> list[str]:
+    return ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"] if os.geteuid() == 0 else []
+
+
+def _free_pair() -> int:
+    for _ in range(100):
+        port = process.free_port()
+        # the ports that free_port gives may lie so high that nothing is left above
+        port = port if port + MANAGEMENT_OFFSET < 65_536 else port - 2 * MANAGEMENT_OFFSET
+        with socket.socket() as amqp, socket.socket() as management, contextlib.suppress(OSError):
+            amqp.bind(("127.0.0.1", port))
+            management.bind(("127.0.0.1", port + MANAGEMENT_OFFSET))
+            return port
+    raise RuntimeError(f"no two free ports {MANAGEMENT_OFFSET} apart")
+
+
+def _answers(port: int, greeting: bytes = b"") -> bool:
+    """Whether a server listens on a port, and replies to a greeting if one is given."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as client:
+        if greeting:
+            client.sendall(greeting)
+            return bool(client.recv(1))
+    return True
