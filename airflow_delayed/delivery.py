@@ -190,3 +190,10 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery
     module, _, name = targets[conn_type].partition(":")
     hook = getattr(import_module(module), name)
     return cast(DelayedDelivery, hook(conn_id, **({"clock": clock} if clock else {})))
+
+
+def store_for(conn_id: str, deliver_conn_id: str) -> DelayedDelivery:
+    """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
+    from airflow_delayed.hooks.store import DelayedStoreHook
+
+    return DelayedStoreHook(conn_id, deliver_conn_id)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
-from airflow_delayed.message import UTC, microseconds
+from airflow_delayed.message import UTC, check_text, microseconds
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
@@ -75,6 +75,7 @@ def key_id(columns: Sequence[str], values: Sequence[object]) -> str:
 
 def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a type
     if isinstance(value, str):
+        check_text(column, value)
         return _text(value)
     if isinstance(value, bool):
         return _part(b"o", b"1" if value else b"0")

@@ -44,6 +44,7 @@ class DelayedMessage:
     def __post_init__(self) -> None:
         if not isinstance(self.destination, str) or not self.destination:
             raise InvalidMessage("destination", "must be the name of a queue, and is empty or not text")
+        check_text("destination", self.destination)
         if not isinstance(self.body, bytes):
             raise InvalidMessage("body", f"must be bytes, not {type(self.body).__name__}")
         object.__setattr__(self, "due_at", utc("due_at", self.due_at))
@@ -51,6 +52,8 @@ class DelayedMessage:
         _check_headers(self.headers)
         if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
             raise InvalidMessage("tag", "must be text, or absent")
+        if self.tag is not None:
+            check_text("tag", self.tag)
         if self.expires_at is not None:
             object.__setattr__(self, "expires_at", utc("expires_at", self.expires_at))
             if self.expires_at <= self.due_at:
@@ -72,6 +75,21 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if not isinstance(value, str):
             # the value is not shown: a header may hold what must not be in a log
             raise InvalidMessage("headers", f"the value of {name!r} must be text, not {type(value).__name__}")
+        check_text("headers", name)
+        check_text("headers", value)
+
+
+def check_text(column: str, text: str) -> None:
+    """Check that a text can be written in UTF-8.
+
+    :raises InvalidMessage: it holds half of a surrogate pair, as JSON can.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(column, "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
 
 
 def utc(column: str, moment: datetime) -> datetime:

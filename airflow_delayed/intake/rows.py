@@ -14,7 +14,7 @@ from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.identity import content_digest, key_id
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.localtime import Shift, resolve
-from airflow_delayed.message import DelayedMessage, delay_of, due_after, microseconds, parse_time, utc
+from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,12 @@ class RowReader:
     def read(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
         """Yield, for each row in its order, a message or a problem."""
         columns = batch.columns
-        nothing = repeat(None, batch.size)
 
         def column(name: str) -> Any:
-            return columns.get(name, nothing)
+            return columns[name] if name in columns else repeat(None, batch.size)
 
         value_name = "body" if "body" in columns else "value"
-        keys: Any = nothing
+        keys: Any = repeat(None, batch.size)
         if self.rules.id_columns:
             keys = zip(*(columns[name] for name in self.rules.id_columns), strict=True)
         rows = zip(
@@ -139,8 +138,8 @@ class RowReader:
                     None if expires_at is None else microseconds(expires_at),
                     rules.scope,
                 ).hex()
-            except (AttributeError, TypeError):
-                # a field of a wrong type has no digest; the message itself says which
+            except (AttributeError, TypeError, UnicodeEncodeError):
+                # a field of a wrong kind has no digest; the message itself says which
                 message_id = "-"
         return DelayedMessage(
             destination=destination,
@@ -202,10 +201,8 @@ def body_of(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError:
-            raise InvalidMessage("body", "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+        check_text("body", value)
+        return value.encode()
     if isinstance(value, dict | list):
         try:
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

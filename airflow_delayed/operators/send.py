@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for, store_for
 from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.columns import Wanted
@@ -239,9 +239,7 @@ class DelayedSendOperator(BaseOperator):
             return Route(delivery=delivery, store=delivery)
         if self.store_conn_id is None:
             return Route(delivery=delivery)
-        from airflow_delayed.hooks.store import DelayedStoreHook
-
-        store = self._closed(DelayedStoreHook(self.store_conn_id, self.conn_id), closing)
+        store = self._closed(store_for(self.store_conn_id, self.conn_id), closing)
         hold_over = min(self.hold_over, delivery.horizon)
         if hold_over < self.hold_over:
             self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)

@@ -1,0 +1,55 @@
+"""A transport in memory, for tests of what happens before a broker is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
+from airflow_delayed.errors import LimitExceeded, SendFailed
+from airflow_delayed.message import DelayedMessage
+
+
+class Recorder:
+    """Takes messages of up to 100 bytes for the destinations that it has."""
+
+    def __init__(
+        self, conn_id: str = "recorder", *, destinations: Iterable[str] = ("mail",), horizon=timedelta(days=3000)
+    ) -> None:
+        self.conn_id = conn_id
+        self.destinations = set(destinations)
+        self.horizon = horizon
+        self.sent: list[DelayedMessage] = []
+        self.fail_after: int | None = None
+        self.closed = 0
+
+    def install(self, destinations, *, create_destinations=False, dry_run=False):
+        return TopologyReport()
+
+    def verify(self, destinations, *, max_delay=None):
+        return TopologyReport(
+            tuple(
+                Finding(
+                    state=State.OK if name in self.destinations else State.MISSING,
+                    resource=f"queue {name}",
+                    destination=name,
+                )
+                for name in destinations
+            )
+        )
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        if len(message.body) > 100:
+            raise LimitExceeded("body", f"is {len(message.body)} bytes, and the limit is 100")
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        report = SendReport()
+        for message in messages:
+            if self.fail_after is not None and len(self.sent) >= self.fail_after:
+                raise SendFailed(self.conn_id, report, [(message.message_id, "the broker said no")])
+            self.sent.append(message)
+            report.add(message)
+        return report
+
+    def close(self) -> None:
+        self.closed += 1

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+
+import pytest
+
+from airflow_delayed.intake.batch import batch_of
+from airflow_delayed.intake.rows import Problem, RowReader, RowRules, Shifts
+from airflow_delayed.localtime import zone
+from airflow_delayed.message import UTC
+
+ANCHOR = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+DUE = ANCHOR + timedelta(hours=1)
+
+
+def read(*rows, **rules):
+    reader = RowReader(RowRules(**{"anchor": ANCHOR, "destination": "mail", **rules}))
+    return list(reader.read(batch_of(rows, "rows")))
+
+
+def one(row, **rules):
+    (found,) = read(row, **rules)
+    return found
+
+
+def test_row_becomes_a_message():
+    found = one(
+        {
+            "destination": "sms",
+            "value": "hällo",
+            "due_at": DUE,
+            "headers": {"a": "1"},
+            "message_id": "id-1",
+            "tag": "customer-7",
+            "expires_at": DUE + timedelta(hours=1),
+        }
+    )
+    assert (found.destination, found.body, found.due_at, found.message_id) == ("sms", "hällo".encode(), DUE, "id-1")
+    assert (dict(found.headers), found.tag, found.expires_at) == ({"a": "1"}, "customer-7", DUE + timedelta(hours=1))
+
+
+def test_delay_counts_from_the_anchor():
+    assert one({"value": "x", "delay_seconds": 1.5}).due_at == ANCHOR + timedelta(seconds=1.5)
+
+
+def test_null_takes_what_is_given_for_all_rows_and_headers_join():
+    given = {"due_at": DUE, "tag": "all", "headers": {"a": "all", "b": "all"}}
+    found = one({"value": "x", "destination": None, "due_at": None, "tag": None, "headers": {"a": "row"}}, **given)
+    assert (found.destination, found.due_at, found.tag) == ("mail", DUE, "all")
+    assert dict(found.headers) == {"a": "row", "b": "all"}
+
+
+def test_rows_in_another_order_have_the_same_ids():
+    rows = [{"value": f"body {number}", "delay_seconds": number} for number in range(50)]
+    shuffled = random.Random(1).sample(rows, len(rows))
+    ids = {message.body: message.message_id for message in read(*rows, scope=b"run 1")}
+    assert {message.body: message.message_id for message in read(*shuffled, scope=b"run 1")} == ids
+    assert len(set(ids.values())) == 50
+    other_run = {message.message_id for message in read(*rows, scope=b"run 2")}
+    assert other_run.isdisjoint(ids.values())
+
+
+def test_key_names_a_message_whatever_it_says():
+    first = one({"value": "old", "due_at": DUE, "order": 7}, id_columns=("order",), scope=b"run 1")
+    again = one({"value": "new", "delay_seconds": 5, "order": 7}, id_columns=("order",), scope=b"run 2")
+    assert first.message_id == again.message_id
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "says"),
+    [
+        ({"value": None, "due_at": DUE}, "value", "null"),
+        ({"value": 5, "due_at": DUE}, "value", "must be text, bytes"),
+        ({"value": "x", "due_at": DUE, "tag": "\ud800"}, "tag", "UTF-8"),
+        ({"value": "x", "due_at": DUE, "destination": "\ud800"}, "destination", "UTF-8"),
+        ({"value": "x", "due_at": DUE, "headers": {"a": "\ud800"}}, "headers", "UTF-8"),
+        ({"value": {"a": object()}, "due_at": DUE}, "value", "JSON"),
+        ({"value": "\ud800", "due_at": DUE}, "value", "UTF-8"),
+        ({"value": "x", "due_at": None}, "due_at", "null"),
+        ({"value": "x", "due_at": "tomorrow"}, "due_at", "2026-01-31T09:30:00"),
+        ({"value": "x", "due_at": datetime(2026, 3, 1)}, "due_at", "no time zone"),
+        ({"value": "x", "due_at": DUE, "delay_seconds": 5}, "delay_seconds", "one of them"),
+        ({"value": "x", "delay_seconds": -1}, "delay_seconds", "negative"),
+        ({"value": "x", "delay_seconds": "5"}, "delay_seconds", "must be a number"),
+        ({"value": "x", "due_at": DUE, "destination": 7}, "destination", "queue"),
+        ({"value": "x", "due_at": DUE, "destination": ""}, "destination", "give destination="),
+        ({"value": "x", "due_at": DUE, "headers": {"a": 1}}, "headers", "'a' must be text"),
+        ({"value": "x", "due_at": DUE, "headers": "a=1"}, "headers", "map"),
+        ({"value": "x", "due_at": DUE, "message_id": None}, "message_id", "null"),
+        ({"value": "x", "due_at": DUE, "message_id": "a b"}, "message_id", "ASCII"),
+        ({"value": "x", "due_at": DUE, "tag": 5}, "tag", "text"),
+        ({"value": "x", "due_at": DUE, "expires_at": DUE}, "expires_at", "not after"),
+    ],
+)
+def test_bad_row_names_row_and_column_and_the_others_go_on(row, column, says):
+    good = {"value": "x", "due_at": DUE, **({"message_id": "ok"} if "message_id" in row else {})}
+    before, found, after = read(good, row, good)
+    assert isinstance(found, Problem)
+    assert str(found).startswith(f"rows row 2, column {column}: ")
+    assert says in found.problem
+    assert before.body == after.body == b"x"
+
+
+def test_error_shows_neither_body_nor_header_value():
+    found = one({"value": "secret-body", "due_at": DUE, "headers": {"token": 5, "other": "secret-value"}})
+    assert "secret" not in repr(found)
+
+
+def test_column_body_is_the_same_as_value_and_named_as_written():
+    assert one({"body": "x", "due_at": DUE}).body == b"x"
+    assert one({"body": None, "due_at": DUE}).column == "body"
+
+
+def test_key_without_bytes_in_utf8_is_an_error():
+    assert one({"value": "x", "due_at": DUE, "order": "\ud800"}, id_columns=("order",)).column == "order"
+
+
+def test_null_in_a_key_is_an_error():
+    assert str(one({"value": "x", "due_at": DUE, "order": None}, id_columns=("order",))).startswith(
+        "rows row 1, column order: is null"
+    )
+
+
+def test_naive_times_mean_the_given_zone_and_shifts_are_counted():
+    rules = RowRules(anchor=ANCHOR, destination="mail", zone=zone("Europe/Berlin"))
+    reader = RowReader(rules)
+    rows = [
+        {"value": "x", "due_at": "2026-03-29T02:30:00"},
+        {"value": "x", "due_at": datetime(2026, 10, 25, 2, 30)},
+        {"value": "x", "due_at": "2026-07-01T12:00:00"},
+        {"value": "x", "due_at": "2026-07-01T12:00:00Z"},
+    ]
+    dues = [message.due_at for message in reader.read(batch_of(rows, "rows"))]
+    assert [due.strftime("%m-%d %H:%M") for due in dues] == ["03-29 01:30", "10-25 00:30", "07-01 10:00", "07-01 12:00"]
+    assert reader.shifts == Shifts(gaps=1, folds=1)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime, timedelta
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_delayed.errors import SourceError, UnsupportedColumns
+from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.sources import ListSource, open_source
+from airflow_delayed.message import UTC, DelayedMessage
+
+DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+LOCAL = fsspec.filesystem("file")
+NONE_GIVEN = Wanted()
+
+
+def source(path, **options):
+    return open_source(LOCAL, str(path), shown_as=str(path), **options)
+
+
+def messages(found, wanted=NONE_GIVEN, **rules):
+    reader = RowReader(RowRules(**{"anchor": DUE, **rules}))
+    return [message for batch in found.batches(wanted) for message in reader.read(batch)]
+
+
+def spark_folder(tmp_path, table, name="part-00000.snappy.parquet", marker=True):
+    folder = tmp_path / "out"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / name)
+    (folder / "._SUCCESS.crc").write_bytes(b"x")
+    (folder / "_temporary").mkdir(exist_ok=True)
+    pq.write_table(table, folder / "_temporary" / "part-00000.parquet")
+    if marker:
+        (folder / "_SUCCESS").touch()
+    return folder
+
+
+def table(**columns):
+    base = {
+        "value": pa.array(["a", "b"]),
+        "destination": pa.array(["mail", "sms"]),
+        "due_at": pa.array([DUE, DUE + timedelta(seconds=1)], pa.timestamp("us", tz="UTC")),
+    }
+    return pa.table({name: column for name, column in {**base, **columns}.items() if column is not None})
+
+
+def test_parquet_folder_as_spark_writes_it(tmp_path):
+    headers = pa.array([[("a", "1")], None], pa.map_(pa.string(), pa.string()))
+    found = messages(source(spark_folder(tmp_path, table(headers=headers))))
+    assert [(m.destination, m.body, dict(m.headers)) for m in found] == [("mail", b"a", {"a": "1"}), ("sms", b"b", {})]
+    assert found[1].due_at == DUE + timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.array([b"a", b"b"]),
+        pa.array(["a", "b"], pa.large_string()),
+        pa.array(["a", "b"]).dictionary_encode(),
+        pa.array([b"a", b"b"], pa.large_binary()),
+    ],
+)
+def test_text_and_binary_of_every_arrow_type(tmp_path, value):
+    assert [m.body for m in messages(source(spark_folder(tmp_path, table(value=value))))] == [b"a", b"b"]
+
+
+def test_nanoseconds_are_rounded_up_never_early(tmp_path):
+    first = 1_772_366_400_000_000_001
+    due_at = pa.array([first, first - 1], pa.timestamp("ns", tz="UTC"))
+    folder = spark_folder(tmp_path, table(due_at=due_at))
+    assert [m.due_at.microsecond for m in messages(source(folder))] == [1, 0]
+
+
+def test_naive_spark_column_is_refused_with_what_to_set(tmp_path):
+    naive = pa.array([DUE.replace(tzinfo=None)] * 2, pa.timestamp("us"))
+    folder = spark_folder(tmp_path, table(due_at=naive))
+    with pytest.raises(UnsupportedColumns, match=r"spark\.sql\.parquet\.outputTimestampType=TIMESTAMP_MICROS"):
+        messages(source(folder))
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "says"),
+    [
+        ({"value": None}, NONE_GIVEN, "no column value"),
+        ({"destination": None}, NONE_GIVEN, "no column destination"),
+        ({"due_at": None}, NONE_GIVEN, "no column due_at or delay_seconds"),
+        ({"body": pa.array(["a", "b"])}, NONE_GIVEN, "both value and body"),
+        ({"price": pa.array([1, 2])}, NONE_GIVEN, "unknown columns price"),
+        ({}, Wanted(id_columns=("order",)), "no column order, which id_columns= names"),
+        ({"message_id": pa.array(["a", "b"]), "order": pa.array([1, 2])}, Wanted(id_columns=("order",)), "message_id"),
+        ({"value": pa.array([1, 2])}, NONE_GIVEN, "column value is int64, and must be text or binary"),
+        ({"due_at": pa.array(["2026", "2027"])}, NONE_GIVEN, "column due_at is string, and must be a timestamp"),
+        ({"headers": pa.array(["a", "b"])}, NONE_GIVEN, "column headers is string, and must be a map of text to text"),
+        ({"destination": pa.array([1, 2])}, NONE_GIVEN, "column destination is int64"),
+        ({"delay_seconds": pa.array(["1", "2"])}, NONE_GIVEN, "column delay_seconds is string"),
+    ],
+)
+def test_wrong_columns_are_refused_by_name(tmp_path, columns, wanted, says):
+    folder = spark_folder(tmp_path, table(**columns))
+    with pytest.raises(UnsupportedColumns, match="part-00000") as caught:
+        messages(source(folder), wanted)
+    assert says in str(caught.value)
+
+
+def test_unknown_columns_can_be_ignored(tmp_path):
+    folder = spark_folder(tmp_path, table(price=pa.array([1, 2])))
+    assert len(messages(source(folder), Wanted(ignore_others=True))) == 2
+
+
+def test_partition_folders_add_their_column(tmp_path):
+    folder = spark_folder(tmp_path, table(destination=None), "destination=a%20b/part-0.parquet")
+    pq.write_table(table(destination=None), folder / "destination=a%20b" / "part-1.parquet")
+    assert {m.destination for m in messages(source(folder))} == {"a b"}
+
+
+def test_rows_of_a_folder_without_success_are_not_sent(tmp_path):
+    folder = spark_folder(tmp_path, table(), marker=False)
+    with pytest.raises(SourceError, match="require_success=False"):
+        source(folder)
+    assert len(messages(source(folder, require_success=False))) == 2
+
+
+def test_missing_source_says_so(tmp_path):
+    with pytest.raises(SourceError, match="does not exist"):
+        source(tmp_path / "nothing")
+
+
+def test_torn_parquet_file_is_an_error(tmp_path):
+    folder = spark_folder(tmp_path, table())
+    part = folder / "part-00000.snappy.parquet"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(SourceError, match="part-00000"):
+        messages(source(folder))
+
+
+def test_row_is_numbered_within_its_file(tmp_path):
+    folder = spark_folder(tmp_path, table())
+    pq.write_table(table(value=pa.array(["a", None])), folder / "part-00001.parquet")
+    problems = [found for found in messages(source(folder)) if isinstance(found, Problem)]
+    assert [problem.place for problem in problems] == [f"{folder}/part-00001.parquet row 2"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_json_lines(tmp_path, packed):
+    lines = [
+        {"value": "a", "destination": "mail", "due_at": "2026-03-01T12:00:00Z"},
+        {"body": {"n": 1}, "destination": "sms", "delay_seconds": 5, "headers": {"h": "1"}},
+    ]
+    text = "\n\n".join(json.dumps(line) for line in lines).encode()
+    path = tmp_path / ("rows.jsonl.gz" if packed else "rows.jsonl")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    first, second = messages(source(path))
+    assert (first.body, first.due_at) == (b"a", DUE)
+    assert (second.body, second.due_at, dict(second.headers)) == (b'{"n":1}', DUE + timedelta(seconds=5), {"h": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"value": "a"', "row 2: is not JSON"),
+        ("[1]", "row 2: must be a JSON object"),
+        ('{"value": "a", "destination": "q", "due_at": null, "x": 1}', "row 2: unknown columns x"),
+    ],
+)
+def test_bad_json_names_its_line(tmp_path, text, says):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"value": "a", "destination": "q", "delay_seconds": 1}\n' + text)
+    with pytest.raises((SourceError, UnsupportedColumns)) as caught:
+        messages(source(path))
+    assert says in str(caught.value)
+
+
+def test_changed_source_is_noticed(tmp_path):
+    folder = spark_folder(tmp_path, table())
+    opened = source(folder)
+    opened.check_unchanged()
+    pq.write_table(table(), folder / "part-00001.parquet")
+    with pytest.raises(SourceError, match="changed"):
+        opened.check_unchanged()
+
+
+def test_folder_of_two_kinds_and_unknown_endings_are_refused(tmp_path):
+    folder = spark_folder(tmp_path, table())
+    (folder / "more.jsonl").write_text("{}")
+    with pytest.raises(SourceError, match="json and parquet"):
+        source(folder)
+    (tmp_path / "rows.csv").write_text("a,b")
+    with pytest.raises(SourceError, match=r"rows\.csv is neither"):
+        source(tmp_path / "rows.csv")
+
+
+def test_list_takes_dictionaries_of_different_fields_and_messages():
+    ready = DelayedMessage(destination="q", body=b"z", due_at=DUE, message_id="ready")
+    rows = [{"value": "a", "delay_seconds": 1}, {"body": b"b", "due_at": DUE, "destination": "sms"}, ready]
+    found = messages(ListSource(rows), Wanted(destination=True), destination="mail")
+    assert [(m.destination, m.body) for m in found] == [("mail", b"a"), ("sms", b"b"), ("q", b"z")]
+    assert found[2] == ready
+
+
+def test_field_missing_in_one_entry_of_a_list_names_it():
+    with pytest.raises(UnsupportedColumns, match="messages row 2: no column destination"):
+        messages(
+            ListSource([{"value": "a", "delay_seconds": 1, "destination": "q"}, {"value": "a", "delay_seconds": 1}])
+        )
+
+
+def test_large_file_is_read_in_batches(tmp_path):
+    count = 20_000
+    many = pa.table(
+        {
+            "value": pa.array([str(number) for number in range(count)]),
+            "delay_seconds": pa.array([1] * count),
+            "destination": pa.array(["q"] * count),
+        }
+    )
+    found = source(spark_folder(tmp_path, many))
+    batches = list(found.batches(NONE_GIVEN))
+    assert max(batch.size for batch in batches) < count / 2
+    assert [batch.first_row for batch in batches][:2] == [1, batches[0].size + 1]
+    assert sum(batch.size for batch in batches) == count

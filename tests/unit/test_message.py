@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_delayed.errors import InvalidMessage, NaiveTime
+from airflow_delayed.message import (
+    UTC,
+    DelayedMessage,
+    ceil_units,
+    delay_of,
+    delay_seconds,
+    due_after,
+    from_microseconds,
+    microseconds,
+    parse_moment,
+)
+
+DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+AWARE = st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9998, 1, 1), timezones=st.just(timezone.utc))
+
+
+def message(**changes):
+    return DelayedMessage(**{"destination": "mail", "body": b"x", "due_at": DUE, "message_id": "m-1", **changes})
+
+
+def test_due_time_is_kept_in_utc():
+    berlin = timezone(timedelta(hours=1))
+    assert message(due_at=datetime(2026, 3, 1, 13, 0, tzinfo=berlin)).due_at == DUE
+    assert message(due_at=datetime(2026, 3, 1, 13, 0, tzinfo=berlin)).due_at.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    ("changes", "column"),
+    [
+        ({"destination": ""}, "destination"),
+        ({"body": "text"}, "body"),
+        ({"due_at": "2026-03-01"}, "due_at"),
+        ({"due_at": datetime(2026, 3, 1)}, "due_at"),
+        ({"due_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))}, "due_at"),
+        ({"message_id": ""}, "message_id"),
+        ({"message_id": "x" * 129}, "message_id"),
+        ({"message_id": "a b"}, "message_id"),
+        ({"message_id": "straße"}, "message_id"),
+        ({"headers": {"n": 1}}, "headers"),
+        ({"headers": {"": "v"}}, "headers"),
+        ({"tag": ""}, "tag"),
+        ({"expires_at": DUE}, "expires_at"),
+        ({"expires_at": DUE - timedelta(seconds=1)}, "expires_at"),
+    ],
+)
+def test_bad_field_is_named(changes, column):
+    with pytest.raises(InvalidMessage) as caught:
+        message(**changes)
+    assert caught.value.column == column
+
+
+def test_printed_message_shows_neither_body_nor_headers():
+    text = repr(message(body=b"secret-body", headers={"token": "secret-header"}))
+    assert "m-1" in text
+    assert "secret" not in text
+
+
+@given(AWARE, AWARE)
+def test_delay_in_seconds_is_never_early_and_less_than_a_second_late(due, now):
+    arrives = now + timedelta(seconds=delay_seconds(due, now))
+    assert arrives >= due
+    if due > now:
+        assert arrives - due < timedelta(seconds=1)
+    else:
+        assert arrives == now
+
+
+@given(st.timedeltas(max_value=timedelta(days=10_000)), st.integers(1, 10**9))
+def test_units_cover_the_span(span, unit_us):
+    unit = timedelta(microseconds=unit_us)
+    units = ceil_units(span, unit)
+    assert units * unit >= span
+    assert units == 0 or (units - 1) * unit < span
+
+
+@given(st.floats(min_value=0, max_value=10**9))
+def test_fraction_of_a_delay_is_rounded_up_to_a_microsecond(seconds):
+    span = delay_of(seconds)
+    assert span.total_seconds() >= seconds
+    assert span.total_seconds() - seconds <= 2e-6
+
+
+@given(AWARE)
+def test_microseconds_are_exact(moment):
+    assert from_microseconds(microseconds(moment)) == moment
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (90, timedelta(seconds=90)),
+        ("90", timedelta(seconds=90)),
+        (" 90 ", timedelta(seconds=90)),
+        ("1.5", timedelta(seconds=1.5)),
+        (0.1, timedelta(microseconds=100_000)),
+        (timedelta(minutes=2), timedelta(minutes=2)),
+        (0, timedelta(0)),
+    ],
+)
+def test_delay_is_read(given, expected):
+    assert delay_of(given) == expected
+
+
+@pytest.mark.parametrize("given", [-1, "-1", timedelta(seconds=-1), "soon", float("nan"), float("inf"), True, 1e300])
+def test_bad_delay_is_refused(given):
+    with pytest.raises(InvalidMessage, match="delay"):
+        delay_of(given)
+
+
+def test_due_time_beyond_the_calendar_is_refused():
+    with pytest.raises(InvalidMessage, match="9999"):
+        due_after(DUE, timedelta(days=3_000_000))
+
+
+@pytest.mark.parametrize("text", ["2026-03-01T12:00:00Z", "2026-03-01T13:00:00+01:00", " 2026-03-01 12:00:00+00:00"])
+def test_moment_is_read_from_text(text):
+    assert parse_moment("due_at", text) == DUE
+
+
+def test_moment_without_offset_is_refused_and_the_error_says_what_to_do():
+    with pytest.raises(NaiveTime, match=r"due_at: .* has no time zone; .*timezone="):
+        parse_moment("due_at", "2026-03-01T12:00:00")

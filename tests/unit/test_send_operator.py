@@ -1,0 +1,263 @@
+"""What DelayedSendOperator does before and around a transport; the transports' own tests are elsewhere."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from support.recorder import Recorder
+
+from airflow_delayed.errors import SendFailed
+from airflow_delayed.message import UTC
+from airflow_delayed.operators import send
+from airflow_delayed.operators.send import DelayedSendOperator
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+class States(dict):
+    """A task state store: survives retries."""
+
+    def set(self, key, value, retention=None):
+        self[key] = value
+
+
+class Run:
+    """One task instance that may be tried again; its clock is moved by hand."""
+
+    def __init__(self, monkeypatch):
+        self.now = NOW
+        self.transport = Recorder()
+        self.store = Recorder("store", destinations=())
+        self.states = States()
+        self.run_id = "run-1"
+        monkeypatch.setattr(send, "delivery_for", lambda conn_id: self.transport)
+        monkeypatch.setattr(send, "store_for", lambda conn_id, deliver: self.store)
+
+    def task(self, **arguments):
+        given = {"conn_id": "recorder", "destination": "mail", **arguments}
+        return DelayedSendOperator(task_id="send", clock=lambda: self.now, **given)
+
+    def execute(self, **arguments):
+        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1)
+        return self.task(**arguments).execute({"ti": ti, "task_state_store": self.states})
+
+    def ids(self):
+        return [message.message_id for message in self.transport.sent]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    return Run(monkeypatch)
+
+
+class Log:
+    """What a task logged; Airflow writes its log lines to the standard output."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+        self._seen = ""
+
+    @property
+    def text(self):
+        self._seen += self._capsys.readouterr().out
+        return self._seen
+
+
+@pytest.fixture
+def log(capsys):
+    return Log(capsys)
+
+
+def rows(count, **fields):
+    return [{"value": f"body {number}", "delay_seconds": 60 + number, **fields} for number in range(count)]
+
+
+def test_one_message(run):
+    summary = run.execute(value="hello", delay="90", headers={"h": "1"}, tag="customer")
+    (message,) = run.transport.sent
+    assert (message.body, message.due_at, message.tag) == (b"hello", NOW + timedelta(seconds=90), "customer")
+    assert summary == {
+        "sent": 1,
+        "held": 0,
+        "duplicates": 0,
+        "set_aside": 0,
+        "skipped": 0,
+        "first_due": "2026-03-01T12:01:30+00:00",
+        "last_due": "2026-03-01T12:01:30+00:00",
+    }
+    assert run.transport.closed == 1
+
+
+def test_retry_means_the_same_messages_although_the_clock_went_on(run):
+    run.execute(messages=rows(3))
+    first = [(message.message_id, message.due_at) for message in run.transport.sent]
+    run.transport.sent.clear()
+    run.now += timedelta(minutes=20)
+    run.execute(messages=rows(3))
+    assert [(message.message_id, message.due_at) for message in run.transport.sent] == first
+
+
+def test_other_run_means_other_messages(run):
+    run.execute(messages=rows(3))
+    first = set(run.ids())
+    run.run_id, run.states = "run-2", States()
+    run.execute(messages=rows(3))
+    assert len(set(run.ids()) - first) == 3
+
+
+def test_bad_row_stops_everything_before_anything_is_sent(run):
+    bad = [*rows(500), {"value": "x", "delay_seconds": -1}, {"value": "y" * 101, "delay_seconds": 1}]
+    with pytest.raises(AirflowFailException) as caught:
+        run.execute(messages=bad)
+    assert "2 of 502 rows" in str(caught.value)
+    assert "messages row 501, column delay_seconds: -1 is negative" in str(caught.value)
+    assert "messages row 502, column body: is 101 bytes, and the limit is 100" in str(caught.value)
+    assert run.transport.sent == []
+
+
+def test_bad_rows_are_set_aside_and_can_be_mended(run, tmp_path, log):
+    rejects = tmp_path / "new" / "rejects.jsonl"
+    bad = [{"value": "x", "delay_seconds": -1}, *rows(2), {"value": "y" * 101, "delay_seconds": 1, "tag": "t"}]
+    summary = run.execute(messages=bad, invalid_rows="set_aside", rejects=str(rejects))
+    assert (summary["sent"], summary["set_aside"]) == (2, 2)
+    assert [message.body for message in run.transport.sent] == [b"body 0", b"body 1"]
+    first, second = (json.loads(line) for line in rejects.read_text().splitlines())
+    assert (first["place"], first["column"], first["row"]["delay_seconds"]) == ("messages row 1", "delay_seconds", -1)
+    assert (second["column"], second["row"]["tag"]) == ("body", "t")
+    assert str(rejects) in log.text
+
+
+def test_missing_destination_is_named_before_anything_is_sent(run):
+    with pytest.raises(AirflowFailException, match=r"no destination sms, voice; .*create_destinations=True"):
+        run.execute(messages=[*rows(3), *rows(1, destination="voice"), *rows(1, destination="sms")])
+    assert run.transport.sent == []
+
+
+def test_rows_alike_in_everything_are_one_message_and_counted(run):
+    summary = run.execute(messages=[*rows(3), *rows(2)])
+    assert (summary["sent"], summary["duplicates"]) == (3, 2)
+    assert len(set(run.ids())) == 3
+
+
+def test_same_id_with_other_content_is_an_error_that_names_both_rows(run):
+    clash = [{**row, "order": 7} for row in rows(2)]
+    with pytest.raises(AirflowFailException, match="messages row 1 and messages row 2"):
+        run.execute(messages=clash, id_columns="order")
+    assert run.transport.sent == []
+
+
+def past(**fields):
+    return [
+        {"value": "old", "due_at": NOW - timedelta(hours=2)},
+        {"value": "recent", "due_at": NOW - timedelta(minutes=59)},
+        {"value": "new", "due_at": NOW + timedelta(hours=1)},
+    ]
+
+
+def test_stale_rows_are_refused_with_count_and_first_row(run):
+    with pytest.raises(
+        AirflowFailException, match=r"1 of 3 rows were due more than 1:00:00 .*messages row 1, due 2026-03-01 10"
+    ):
+        run.execute(messages=past())
+    assert run.transport.sent == []
+
+
+def test_stale_rows_can_be_skipped_or_sent(run):
+    assert run.execute(messages=past(), past_due="skip")["skipped"] == 1
+    assert [message.body for message in run.transport.sent] == [b"recent", b"new"]
+    run.transport.sent.clear()
+    assert run.execute(messages=past(), past_due="send")["sent"] == 3
+
+
+def test_retry_never_refuses_its_own_rows(run):
+    soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
+    run.execute(messages=soon)
+    run.now += timedelta(hours=30)
+    assert run.execute(messages=soon)["sent"] == 1
+
+
+def test_what_is_due_later_waits_in_the_store(run):
+    due = [{"value": str(minutes), "due_at": NOW + timedelta(minutes=minutes)} for minutes in (1, 5, 6, 60)]
+    summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(minutes=5))
+    assert (summary["sent"], summary["held"]) == (2, 2)
+    assert [message.body for message in run.transport.sent] == [b"1", b"5"]
+    assert [message.body for message in run.store.sent] == [b"6", b"60"]
+
+
+def test_what_the_transport_cannot_delay_by_itself_is_held_in_any_case(run, log):
+    run.transport.horizon = timedelta(seconds=870)
+    due = [{"value": "x", "delay_seconds": seconds} for seconds in (870, 871, 900)]
+    summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(hours=1))
+    assert (summary["sent"], summary["held"]) == (1, 2)
+    assert "hold_over is 0:14:30" in log.text
+
+
+def test_connection_that_is_a_store_holds_all_by_itself(run):
+    run.transport.horizon = timedelta(0)
+    assert run.execute(messages=rows(3))["held"] == 3
+    with pytest.raises(AirflowFailException, match="leave store_conn_id= out"):
+        run.execute(messages=rows(3), store_conn_id="store")
+
+
+def test_dry_run_sends_nothing_and_tells_where_and_when(run, log):
+    summary = run.execute(messages=rows(2), dry_run=True)
+    assert run.transport.sent == []
+    assert (summary["dry_run"], summary["sent"]) == (True, 2)
+    assert "would send to mail: 2 at once" in log.text
+    assert "due 2026-03-01T12:01:00+00:00 (in 0:01:00)" in log.text
+    assert "body 0" not in log.text
+
+
+def test_failed_send_says_what_was_confirmed(run, log):
+    run.transport.fail_after = 2
+    with pytest.raises(SendFailed, match="confirmed 2 messages and not 1"):
+        run.execute(messages=rows(3))
+    assert "confirmed: 2 sent, 0 held" in log.text
+    assert run.transport.closed == 1
+
+
+def test_nothing_to_send(run, log):
+    assert run.execute(messages=[])["sent"] == 0
+    assert "there is nothing to send" in log.text
+    with pytest.raises(AirflowFailException, match="on_empty="):
+        run.execute(messages=[], on_empty="fail")
+    with pytest.raises(AirflowSkipException):
+        run.execute(messages=[], on_empty="skip")
+
+
+def test_body_is_no_template_field_and_in_no_log_line(run, log):
+    task = run.task(value="secret {{ 1 + 1 }}", delay=5)
+    assert not {"value", "body", "messages"} & set(task.template_fields)
+    run.execute(value="secret {{ 1 + 1 }}", delay=5)
+    assert run.transport.sent[0].body == b"secret 2"
+    assert "secret" not in log.text
+
+
+def test_timezone_takes_naive_times_and_counts_shifts(run, log):
+    run.execute(messages=[{"value": "x", "due_at": "2026-03-29T02:30:00"}], timezone="Europe/Berlin")
+    assert run.transport.sent[0].due_at == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+    assert "1 local times that a gap skips" in log.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "give one of messages="),
+        ({"value": "x", "messages": []}, "give one of messages="),
+        ({"value": "x", "delay": 1, "due_at": NOW}, "say the same thing"),
+        ({"messages": [], "message_id": "x"}, "names one message"),
+        ({"value": "x", "id_columns": ["a"]}, "names columns"),
+        ({"value": "x", "past_due": "maybe"}, "past_due='maybe' is none of 'fail', 'send', 'skip'"),
+        ({"value": "x", "rejects": "r.jsonl"}, "go together"),
+        ({"value": "x", "invalid_rows": "set_aside"}, "go together"),
+        ({"value": "x", "hold_over": 5}, "timedelta"),
+        ({"value": "x", "max_past": timedelta(seconds=-1)}, "not negative"),
+    ],
+)
+def test_contradiction_is_an_error_when_the_dag_is_parsed(run, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        run.task(**arguments)
