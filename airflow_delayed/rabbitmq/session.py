@@ -1,0 +1,238 @@
+"""One connection's part of a send: bind destinations, publish in a window, take confirms; in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from pika import SelectConnection
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
+
+from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
+from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyError
+from airflow_delayed.message import delay_seconds
+from airflow_delayed.rabbitmq import levels, properties
+from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+
+if TYPE_CHECKING:
+    from pika import BasicProperties
+    from pika.channel import Channel
+    from pika.connection import Connection, Parameters
+    from pika.frame import Method
+    from pika.spec import Basic
+
+#: How often a message that the broker refuses (basic.nack: a level is full or has no leader) is sent.
+TRIES = 5
+_NACK_WAIT_SECONDS = 0.2
+_CLOSE_SECONDS = 5.0
+
+
+class Session:
+    """Sends a backlog over one connection until it is done or the connection is lost."""
+
+    def __init__(self, parameters: Parameters, backlog: Backlog, *, clock: Clock, window: int) -> None:
+        self.opened = False
+        self._backlog = backlog
+        self._clock = clock
+        self._window = window
+        self._unconfirmed: dict[int, Entry] = {}
+        self._returned: dict[str, str] = {}
+        self._bound: set[str] = set()
+        self._binding: Entry | None = None
+        self._paused = True
+        self._finished = False
+        self._lost: BaseException | None = None
+        self._tag = 0
+        self._publisher: Channel
+        self._binder: Channel
+        self._connection = SelectConnection(
+            parameters,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_closed,
+            on_close_callback=self._on_closed,
+        )
+        self._loop = self._connection.ioloop
+
+    def run(self) -> BaseException | None:
+        """Send; return None when the backlog is done, else why the connection ended. The rest is put back."""
+        try:
+            self._loop.start()
+        finally:
+            self._shut()
+            held = [self._binding] if self._binding else []
+            self._backlog.put_back([*self._unconfirmed.values(), *held])
+        return self._lost
+
+    # opening and closing
+
+    def _on_open(self, connection: Connection) -> None:
+        self.opened = True
+        connection.channel(on_open_callback=self._on_publisher)
+
+    def _on_publisher(self, channel: Channel) -> None:
+        self._publisher = channel
+        channel.add_on_close_callback(self._on_publisher_closed)
+        channel.add_on_return_callback(self._on_return)
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._open_binder())
+
+    def _open_binder(self) -> None:
+        # a channel of its own, since the broker closes it when a destination is missing
+        self._connection.channel(on_open_callback=self._on_binder)
+
+    def _on_binder(self, channel: Channel) -> None:
+        self._binder = channel
+        channel.add_on_close_callback(self._on_binder_closed)
+        self._resume()
+
+    def _on_closed(self, _: Connection, reason: BaseException | str) -> None:
+        if not self._finished:
+            self._lost = reason if isinstance(reason, BaseException) else ConnectionError(reason)
+        self._loop.stop()
+
+    def _finish(self) -> None:
+        self._finished = True
+        if self._connection.is_open:
+            self._connection.close()
+
+    def _shut(self) -> None:
+        """Close what an interrupt left open, and the loop."""
+        with contextlib.suppress(Exception):
+            if not self._connection.is_closed:
+                self._finished = True
+                self._connection.close()
+                self._loop.call_later(_CLOSE_SECONDS, self._loop.stop)
+                self._loop.start()
+        self._loop.close()
+
+    # publishing
+
+    def _resume(self) -> None:
+        self._paused = self._finished
+        self._pump()
+
+    def _pump(self) -> None:
+        """Publish until the window is full, or the backlog empty, or a destination has to be bound first."""
+        while not self._paused and self._binding is None and len(self._unconfirmed) < self._window:
+            entry = self._backlog.take()
+            if entry is None:
+                if not self._unconfirmed:
+                    self._paused = True
+                    self._finish()
+                return
+            try:
+                if entry.message.destination in self._bound:
+                    self._publish(entry)
+                else:
+                    self._bind(entry)
+            except DelayedError as error:
+                self._backlog.fail(entry, error)
+            except (ChannelWrongStateError, ConnectionWrongStateError):
+                # it is being closed, which is told by a callback
+                self._backlog.put_back([entry])
+                return
+            except AMQPError as error:
+                self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
+
+    def _publish(self, entry: Entry) -> None:
+        message, now = entry.message, self._clock()
+        delay = delay_seconds(message.due_at, now)
+        properties.check_headers(message)
+        exchange, key = properties.address(message, delay)
+        self._publisher.basic_publish(
+            exchange, key, message.body, properties.properties(message, int(now.timestamp())), mandatory=True
+        )
+        self._backlog.published = True
+        self._tag += 1
+        self._unconfirmed[self._tag] = entry
+
+    def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
+        # the broker confirms a returned message too, right after
+        where = f"through exchange {method.exchange!r}" if method.exchange else "queue is gone"
+        self._returned[sent.message_id or ""] = f"returned by the broker as {method.reply_text} ({where})"
+
+    def _on_confirm(self, frame: Method[Basic.Ack | Basic.Nack]) -> None:
+        method = frame.method
+        refused = method.NAME == "Basic.Nack"
+        for tag in self._tags(method.delivery_tag, method.multiple):
+            entry = self._unconfirmed.pop(tag)
+            if refused:
+                self._refuse(entry)
+            elif self._returned and (reason := self._returned.pop(entry.message.message_id, None)):
+                self._backlog.fail(entry, reason)
+            else:
+                self._backlog.confirm(entry)
+        self._pump()
+
+    def _tags(self, last: int, multiple: bool) -> list[int]:
+        if not multiple:
+            return [last] if last in self._unconfirmed else []
+        tags = []
+        for tag in self._unconfirmed:
+            if tag > last:
+                break
+            tags.append(tag)
+        return tags
+
+    def _refuse(self, entry: Entry) -> None:
+        entry.refusals += 1
+        if entry.refusals >= TRIES:
+            self._backlog.fail(entry, f"refused by the broker {TRIES} times; is a queue full, or without a leader?")
+            return
+        self._backlog.put_back([entry])
+        if not self._paused:
+            self._paused = True
+            self._loop.call_later(_NACK_WAIT_SECONDS * 2**entry.refusals, self._resume)
+
+    def _on_publisher_closed(self, _: Channel, reason: Exception) -> None:
+        if not isinstance(reason, ChannelClosedByBroker):
+            return
+        # which message it was the broker does not say
+        cause = self._cause(reason)
+        for entry in self._unconfirmed.values():
+            self._backlog.fail(entry, cause)
+        self._unconfirmed.clear()
+        if self._binding:
+            self._backlog.fail(self._binding, cause)
+            self._binding = None
+        self._backlog.give_up(cause)
+        self._paused = True
+        self._finish()
+
+    # destinations
+
+    def _bind(self, entry: Entry) -> None:
+        destination = entry.message.destination
+        self._binder.queue_bind(
+            destination, levels.DELIVERY_EXCHANGE, levels.binding_key(destination), callback=lambda _: self._on_bound()
+        )
+        self._binding = entry
+
+    def _on_bound(self) -> None:
+        if self._binding is None:
+            return
+        entry, self._binding = self._binding, None
+        self._bound.add(entry.message.destination)
+        self._backlog.put_back([entry])
+        self._pump()
+
+    def _on_binder_closed(self, _: Channel, reason: Exception) -> None:
+        if not isinstance(reason, ChannelClosedByBroker) or self._binding is None:
+            return
+        entry, self._binding = self._binding, None
+        self._backlog.fail(entry, self._cause(reason, entry.message.destination))
+        self._open_binder()
+
+    def _cause(self, reason: ChannelClosedByBroker, destination: str | None = None) -> DelayedError | str:
+        conn_id, text = self._backlog.conn_id, reason.reply_text
+        if text.startswith("NOT_FOUND - no queue") and destination:
+            return DestinationMissing(
+                conn_id,
+                [destination],
+                f"declare the queue, or run TopologyInstallOperator(conn_id={conn_id!r},"
+                f" destinations=[{destination!r}], create_destinations=True)",
+            )
+        if text.startswith("NOT_FOUND - no exchange"):
+            name = text.split("'")[1]
+            finding = Finding(state=State.MISSING, resource=f"exchange {name}")
+            return TopologyError(conn_id, TopologyReport((finding,)))
+        return f"the broker refused it: {text}"
