@@ -1,0 +1,196 @@
+"""A real Airflow for the tests: api-server, scheduler, dag-processor and triggerer, and a client of its REST API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services import process
+
+ENDED = ("success", "failed")
+
+
+def environment(home: Path, dags: Path, connections: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Return the environment of an Airflow with a home, DAGs and connections of its own."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        "PATH": path,  # where tasks find spark-submit
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(fields) for name, fields in connections.items()},
+    }
+
+
+def without_the_users(env: Mapping[str, str]) -> list[str]:
+    """Return a command's beginning that hides what would point Airflow or Spark at others of the user's."""
+    theirs = ("AIRFLOW", "SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+    hidden = [name for name in os.environ if name.startswith(theirs) and name not in env]
+    return ["env", *(option for name in hidden for option in ("-u", name))]
+
+
+class Airflow:
+    """A running Airflow by its REST API, as the one admin that there is."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder = folder
+        self._http = httpx.Client(base_url=url, timeout=60)
+
+    def log_in(self) -> bool:
+        """Fetch a token; raises httpx.HTTPError while the server is not up."""
+        answer = self._http.get("/auth/token").raise_for_status()
+        self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        return True
+
+    def call(self, method: str, path: str, **body: object) -> Any:
+        """Call the API; returns the parsed answer and raises with the server's own words."""
+        answer = self._http.request(method, f"/api/v2{path}", **({"json": body} if body else {}))
+        if answer.is_error:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:1000]}")
+        return answer.json() if answer.content else None
+
+    def healthy(self) -> bool:
+        """Whether all four processes have reported."""
+        health = self.call("GET", "/monitor/health")
+        return all(health[part]["status"] == "healthy" for part in ("scheduler", "triggerer", "dag_processor"))
+
+    def has(self, dag_id: str) -> bool:
+        """Whether a DAG has been read; raises with its import errors."""
+        errors = self.call("GET", "/importErrors")["import_errors"]
+        if errors:
+            raise RuntimeError(errors[0]["stack_trace"])
+        return any(dag["dag_id"] == dag_id for dag in self.call("GET", "/dags")["dags"])
+
+    def trigger(self, dag_id: str, **conf: object) -> str:
+        """Start a run without a logical date and return its id."""
+        run = self.call("POST", f"/dags/{dag_id}/dagRuns", logical_date=None, conf=conf)
+        return str(run["dag_run_id"])
+
+    def wait(self, dag_id: str, run_id: str, *, seconds: float = 240) -> str:
+        """Wait for a run to end and return its state."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
+            if state in ENDED:
+                return str(state)
+            time.sleep(0.5)
+        raise TimeoutError(f"{run_id} has not ended after {seconds:.0f} s: {self.states(dag_id, run_id)}")
+
+    def runs(self, dag_id: str, **wanted: object) -> list[dict[str, Any]]:
+        """Return a DAG's runs, those with these fields."""
+        runs = self.call("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"]
+        return [run for run in runs if all(run[name] == value for name, value in wanted.items())]
+
+    def states(self, dag_id: str, run_id: str) -> dict[str, str]:
+        """Return the state of each task of a run."""
+        found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return {ti["task_id"]: ti["state"] for ti in found}
+
+    def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """Return what a task returned."""
+        where = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
+        return self.call("GET", where)["value"]
+
+    def log(self, dag_id: str, run_id: str, task_id: str) -> str:
+        """Return the log of a task's last try."""
+        where = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        tries = self.call("GET", where)["try_number"]
+        content = self.call("GET", f"{where}/logs/{tries}?full_content=true")["content"]
+        return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content)
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str]) -> None:
+        """Clear tasks of a run that has ended, so that they run again."""
+        self.call(
+            "POST",
+            f"/dags/{dag_id}/clearTaskInstances",
+            dry_run=False,
+            dag_run_id=run_id,
+            task_ids=list(task_ids),
+            only_failed=False,
+            reset_dag_runs=True,
+        )
+
+    def backfill(self, dag_id: str, first: str, last: str, **conf: object) -> None:
+        """Start a backfill from one day to another, both included."""
+        self.call(
+            "POST",
+            "/backfills",
+            dag_id=dag_id,
+            from_date=f"{first}T00:00:00Z",
+            to_date=f"{last}T00:00:00Z",
+            dag_run_conf=conf,
+            max_active_runs=1,
+        )
+
+    def close(self) -> None:
+        """Close the connections to the API."""
+        self._http.close()
+
+
+@contextlib.contextmanager
+def running(
+    dags: Path, *, database: str, connections: Mapping[str, Mapping[str, object]], **more: str
+) -> Iterator[Airflow]:
+    """Run an Airflow until the block ends.
+
+    ``database`` is an empty one of a PostgreSQL (postgresql://...); ``more`` is added to the environment. Nothing
+    runs by its schedule: a test starts what it wants.
+    """
+    port = process.free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="live-airflow-") as name:
+        folder = Path(name)
+        env = {
+            **environment(folder, dags, connections),
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": str(port),
+            "AIRFLOW__API__BASE_URL": url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
+            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+            "AIRFLOW__CORE__AUTH_MANAGER": (
+                "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
+            ),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.replace("postgresql://", "postgresql+psycopg2://", 1),
+            "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+            **more,
+        }
+        airflow = [*without_the_users(env), str(Path(sys.executable).with_name("airflow"))]
+        done = subprocess.run(
+            [*airflow, "db", "migrate"], env={**os.environ, **env}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"airflow db migrate failed:\n{done.stderr[-3000:]}")
+        with contextlib.ExitStack() as stack:
+            for part, *options in (
+                ("api-server",),
+                ("dag-processor",),
+                ("scheduler", "--skip-serve-logs"),
+                ("triggerer", "--skip-serve-logs"),
+            ):
+                log = folder / f"{part}.log"
+                stack.enter_context(process.running([*airflow, part, *options], log=log, env=env))
+            live = Airflow(url, folder)
+            stack.callback(live.close)
+            process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")
+            process.wait_for("Airflow", live.healthy, seconds=120, log=folder / "scheduler.log")
+            yield live
