@@ -71,3 +71,15 @@ def connect(monkeypatch: pytest.MonkeyPatch):
 def here() -> Path:
     """The top of the repository."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> None:
+    """Airflow's own database, for tests that run a DAG."""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,138 @@
+"""What a DAG author writes, run as Airflow runs it; the transport is a queue table, which needs no broker."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
+from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.operators.topology import TopologyInstallOperator
+
+pytestmark = pytest.mark.usefixtures("airflow_db")
+
+
+class Database:
+    """The SQLite file behind a connection, as an operator's console sees it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def rows(self, statement):
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute(statement).fetchall()
+
+    def bodies(self, table):
+        return sorted(bytes(body) for (body,) in self.rows(f'SELECT "Body" FROM "{table}"'))
+
+
+@pytest.fixture
+def database(tmp_path, connect):
+    path = tmp_path / "messages.db"
+    connect("reminders_db", conn_type="sqlite", host=str(path))
+    return Database(path)
+
+
+def install(*queues):
+    return TopologyInstallOperator(
+        task_id="install", conn_id="reminders_db", destinations=list(queues), create_destinations=True
+    )
+
+
+def dispatch():
+    return StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids=["reminders_db"])
+
+
+def states(run):
+    return {ti.task_id + (f"[{ti.map_index}]" if ti.map_index >= 0 else ""): ti.state for ti in run.task_instances}
+
+
+def test_install_send_dispatch(database):
+    with DAG("sql", schedule=None) as dag:
+        due = [{"value": "now", "delay_seconds": 0}, {"value": "later", "delay_seconds": 3600}]
+        send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due)
+        install("mail") >> send >> dispatch()
+    run = dag.test()
+    assert set(states(run).values()) == {"success"}
+    assert database.bodies("mail") == [b"now"]
+    assert database.rows('SELECT "State" FROM delayed_messages') == [(b"later",)]
+
+
+def test_messages_from_another_task_are_expanded_and_shown_in_no_template(database):
+    with DAG("mapped", schedule=None) as dag:
+
+        @task
+        def compute():
+            return [[{"value": f"secret {queue}", "delay_seconds": 0, "destination": queue}] for queue in ("a", "b")]
+
+        batches = compute()
+        send = DelayedSendOperator.partial(task_id="send", conn_id="reminders_db").expand(messages=batches)
+        install("a", "b") >> batches
+        send >> dispatch()
+    run = dag.test()
+    assert states(run)["send[0]"] == states(run)["send[1]"] == "success"
+    assert (database.bodies("a"), database.bodies("b")) == ([b"secret a"], [b"secret b"])
+    assert "secret" not in rendered(run)
+
+
+def test_xcom_as_messages_makes_its_task_come_first(database):
+    with DAG("xcom", schedule=None) as dag:
+
+        @task
+        def compute():
+            return [{"value": "secret", "delay_seconds": 0}]
+
+        send = DelayedSendOperator(
+            task_id="send", conn_id="reminders_db", destination="{{ params.queue }}", messages=compute()
+        )
+        install("mail") >> send >> dispatch()
+    dag.params["queue"] = "mail"
+    assert dag.get_task("send").upstream_task_ids == {"compute", "install"}
+    run = dag.test()
+    assert database.bodies("mail") == [b"secret"]
+    assert "secret" not in rendered(run)
+
+
+def rendered(run):
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        kept = session.scalars(
+            select(RenderedTaskInstanceFields).where(RenderedTaskInstanceFields.run_id == run.run_id)
+        )
+        fields = [row.rendered_fields for row in kept]
+    assert fields
+    return repr(fields)
+
+
+def test_retry_after_a_fault_repeats_nothing_in_the_store(database):
+    with DAG("again", schedule=None) as dag:
+        due = [{"value": str(number), "delay_seconds": 3600 + number} for number in range(20)]
+        send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due)
+
+        @task(retries=0)
+        def fails_the_run_after_the_send():
+            raise ValueError("the run has to be cleared")
+
+        install("mail") >> send >> fails_the_run_after_the_send()
+    run = dag.test()
+    before = database.rows('SELECT "Id", "Time" FROM delayed_messages ORDER BY 1')
+    assert len(before) == 20
+    again = dag.test(logical_date=run.logical_date, run_conf={})
+    assert again.run_id == run.run_id
+    assert database.rows('SELECT "Id", "Time" FROM delayed_messages ORDER BY 1') == before
+
+
+def test_bad_input_fails_without_a_retry_and_sends_nothing(database):
+    with DAG("bad", schedule=None) as dag:
+        due = [{"value": "good", "delay_seconds": 0}, {"value": "bad", "delay_seconds": -5}]
+        send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due, retries=3)
+        install("mail") >> send >> dispatch()
+    run = dag.test()
+    assert states(run)["send"] == "failed"
+    assert database.rows("SELECT count(*) FROM delayed_messages") == [(0,)]

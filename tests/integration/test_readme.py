@@ -1,0 +1,99 @@
+"""The README's code is run as it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+
+from airflow_delayed.message import DelayedMessage, utcnow
+
+
+def code_blocks(here):
+    return re.findall(r"```python\n(.*?)```", (here / "README.md").read_text(), re.DOTALL)
+
+
+def block_with(here, text):
+    (found,) = (block for block in code_blocks(here) if text in block)
+    return found
+
+
+def dags_of(block):
+    from airflow.sdk import DAG
+
+    names: dict[str, object] = {"DAG": DAG}
+    made = []
+
+    class Noted(DAG):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    names["DAG"] = Noted
+    exec(block.replace("from airflow.sdk import DAG\n", ""), names)
+    return {dag.dag_id: dag for dag in made}
+
+
+def test_every_block_is_ten_lines_or_so(here):
+    blocks = code_blocks(here)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 10
+
+
+def test_sqs_dags_are_dags(here):
+    dags = dags_of(block_with(here, "remind_by_sqs"))
+    assert {name: list(dag.task_ids) for name, dag in dags.items()} == {
+        "remind_by_sqs": ["send"],
+        "dispatch_reminders": ["dispatch"],
+    }
+
+
+@pytest.mark.usefixtures("airflow_db")
+def test_rabbitmq_dag_runs(here, rabbitmq_url, connect):
+    connect("rabbitmq_default", rabbitmq_url.replace("amqp://", "rabbitmq://"))
+    (dag,) = dags_of(block_with(here, "remind_by_rabbitmq")).values()
+    assert {ti.state for ti in dag.test().task_instances} == {"success"}
+
+
+@pytest.mark.usefixtures("airflow_db")
+def test_sql_dag_runs(here, tmp_path, connect):
+    import sqlite3
+
+    connect("reminders_db", conn_type="sqlite", host=str(tmp_path / "messages.db"))
+    (dag,) = dags_of(block_with(here, "remind_by_sql")).values()
+    assert {ti.state for ti in dag.test().task_instances} == {"success"}
+    with contextlib.closing(sqlite3.connect(tmp_path / "messages.db")) as database:
+        assert database.execute("SELECT count(*) FROM delayed_messages").fetchone() == (2,)
+
+
+def test_consumer_recognises_duplicates(here, sqs_endpoint, monkeypatch, connect):
+    for name, value in {
+        "AWS_ENDPOINT_URL": sqs_endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    connect("readme_sqs", f"aws://test:test@/?region_name=us-east-1&endpoint_url={quote(sqs_endpoint, safe='')}")
+    from airflow_delayed.hooks.sqs import SqsDelayHook
+
+    hook = SqsDelayHook("readme_sqs")
+    hook.install(["reminders"], create_destinations=True)
+    due = utcnow() - timedelta(seconds=1)
+    sent = [
+        DelayedMessage(destination="reminders", body=f"flight {number}".encode(), due_at=due, message_id=f"id-{number}")
+        for number in range(12)
+    ]
+    hook.send(sent)
+    hook.send(sent[:5])
+    block = block_with(here, "receive_message")
+    assert "WaitTimeSeconds=20" in block
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(block.replace("WaitTimeSeconds=20", "WaitTimeSeconds=1, MaxNumberOfMessages=10"), {})
+    assert sorted(printed.getvalue().splitlines()) == sorted(f"flight {number}" for number in range(12))
