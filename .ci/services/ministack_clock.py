@@ -39,10 +39,10 @@ def control(clock: Clock, port: int) -> None:
     """Serve the clock's control port from a thread."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - http.server's name
+        def do_GET(self) -> None:
             self._answer()
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             clock.advance(float(parse_qs(urlsplit(self.path).query)["by"][0]))
             self._answer()
 

@@ -1,0 +1,174 @@
+"""A message as SQS carries it: its body as text, its headers as attributes, and both read back.
+
+Body: the text itself if its bytes are UTF-8 of characters that SQS carries (those of XML 1.0), else base64 with the
+attribute ``AirflowDelayed.BodyEncoding`` = ``base64``. Id: always the attribute ``NServiceBus.MessageId``. Headers: up
+to 6 as attributes of their own names; more as one JSON object in the attribute ``NServiceBus.AmazonSQS.Headers``, which
+is NServiceBus's form for bodies without an envelope (MessageDispatcher.cs, DoNotWrapOutgoingMessages). A message has
+10 attributes at most; 4 are kept for those above, the delay and the due time. All are of the data type String.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.sqs.queues import FIFO
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.type_defs import (
+        MessageAttributeValueTypeDef,
+        MessageTypeDef,
+        SendMessageBatchRequestEntryTypeDef,
+    )
+
+    Attributes: TypeAlias = dict[str, MessageAttributeValueTypeDef]
+    Entry: TypeAlias = SendMessageBatchRequestEntryTypeDef
+
+MESSAGE_ID = "NServiceBus.MessageId"
+DELAY_SECONDS = "NServiceBus.AmazonSQS.DelaySeconds"
+HEADERS = "NServiceBus.AmazonSQS.Headers"
+BODY_ENCODING = "AirflowDelayed.BodyEncoding"
+#: Attributes that are the transport's own; a header may not begin like one.
+OWN = (MESSAGE_ID, "NServiceBus.AmazonSQS.", "AirflowDelayed.")
+
+MAX_ATTRIBUTES = 10
+#: How many headers travel as attributes; whatever the delay, so that a consumer sees one form.
+MAX_HEADER_ATTRIBUTES = MAX_ATTRIBUTES - 4
+#: Bytes, in UTF-8: the limit of one message and of one batch.
+MAX_BYTES = 1_048_576
+MAX_ENTRIES = 10
+#: Bytes kept for the attributes that hold the delay and the due time.
+_RESERVED = 256
+_STRING = len("String")
+
+_REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NAME = re.compile(r"(?!aws\.|amazon\.)(?!\.)(?!.*\.\.)[a-z0-9_.-]{1,256}(?<!\.)", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message in the form in which SQS carries it. ``size`` is in bytes, with room for the delay's attributes."""
+
+    message: DelayedMessage = field(repr=False)
+    body: str = field(repr=False)
+    attributes: Attributes = field(repr=False)
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a consumer gets: body and headers as they were sent, and the id that is the same in every duplicate."""
+
+    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    message_id: str
+
+
+def string(value: str) -> MessageAttributeValueTypeDef:
+    """Return an attribute's value as SQS wants it."""
+    return {"DataType": "String", "StringValue": value}
+
+
+def pack(message: DelayedMessage) -> Parcel:
+    """Return a message in the form in which SQS carries it.
+
+    :raises LimitExceeded: SQS would refuse it: an empty body, a header's name or value, its size, its destination.
+    """
+    if message.destination.endswith(FIFO):
+        raise LimitExceeded("destination", "is a FIFO queue, whose messages cannot have delays of their own in SQS")
+    if not message.body:
+        raise LimitExceeded("body", "is empty, which SQS refuses; send '{}' or a blank")
+    attributes = {MESSAGE_ID: string(message.message_id)}
+    body = _text(message.body)
+    size = len(message.body)
+    if body is None:
+        body = base64.b64encode(message.body).decode()
+        size = len(body)
+        attributes[BODY_ENCODING] = string("base64")
+    attributes.update(_headers(message.headers))
+    size += attributes_size(attributes) + _RESERVED
+    if size > MAX_BYTES:
+        raise LimitExceeded(
+            "body",
+            f"makes a message of {size:,} bytes with its headers, and SQS takes {MAX_BYTES:,}; send a reference to"
+            " where the content is stored",
+        )
+    return Parcel(message, body, attributes, size)
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _REFUSED.search(text) else text
+
+
+def _headers(headers: Mapping[str, str]) -> Attributes:
+    for name, value in headers.items():
+        if name.startswith(OWN):
+            raise LimitExceeded("headers", f"the name {name!r} is one that the transport sets itself; leave it out")
+        if not _NAME.fullmatch(name):
+            raise LimitExceeded(
+                "headers",
+                f"SQS refuses the name {name!r}: it allows 256 ASCII letters, digits, '_', '-' and '.', with no '.' at"
+                " the ends or twice in a row, and no 'AWS.' or 'Amazon.' in front",
+            )
+        # the value is not shown: a header may hold what must not be in a log
+        if not value:
+            raise LimitExceeded("headers", f"SQS refuses the empty value of {name!r}; leave the header out")
+        if _REFUSED.search(value):
+            raise LimitExceeded("headers", f"the value of {name!r} has control characters, which SQS refuses")
+    if len(headers) <= MAX_HEADER_ATTRIBUTES:
+        return {name: string(value) for name, value in headers.items()}
+    return {HEADERS: string(json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")))}
+
+
+def attributes_size(attributes: Mapping[str, Any]) -> int:
+    """Return what attributes count towards the limits, in bytes: names, data types and values."""
+    size = 0
+    for name, value in attributes.items():
+        text = value.get("StringValue")
+        content = len(text.encode()) if text is not None else len(value.get("BinaryValue", b""))
+        size += len(name.encode()) + len(value["DataType"]) + content
+    return size
+
+
+def direct(body: str, attributes: Attributes, delay_seconds: int) -> Entry:
+    """Return an entry for a destination; SQS itself holds it back for 0 to 900 s."""
+    # 0 is said too: a queue may have a delay of its own, which counts where none is given
+    return {"Id": "", "MessageBody": body, "MessageAttributes": attributes, "DelaySeconds": delay_seconds}
+
+
+def through_fifo(body: str, attributes: Attributes, delay_seconds: int, dedup_id: str) -> Entry:
+    """Return an entry for a delay queue; the queue's own delay of 900 s counts, a message of a FIFO has none."""
+    return {
+        "Id": "",
+        "MessageBody": body,
+        "MessageAttributes": {**attributes, DELAY_SECONDS: string(str(delay_seconds))},
+        "MessageDeduplicationId": dedup_id,
+        # a group of its own, so that no message waits for another
+        "MessageGroupId": dedup_id,
+    }
+
+
+def decode(received: MessageTypeDef) -> Arrived:
+    """Read a message that boto3 received with ``MessageAttributeNames=["All"]``."""
+    attributes = received.get("MessageAttributes", {})
+    text = {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
+    body = received.get("Body", "")
+    if HEADERS in text:
+        headers = dict(json.loads(text[HEADERS]))
+    else:
+        headers = {name: value for name, value in text.items() if not name.startswith(OWN)}
+    return Arrived(
+        body=base64.b64decode(body) if text.get(BODY_ENCODING) == "base64" else body.encode(),
+        headers=headers,
+        message_id=text.get(MESSAGE_ID) or received.get("MessageId", ""),
+    )

@@ -1,0 +1,110 @@
+"""Entries sent in batches; what fails in a batch is sent again one by one, with growing pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from botocore.exceptions import ClientError
+
+from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES
+from airflow_delayed.sqs.faults import BUSY, REFUSED, Fault, fault_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+    from airflow_delayed.sqs.entries import Entry
+
+T = TypeVar("T")
+
+#: How often an entry is sent at most, and the seconds before its second try; each further pause is twice as long.
+TRIES = 4
+FIRST_PAUSE = 0.2
+
+_NO_ANSWER = Fault("NoAnswer", "the answer names it neither as sent nor as failed", final=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """An entry, the URL of its queue, and its size in bytes."""
+
+    url: str
+    entry: Entry = field(repr=False)
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """What became of one item at a queue: no fault means that SQS confirmed it."""
+
+    item: T
+    url: str
+    fault: Fault | None
+
+
+class Poster:
+    """Sends items. Each is addressed anew at every try, so that its delay is right at that moment."""
+
+    def __init__(self, client: SQSClient, sleep: Callable[[float], None]) -> None:
+        self._client = client
+        self._sleep = sleep
+
+    def post(self, items: Sequence[T], address: Callable[[T], Addressed]) -> list[Outcome[T]]:
+        """Send items and return what became of each, in no order.
+
+        :raises botocore.exceptions.ClientError: SQS refused for a reason that is not about the messages.
+        :raises botocore.exceptions.BotoCoreError: SQS could not be reached.
+        """
+        outcomes: list[Outcome[T]] = []
+        again: list[Outcome[T]] = []
+        for url, batch in _batches((item, address(item)) for item in items):
+            for outcome in self._request(url, batch):
+                (again if outcome.fault and not outcome.fault.final else outcomes).append(outcome)
+        pause = FIRST_PAUSE
+        for _ in range(1, TRIES):
+            if not again:
+                break
+            self._sleep(pause)
+            pause *= 2
+            failed, again = again, []
+            for outcome in failed:
+                addressed = address(outcome.item)
+                for single in self._request(addressed.url, [(outcome.item, addressed)]):
+                    (again if single.fault and not single.fault.final else outcomes).append(single)
+        return outcomes + again
+
+    def _request(self, url: str, batch: Sequence[tuple[T, Addressed]]) -> Iterator[Outcome[T]]:
+        entries = [{**addressed.entry, "Id": str(position)} for position, (_, addressed) in enumerate(batch)]
+        try:
+            answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
+        except ClientError as error:
+            fault = fault_of(error)
+            if fault is None:
+                raise
+            if fault.code in REFUSED and len(batch) > 1:
+                # one entry may be at fault; this finds out which
+                for single in batch:
+                    yield from self._request(url, [single])
+                return
+            yield from (Outcome(item, url, fault) for item, _ in batch)
+            return
+        faults: dict[str, Fault | None] = {entry["Id"]: None for entry in answer.get("Successful", ())}
+        for entry in answer.get("Failed", ()):
+            code = entry["Code"]
+            faults[entry["Id"]] = Fault(code, entry.get("Message", ""), final=entry["SenderFault"] and code not in BUSY)
+        for position, (item, _) in enumerate(batch):
+            yield Outcome(item, url, faults.get(str(position), _NO_ANSWER))
+
+
+def _batches(pairs: Iterable[tuple[T, Addressed]]) -> Iterator[tuple[str, list[tuple[T, Addressed]]]]:
+    """Group by queue, and cut into batches of at most 10 entries and 1 MiB."""
+    waiting: dict[str, list[tuple[T, Addressed]]] = {}
+    for pair in pairs:
+        url, size = pair[1].url, pair[1].size
+        batch = waiting.setdefault(url, [])
+        if len(batch) == MAX_ENTRIES or (batch and sum(other.size for _, other in batch) + size > MAX_BYTES):
+            yield url, batch
+            batch = waiting[url] = []
+        batch.append(pair)
+    yield from ((url, batch) for url, batch in waiting.items() if batch)
