@@ -1,0 +1,232 @@
+"""The SQL store on any SQL connection that Airflow has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from airflow.providers.common.sql.hooks.sql import DbApiHook
+from airflow.sdk import BaseHook
+from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.exc import DBAPIError
+
+from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
+from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
+from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.store import claims, storing
+from airflow_delayed.store.dispatch import Dispatcher
+from airflow_delayed.store.engine import database_errors, engine_options, prepare
+from airflow_delayed.store.install import compare, create, with_state
+from airflow_delayed.store.queue_table import queue_table
+from airflow_delayed.store.rows import StoredMessage, check_limits
+from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, messages_table
+from airflow_delayed.store.storing import Outcome
+
+
+class DelayedStoreHook(BaseHook):
+    """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
+
+    It works through the hook that the connection already has, on PostgreSQL, SQLite, MySQL 8 / MariaDB 10.6 and SQL
+    Server; on the last two it has not been run.
+
+    :param conn_id: a SQL connection.
+    :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
+        destination is a queue table in the same database.
+    :param table: the table's name, at most 50 bytes.
+    :param schema: the schema of the table and of queue tables; by default the connection's own.
+    :param clock: for the interface's sake. The store goes by the database's clock alone.
+    """
+
+    def __init__(
+        self,
+        conn_id: str,
+        deliver_conn_id: str | None = None,
+        *,
+        table: str = TABLE,
+        schema: str | None = None,
+        clock: Clock = utcnow,
+    ) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+        self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
+        self.schema = schema
+        self.table: Table = messages_table(table, schema)
+        self._clock = clock
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The connection's engine."""
+        hook = self.get_connection(self.conn_id).get_hook()
+        if not isinstance(hook, DbApiHook):
+            kind = self.get_connection(self.conn_id).conn_type
+            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
+        options = engine_options(hook.dialect_name)
+        # the engine of Airflow's hook passes on none of the connection's extras, sslmode among them; its own
+        # connections get all that are not on this list, and nothing without it
+        if hasattr(hook, "ignored_extra_options"):
+            extras = {
+                key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options
+            }
+            options["connect_args"] = {**options.get("connect_args", {}), **extras}
+        return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
+
+    @property
+    def horizon(self) -> timedelta:
+        """Zero: the store itself delivers nothing ahead."""
+        return timedelta(0)
+
+    def install(
+        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
+    ) -> TopologyReport:
+        """Make the table, and the queue tables of these destinations if this database delivers.
+
+        :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
+        """
+        names = self._queue_names(destinations)
+
+        def work(connection: Connection) -> TopologyReport:
+            done: list[Finding] = []
+            for table, findings in self._compared(connection, names):
+                may = table is self.table or create_destinations
+                if may and dry_run:
+                    findings = [
+                        with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings
+                    ]
+                elif may:
+                    findings = create(connection, table, findings)
+                done += findings
+            return TopologyReport(tuple(done))
+
+        with database_errors(self.conn_id, self.engine):
+            if self.engine.dialect.name == "sqlite" and not dry_run:
+                self._write_ahead()
+            report = self._twice(work, read_only=dry_run)
+        if not dry_run and not report.ok:
+            raise TopologyError(self.conn_id, report)
+        return report
+
+    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
+        """Compare the table, and the queue tables of these destinations if this database delivers."""
+        names = self._queue_names(destinations)
+        with (
+            database_errors(self.conn_id, self.engine),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return TopologyReport(
+                tuple(finding for _, findings in self._compared(connection, names) for finding in findings)
+            )
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
+
+        :raises LimitExceeded: one is longer.
+        """
+        check_limits(message)
+        if self.deliver_conn_id is None and len(message.destination.encode()) > MAX_QUEUE_NAME:
+            size = len(message.destination.encode())
+            raise LimitExceeded("destination", f"has {size} bytes; the name of a table has up to {MAX_QUEUE_NAME}")
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
+
+        :raises MessageConflict: an id is there with other content; nothing of its 1000 was stored.
+        :raises LimitExceeded: a message does not fit; nothing of its 1000 was stored.
+        :raises TopologyError: the table is missing.
+        """
+
+        def checked() -> Iterator[DelayedMessage]:
+            for message in messages:
+                self.check(message, self._clock())
+                yield message
+
+        with database_errors(self.conn_id, self.engine, self.table):
+            return storing.store(self.engine, self.table, checked(), self.deliver_conn_id)
+
+    def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
+        """Yield what waits, ordered by due time; neither body nor headers are read."""
+        with database_errors(self.conn_id, self.engine, self.table):
+            yield from storing.listed(self.engine, self.table, destination=destination, tag=tag)
+
+    def count(self) -> int:
+        """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
+        with (
+            database_errors(self.conn_id, self.engine, self.table),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return claims.count(connection, self.table)
+
+    def cancel(self, ids: Iterable[str]) -> dict[str, Outcome]:
+        """Remove messages, and return for each id whether it came in time.
+
+        It waits while a dispatcher is sending one of them, and then finds that one ``absent``.
+        """
+        with database_errors(self.conn_id, self.engine, self.table):
+            return storing.cancel(self.engine, self.table, ids)
+
+    def now(self) -> datetime:
+        """Return the database's time."""
+        with (
+            database_errors(self.conn_id, self.engine),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return claims.database_time(connection)
+
+    def dispatcher(
+        self,
+        deliver_conn_ids: Sequence[str],
+        transports: Callable[[str, Clock], DelayedDelivery],
+        *,
+        lookahead: timedelta,
+        batch_size: int,
+    ) -> Dispatcher:
+        """Return a dispatcher of this store."""
+        return Dispatcher(
+            self.engine,
+            self.table,
+            conn_id=self.conn_id,
+            transports=transports,
+            deliver_conn_ids=deliver_conn_ids,
+            lookahead=lookahead,
+            batch_size=batch_size,
+            schema=self.schema,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        if "engine" in self.__dict__:
+            self.engine.dispose()
+            del self.engine
+
+    def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
+        return list_of(destinations) if self.deliver_conn_id is None else ()
+
+    def _compared(self, connection: Connection, names: Sequence[str]) -> Iterator[tuple[Table, Sequence[Finding]]]:
+        yield self.table, compare(connection, self.table)
+        for name in names:
+            table = queue_table(name, self.schema, connection.dialect.name)
+            yield table, compare(connection, table, destination=name, names_only=True)
+
+    def _twice(self, work: Callable[[Connection], TopologyReport], *, read_only: bool) -> TopologyReport:
+        try:
+            with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
+                return work(connection)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+        # another install made the same just now, or this one may not; the second try tells which
+        with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
+            return work(connection)
+
+    def _write_ahead(self) -> None:
+        """Let readers of an SQLite file go on while one writes; the file remembers it."""
+        connection = self.engine.raw_connection()
+        try:
+            connection.cursor().execute("PRAGMA journal_mode=WAL")
+        finally:
+            connection.close()
+
+
+def list_of(names: Iterable[str]) -> Sequence[str]:
+    """Return each name once, in order."""
+    return list(dict.fromkeys(names))

@@ -1,0 +1,166 @@
+"""The store's SQL, on every database the same by meaning; each function works within the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    true,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.message import UTC
+
+#: How many ids go into one statement; SQL Server allows 2100 parameters in all.
+IDS = 1000
+
+_NOW = {
+    # not now(), which stands still during a transaction
+    "postgresql": "SELECT clock_timestamp()",
+    "sqlite": "SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now')",
+    "mysql": "SELECT UTC_TIMESTAMP(6)",
+    "mariadb": "SELECT UTC_TIMESTAMP(6)",
+    "mssql": "SELECT SYSUTCDATETIME()",
+}
+
+
+def database_time(connection: Connection) -> datetime:
+    """Return the database's time in UTC, in one round trip. SQLite's has milliseconds.
+
+    :raises DelayedError: a database whose clock is not known.
+    """
+    name = connection.dialect.name
+    if name not in _NOW:
+        raise DelayedError(f"the store does not know the clock of {name}; use one of {', '.join(sorted(_NOW))}")
+    said = connection.execute(text(_NOW[name])).scalar_one()
+    moment: datetime = datetime.fromisoformat(said) if isinstance(said, str) else said
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Insert the rows whose ids are not there yet, and return their ids. Each id may occur once in ``rows``.
+
+    :raises sqlalchemy.exc.IntegrityError: on MySQL and SQL Server, another transaction stored one of the ids meanwhile.
+    """
+    if not rows:
+        return set()
+    if connection.dialect.name in ("postgresql", "sqlite"):
+        dialect_insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        statement = dialect_insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
+        return set(connection.execute(statement, list(rows)).scalars())
+    there = present(connection, table, [row["Id"] for row in rows])
+    new = [row for row in rows if row["Id"] not in there]
+    if new:
+        connection.execute(insert(table), new)
+    return {row["Id"] for row in new}
+
+
+def present(connection: Connection, table: Table, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str | None]]:
+    """Return digest and delivering connection of each id that is there."""
+    there: dict[str, tuple[bytes | None, str | None]] = {}
+    for some in slices(ids):
+        statement = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(table.c.Id.in_(some))
+        for row in connection.execute(statement):
+            there[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.DeliverConnId)
+    return there
+
+
+def waiting(table: Table, deliver_conn_id: str | None, now: datetime) -> ColumnElement[bool]:
+    """Return the condition for rows of one delivering connection that have not expired."""
+    return and_(_delivered_by(table, deliver_conn_id), or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now))
+
+
+def _delivered_by(table: Table, deliver_conn_id: str | None) -> ColumnElement[bool]:
+    if deliver_conn_id is None:
+        return table.c.DeliverConnId.is_(None)
+    return table.c.DeliverConnId == deliver_conn_id
+
+
+def without(table: Table, ids: Collection[str], destinations: Collection[str]) -> ColumnElement[bool]:
+    """Return the condition that leaves some rows out."""
+    left_out = ((table.c.Id, ids), (table.c.Destination, destinations))
+    return and_(true(), *(column.not_in(list(names)) for column, names in left_out if names))
+
+
+def claim(
+    connection: Connection, table: Table, condition: ColumnElement[bool], until: datetime, limit: int
+) -> list[dict[str, Any]]:
+    """Lock and return up to ``limit`` rows due by ``until``, oldest first, passing over those that others hold.
+
+    On SQLite the transaction itself holds the whole database, see :func:`airflow_delayed.store.engine.prepare`.
+    """
+    statement = (
+        select(*(table.c[name] for name in _SENT))
+        .where(table.c.Time <= until, condition)
+        .order_by(table.c.Time)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+        # SQL Server has hints in its place; these are the seed's
+        .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
+    )
+    return [dict(row._mapping) for row in connection.execute(statement)]
+
+
+_SENT = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt")
+
+
+def remove(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+    """Delete rows that this transaction has claimed."""
+    for some in slices(ids):
+        connection.execute(delete(table).where(table.c.Id.in_(some)))
+
+
+def take_back(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
+    """Delete rows that a dispatcher may be about to send, and return the ids of those that were still there."""
+    gone: set[str] = set()
+    # in one order everywhere, so that two who delete the same rows wait for each other instead of locking up
+    for some in slices(sorted(ids)):
+        statement = delete(table).where(table.c.Id.in_(some))
+        if connection.dialect.delete_returning:
+            gone.update(connection.execute(statement.returning(table.c.Id)).scalars())
+        else:
+            locked = select(table.c.Id).where(table.c.Id.in_(some)).order_by(table.c.Id).with_for_update()
+            there = list(connection.execute(locked).scalars())
+            connection.execute(delete(table).where(table.c.Id.in_(there)))
+            gone.update(there)
+    return gone
+
+
+def count_failure(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+    """Count one failure more for rows that this transaction has claimed."""
+    for some in slices(ids):
+        connection.execute(update(table).where(table.c.Id.in_(some)).values(RetryCount=table.c.RetryCount + 1))
+
+
+def next_due(connection: Connection, table: Table, condition: ColumnElement[bool]) -> datetime | None:
+    """Return when the next of some rows is due, or None if there are none."""
+    statement = select(table.c.Time).where(condition).order_by(table.c.Time).limit(1)
+    found: datetime | None = connection.execute(statement).scalar()
+    return found
+
+
+def count(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:
+    """Count rows."""
+    return int(connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one())
+
+
+def slices(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Cut ids into pieces that fit into one statement."""
+    rest = iter(ids)
+    while some := list(islice(rest, IDS)):
+        yield some

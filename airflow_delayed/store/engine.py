@@ -1,0 +1,92 @@
+"""What every engine of the store needs, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, event, inspect
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable
+
+#: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
+SQLITE_BUSY_SECONDS = 60
+
+
+def engine_options(dialect_name: str) -> dict[str, Any]:
+    """Return arguments for ``create_engine``: no parameters in error texts, for they hold bodies."""
+    if dialect_name == "sqlite":
+        return {"hide_parameters": True, "connect_args": {"timeout": SQLITE_BUSY_SECONDS}}
+    return {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+
+
+def prepare(engine: Engine) -> Engine:
+    """Make transactions mean the same on every database; call it once for an engine.
+
+    On SQLite each transaction takes the write lock at its begin, unless its connection has the option
+    ``read_only=True``; the driver's own habit is to begin late, so that two could read the same rows as due. On
+    PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have.
+    """
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+    elif engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _postgres_connect)
+    return engine
+
+
+def _sqlite_connect(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("read_only")
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _postgres_connect(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'UTC'")
+    connection.commit()
+
+
+@contextmanager
+def database_errors(conn_id: str, engine: Engine, table: Table | None = None) -> Iterator[None]:
+    """Turn the driver's errors into ours, which show no parameters and no rows.
+
+    :raises TransportUnavailable: the database cannot be reached, or is busy.
+    :raises TopologyError: the table is given and is not there.
+    """
+    try:
+        yield
+    except (OperationalError, InterfaceError, TimeoutError) as error:
+        if table is not None and _is_missing(engine, table):
+            raise _missing(conn_id, table) from None
+        raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
+    except DBAPIError as error:
+        if table is not None and _is_missing(engine, table):
+            raise _missing(conn_id, table) from None
+        if error.connection_invalidated:
+            raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
+        raise DelayedError(f"connection {conn_id!r}: {first_line(error)}") from None
+
+
+def _is_missing(engine: Engine, table: Table) -> bool:
+    try:
+        with engine.connect().execution_options(read_only=True) as connection:
+            return not inspect(connection).has_table(table.name, schema=table.schema)
+    except (DBAPIError, TimeoutError):
+        return False
+
+
+def _missing(conn_id: str, table: Table) -> TopologyError:
+    return TopologyError(conn_id, TopologyReport((Finding(state=State.MISSING, resource=f"table {table.fullname}"),)))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what a driver says; further lines may quote a row."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

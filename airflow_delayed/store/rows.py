@@ -1,0 +1,123 @@
+"""Messages as rows of the store, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.identity import content_digest
+from airflow_delayed.message import DelayedMessage, microseconds
+from airflow_delayed.store.schema import MAX_DESTINATION, MAX_TAG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """What can be shown of a message that waits: everything but body and headers."""
+
+    message_id: str
+    destination: str
+    due_at: datetime
+    #: The connection that delivers it; None: the destination is a queue table in the same database.
+    deliver_conn_id: str | None
+    tag: str | None
+    expires_at: datetime | None
+    retry_count: int
+    stored_at: datetime | None
+
+
+def check_limits(message: DelayedMessage) -> None:
+    """Check a message against the store's columns; the limits count characters.
+
+    :raises LimitExceeded: the destination has over 200, or the tag over 250.
+    :raises InvalidMessage: one of them has a character that no database keeps as text.
+    """
+    _check_text("destination", message.destination, MAX_DESTINATION)
+    if message.tag is not None:
+        _check_text("tag", message.tag, MAX_TAG)
+
+
+def _check_text(column: str, value: str, limit: int) -> None:
+    if len(value) > limit:
+        raise LimitExceeded(column, f"has {len(value)} characters; the store keeps up to {limit}")
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidMessage(
+            column, "has a null character or half of a surrogate pair, which no database keeps as text"
+        )
+
+
+def digest_of(message: DelayedMessage) -> bytes:
+    """Return 16 bytes that stand for everything a message says."""
+    return content_digest(
+        message.destination,
+        microseconds(message.due_at),
+        message.headers,
+        message.body,
+        message.tag,
+        microseconds(message.expires_at) if message.expires_at else None,
+    )
+
+
+def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, Any]:
+    """Return a message as the row that is stored, without StoredAt.
+
+    :raises LimitExceeded: it does not fit.
+    :raises InvalidMessage: it has text that cannot be written as UTF-8.
+    """
+    check_limits(message)
+    try:
+        headers = json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")).encode()
+        digest = digest_of(message)
+    except UnicodeEncodeError:
+        raise InvalidMessage("headers", "one has half of a surrogate pair, which cannot be written as UTF-8") from None
+    return {
+        "Id": message.message_id,
+        "Destination": message.destination,
+        "State": message.body,
+        "Time": message.due_at,
+        "Headers": headers,
+        "RetryCount": 0,
+        "DeliverConnId": deliver_conn_id,
+        "Tag": message.tag,
+        "ExpiresAt": message.expires_at,
+        "Digest": digest,
+    }
+
+
+def to_message(row: Mapping[str, Any]) -> DelayedMessage:
+    """Return the message of a row.
+
+    :raises InvalidMessage: the row was not written by this package and says something that cannot be sent.
+    """
+    try:
+        headers = json.loads(bytes(row["Headers"]))
+    except ValueError:
+        raise InvalidMessage("headers", "are not a JSON object in UTF-8") from None
+    if not isinstance(headers, dict):
+        raise InvalidMessage("headers", "are not a JSON object in UTF-8")
+    return DelayedMessage(
+        destination=row["Destination"],
+        body=bytes(row["State"]),
+        due_at=row["Time"],
+        message_id=row["Id"],
+        headers=headers,
+        tag=row["Tag"],
+        expires_at=row["ExpiresAt"],
+    )
+
+
+def to_stored(row: Mapping[str, Any]) -> StoredMessage:
+    """Return what can be shown of a row."""
+    return StoredMessage(
+        message_id=row["Id"],
+        destination=row["Destination"],
+        due_at=row["Time"],
+        deliver_conn_id=row["DeliverConnId"],
+        tag=row["Tag"],
+        expires_at=row["ExpiresAt"],
+        retry_count=row["RetryCount"],
+        stored_at=row["StoredAt"],
+    )
