@@ -60,7 +60,7 @@ class RabbitMQDelayHook(BaseHook):
         """
         parts = topology.plan(destinations)
         with self._connected() as connection:
-            found = tuple(topology.compare(connection, parts))
+            found = topology.compare(connection, parts)
             report = TopologyReport(topology.todo(parts, found, create_destinations=create_destinations))
             if dry_run:
                 return report
@@ -83,7 +83,7 @@ class RabbitMQDelayHook(BaseHook):
             top_level = levels.entry_level(seconds) if seconds else -1
         parts = topology.plan(destinations, top_level=top_level)
         with self._connected() as connection:
-            return TopologyReport(tuple(topology.compare(connection, parts)))
+            return TopologyReport(topology.compare(connection, parts))
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.

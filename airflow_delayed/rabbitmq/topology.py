@@ -6,8 +6,10 @@ every install, and a destination's on every connection that sends to it.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -105,7 +107,7 @@ def plan(destinations: Iterable[str] = (), *, top_level: int = levels.TOP_LEVEL)
     return tuple(parts)
 
 
-def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> Iterator[Finding]:
+def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tuple[Finding, ...]:
     """Say of each exchange and queue whether it is there and as planned; changes nothing.
 
     A difference is learnt by declaring again what is there, which the broker refuses; it names the first argument that
@@ -114,10 +116,25 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> Ite
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
     """
     asker = _Asker(connection)
-    for part in parts:
-        if not isinstance(part, Binding):
-            yield _compare(asker, part)
+    with _refusals_expected():
+        findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
     asker.close()
+    return findings
+
+
+@contextmanager
+def _refusals_expected() -> Iterator[None]:
+    """Keep pika from warning of each refusal: they are answers here, and a first install would log dozens."""
+    log = logging.getLogger("pika.channel")
+
+    def other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Received remote Channel.Close")
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
 
 
 def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
@@ -162,7 +179,7 @@ class _Asker:
 # Its text is one of: inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': received the value '8000' of type
 # 'signedint' but current is the value '9000' of type 'signedint'; ... received 'topic' but current is 'fanout';
 # ... received none but current is ...
-_VALUE = r"(?:the value )?(?:'(?P<{0}>.*?)'(?: of type '(?P<{0}_type>\w+)')?|none)"
+_VALUE = r"(?:the value )?(?:'(?P<{0}>.*?)'(?: of type '\w+')?|none)"
 _INEQUIVALENT = re.compile(
     rf"inequivalent arg '(?P<argument>[^']+)' .*: received {_VALUE.format('wanted')} but current is"
     rf" {_VALUE.format('found')}\s*$"
@@ -186,14 +203,15 @@ def difference(part: Exchange | Queue, text: str, destination: str | None = None
         state=State.DIFFERS,
         resource=str(part),
         argument=match["argument"],
-        wanted=_value(match["wanted"], match["wanted_type"]),
-        found=_value(match["found"], match["found_type"]),
+        wanted=_value(match["wanted"]),
+        found=_value(match["found"]),
         destination=destination,
     )
 
 
-def _value(text: str | None, kind: str | None) -> object:
-    return int(text) if text is not None and kind and re.fullmatch(r"-?\d+", text) and kind != "longstr" else text
+def _value(text: str | None) -> object:
+    """Read a value the broker quotes; it tells an argument's type only sometimes. Absent is None."""
+    return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
 
 
 def todo(
@@ -225,15 +243,17 @@ def apply(connection: BlockingConnection, parts: Iterable[Declaration]) -> None:
     channel = connection.channel()
     for part in parts:
         if isinstance(part, Queue) and part.destination:
-            _make_destination(connection, part)
+            _make_destination(connection, channel, part)
         else:
             part.declare(channel)
     channel.close()
 
 
-def _make_destination(connection: BlockingConnection, queue: Queue) -> None:
+def _make_destination(connection: BlockingConnection, channel: BlockingChannel, queue: Queue) -> None:
     # a queue of another kind that is there already is as good
     asker = _Asker(connection)
-    if asker.refuses(queue, passive=True):
-        asker.refuses(queue, passive=False)
+    with _refusals_expected():
+        missing = asker.refuses(queue, passive=True)
     asker.close()
+    if missing:
+        queue.declare(channel)

@@ -1,0 +1,145 @@
+"""A virtual host of a test's own, what a consumer got, and RabbitMQ's management API."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from urllib.parse import quote, urlsplit
+from uuid import uuid4
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.rabbitmq.properties import DUE_AT
+
+UTC = timezone.utc
+
+
+@dataclass(frozen=True)
+class Arrival:
+    message_id: str
+    due_at: datetime
+    received_at: datetime
+    body: bytes
+    properties: pika.BasicProperties
+
+
+@dataclass(frozen=True)
+class VirtualHost:
+    url: str
+    name: str
+
+    @property
+    def parameters(self) -> pika.URLParameters:
+        parts = urlsplit(self.url)
+        return pika.URLParameters(f"{parts.scheme}://{parts.netloc}/{quote(self.name, safe='')}")
+
+    @property
+    def connection(self) -> dict[str, object]:
+        """The fields of an Airflow connection."""
+        parts = urlsplit(self.url)
+        return {
+            "conn_type": "rabbitmq",
+            "host": parts.hostname,
+            "port": parts.port,
+            "login": parts.username,
+            "password": parts.password,
+            "schema": self.name,
+        }
+
+    @contextmanager
+    def channel(self) -> Iterator[BlockingChannel]:
+        with pika.BlockingConnection(self.parameters) as connection:
+            yield connection.channel()
+
+    def declare(self, *queues: str, **arguments: object) -> None:
+        with self.channel() as channel:
+            for queue in queues:
+                channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum", **arguments})
+
+    def count(self, queue: str) -> int:
+        with self.channel() as channel:
+            return channel.queue_declare(queue, passive=True).method.message_count
+
+    def collect(self, *queues: str, enough: int, seconds: float = 60, more: float = 0.5) -> list[Arrival]:
+        """Consume until enough have arrived (or the time is up), then a little longer: for what comes twice."""
+        arrivals: list[Arrival] = []
+
+        def take(channel: BlockingChannel, method: object, properties: pika.BasicProperties, body: bytes) -> None:
+            now = datetime.now(UTC)
+            due = datetime.fromisoformat(properties.headers[DUE_AT])
+            arrivals.append(Arrival(properties.message_id or "", due, now, body, properties))
+            channel.basic_ack(method.delivery_tag)
+
+        with pika.BlockingConnection(self.parameters) as connection:
+            channel = connection.channel()
+            for queue in queues:
+                channel.basic_consume(queue, take)
+            deadline = time.monotonic() + seconds
+            while len(arrivals) < enough and time.monotonic() < deadline:
+                connection.process_data_events(time_limit=0.2)
+            end = time.monotonic() + more
+            while time.monotonic() < end:
+                connection.process_data_events(time_limit=0.1)
+        return arrivals
+
+    def manage(self, method: str, path: str, body: object = None) -> object:
+        return manage(self.url, method, path.replace("{vhost}", quote(self.name, safe="")), body)
+
+
+def manage(url: str, method: str, path: str, body: object = None) -> object:
+    """Call the management API: at RABBITMQ_MANAGEMENT_URL, or 10,000 ports above AMQP as by default."""
+    parts = urlsplit(url)
+    base = os.environ.get("RABBITMQ_MANAGEMENT_URL") or f"http://{parts.hostname}:{(parts.port or 5672) + 10_000}"
+    request = urllib.request.Request(
+        f"{base}/api/{path}", method=method, data=None if body is None else json.dumps(body).encode()
+    )
+    login = f"{parts.username}:{parts.password}".encode()
+    request.add_header("Authorization", "Basic " + base64.b64encode(login).decode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+@contextmanager
+def virtual_host(url: str) -> Iterator[VirtualHost]:
+    name = f"test/{uuid4().hex[:12]}"
+    host = VirtualHost(url, name)
+    host.manage("PUT", "vhosts/{vhost}")
+    try:
+        user = quote(urlsplit(url).username or "guest")
+        host.manage("PUT", f"permissions/{{vhost}}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
+        yield host
+    finally:
+        host.manage("DELETE", "vhosts/{vhost}")
+
+
+def messages(
+    destination: str, delays: Iterable[float], *, start: datetime | None = None, prefix: str = "m"
+) -> list[DelayedMessage]:
+    start = start or datetime.now(UTC)
+    return [
+        DelayedMessage(
+            destination=destination,
+            body=f"{prefix} {number}".encode(),
+            due_at=start + timedelta(seconds=delay),
+            message_id=f"{prefix}{number}",
+        )
+        for number, delay in enumerate(delays)
+    ]
+
+
+def eventually(ready: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.1)
