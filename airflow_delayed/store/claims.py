@@ -8,10 +8,14 @@ from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
+    TIMESTAMP,
     ColumnElement,
     Connection,
+    String,
     Table,
+    Text,
     and_,
+    cast,
     delete,
     func,
     insert,
@@ -22,9 +26,11 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
+from airflow_delayed.store.schema import UtcTime
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
 IDS = 1000
@@ -59,15 +65,33 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
     """
     if not rows:
         return set()
-    if connection.dialect.name in ("postgresql", "sqlite"):
-        dialect_insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        statement = dialect_insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
+    if connection.dialect.name == "postgresql":
+        return set(connection.execute(_insert_arrays(table, rows)).scalars())
+    if connection.dialect.name == "sqlite":
+        statement = sqlite.insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
         return set(connection.execute(statement, list(rows)).scalars())
     there = present(connection, table, [row["Id"] for row in rows])
     new = [row for row in rows if row["Id"] not in there]
     if new:
         connection.execute(insert(table), new)
     return {row["Id"] for row in new}
+
+
+def _insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> ReturningInsert[Any]:
+    """Return an insert with one parameter a column: four times as fast as one a value, of which psycopg parses each."""
+    names = list(rows[0])
+    arrays = []
+    for name in names:
+        kind = table.c[name].type
+        plain = TIMESTAMP(timezone=True) if isinstance(kind, UtcTime) else Text() if isinstance(kind, String) else kind
+        arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
+    source = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
+    return (
+        postgresql.insert(table)
+        .from_select(names, select(*(source.c[name] for name in names)))
+        .on_conflict_do_nothing(index_elements=[table.c.Id])
+        .returning(table.c.Id)
+    )
 
 
 def present(connection: Connection, table: Table, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str | None]]:
