@@ -1,0 +1,367 @@
+"""Delays beyond 900 s, on a real SQS server whose clock is moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from test_sqs_world import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+
+from airflow_delayed.errors import TopologyError
+from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+
+DELAY = "NServiceBus.AmazonSQS.DelaySeconds"
+
+
+def sensor_of(world: ClockedWorld, **fields) -> FifoCycleSensor:
+    sensor = FifoCycleSensor(
+        **{
+            "task_id": "cycle",
+            "conn_id": world.conn_id,
+            "destination": world.destination,
+            "wait_time_seconds": 0,
+            **fields,
+        }
+    )
+    sensor.hook = world.hook  # it goes by the server's clock
+    return sensor
+
+
+def delays(world: ClockedWorld) -> list[str]:
+    """The attribute of all messages in the delay queue, which are due back there already; leaves them there."""
+    return [message["MessageAttributes"][DELAY]["StringValue"] for message in world.raw(world.fifo, delete=False)]
+
+
+def is_near(text: str, seconds: int) -> bool:
+    """Whether a remaining delay is what the example says, or less by what the machine took meanwhile."""
+    return seconds - 60 <= int(text) <= seconds
+
+
+def test_845_seconds_go_straight_to_the_destination(clocked: ClockedWorld):
+    clocked.install()
+    message = clocked.message(845)
+    clocked.hook.send([message])
+    assert clocked.counts(clocked.fifo) == (0, 0, 0)
+    clocked.advance((message.due_at - clocked.now()).total_seconds() - 5)
+    assert clocked.counts(clocked.queue) == (0, 1, 0)
+    clocked.advance(6)
+    (arrived,) = clocked.raw()
+    assert DELAY not in arrived["MessageAttributes"]
+    assert arrived["Body"] == "body of m1"
+
+
+def test_1925_seconds_take_two_rounds(clocked: ClockedWorld):
+    clocked.install()
+    sensor = sensor_of(clocked)
+    message = clocked.message(1925)
+    clocked.hook.send([message])
+    assert clocked.counts(clocked.fifo) == (0, 1, 0)
+
+    assert not sensor.poke({})  # delayed is not empty
+    clocked.advance(900)
+    (first,) = delays(clocked)
+    assert is_near(first, 1925)
+    clocked.advance(31)  # the look above ends: the time in flight counts as well, by the client's clock
+    assert not sensor.poke({})
+    assert clocked.counts(clocked.fifo) == (0, 1, 0)
+    assert clocked.counts(clocked.queue) == (0, 0, 0)
+
+    clocked.advance(900)
+    assert not sensor.poke({})  # it moved something, so it looks once more
+    assert clocked.counts(clocked.queue) == (0, 1, 0)
+    assert sensor.poke({})
+
+    while not (arrived := clocked.raw()):
+        assert clocked.now() <= message.due_at + timedelta(minutes=5)
+        clocked.advance(1)
+    assert clocked.now() >= message.due_at
+    (only,) = arrived
+    assert DELAY not in only["MessageAttributes"]
+    assert (only["Body"], only["MessageAttributes"]["Kind"]["StringValue"]) == ("body of m1", "reminder")
+    assert only["MessageAttributes"]["NServiceBus.MessageId"]["StringValue"] == "m1"
+    clocked.advance(3600)
+    assert sensor.poke({})
+    assert clocked.ids() == []
+
+
+def test_the_attribute_counts_down_by_whole_rounds(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1925)])
+    seen = []
+
+    def note(params, **_):
+        for entry in json.loads(params["body"])["Entries"]:
+            attribute = entry["MessageAttributes"].get(DELAY)
+            seen.append((attribute["StringValue"] if attribute else None, entry.get("DelaySeconds")))
+
+    clocked.on("before-call.sqs.SendMessageBatch", note)
+    for _ in range(2):
+        clocked.advance(900)
+        clocked.hook.cycle(clocked.destination)
+    (back, none), (gone, direct) = seen
+    assert none is None
+    assert is_near(back, 1025)
+    assert gone is None
+    assert is_near(direct, 125)
+
+
+def test_a_mixed_load_arrives_once_and_never_early(clocked: ClockedWorld):
+    clocked.install()
+    sensor = sensor_of(clocked)
+    wanted = [0, 1, 10, 450, 899, 900, 901, 902, 950, 1799, 1800, 1801, 1925, 2700, 2701, 3000, 3599, 4000] * 3
+    messages = [clocked.message(delay, f"m{number}") for number, delay in enumerate(wanted)]
+    due = {message.message_id: message.due_at for message in messages}
+    clocked.hook.send(messages)
+    arrived: list[str] = []
+    for _ in range(200):
+        sensor.poke({})
+        found = clocked.ids()
+        now = clocked.now()
+        assert [message_id for message_id in found if due[message_id] > now] == []
+        arrived += found
+        if len(arrived) >= len(messages):
+            break
+        clocked.advance(50)
+    assert sorted(arrived) == sorted(due)
+    assert sensor.poke({})
+
+
+def test_all_that_is_visible_goes_in_one_pass(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000 if number % 3 else 5000, f"m{number}") for number in range(45)])
+    clocked.advance(905)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.moved_back, counts.delivered, counts.failed, counts.undeleted) == (15, 30, 0, 0)
+    assert clocked.hook.waiting(clocked.destination) == 15
+
+
+def test_large_messages_are_sent_on_in_batches_that_sqs_takes(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000, f"m{number}", body=b"x" * 300_000) for number in range(10)])
+    clocked.advance(905)
+    assert clocked.hook.cycle(clocked.destination).delivered == 10
+
+
+def test_a_delete_that_fails_leaves_a_duplicate_that_the_id_reveals(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000, "m1"), clocked.message(1000, "m2")])
+    clocked.advance(905)
+    failing = True
+
+    def spoil(params, **_):
+        if failing:
+            body = json.loads(params["body"])
+            body["Entries"][0]["ReceiptHandle"] = "no such handle"
+            params["body"] = json.dumps(body).encode()
+
+    clocked.on("before-call.sqs.DeleteMessageBatch", spoil)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.undeleted) == (2, 1)
+    failing = False
+    clocked.advance(31)
+    assert clocked.hook.cycle(clocked.destination).delivered == 1
+    clocked.advance(200)
+    ids = clocked.ids()
+    assert sorted(set(ids)) == ["m1", "m2"]
+    assert len(ids) == 3
+    assert sensor_of(clocked).poke({})
+
+
+def test_a_delete_that_fails_once_is_repeated_on_the_delay_queue(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000)])
+    clocked.advance(905)
+    deletes = []
+
+    def spoil_once(params, **_):
+        body = json.loads(params["body"])
+        deletes.append(body["QueueUrl"])
+        if len(deletes) == 1:
+            body["Entries"][0]["ReceiptHandle"] = "no such handle"
+            params["body"] = json.dumps(body).encode()
+
+    clocked.on("before-call.sqs.DeleteMessageBatch", spoil_once)
+    assert clocked.hook.cycle(clocked.destination).undeleted == 0
+    assert deletes == [clocked.url_of(clocked.fifo)] * 2
+    clocked.advance(200)
+    assert clocked.hook.waiting(clocked.destination) == 0
+    assert clocked.ids() == ["m1"]
+
+
+KILLED = """
+import os, signal, sys
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+sensor = FifoCycleSensor(task_id="cycle", conn_id=sys.argv[1], destination=sys.argv[2], wait_time_seconds=0)
+deletes = 0
+def kill(**_):
+    global deletes
+    deletes += 1
+    if deletes == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+sensor.hook.get_conn().meta.events.register("before-call.sqs.DeleteMessageBatch", kill)
+sensor.poke({})
+"""
+
+
+def test_a_sensor_killed_between_send_and_delete_loses_nothing(clocked: ClockedWorld):
+    clocked.install()
+    delays = [1000] * 15 + [2500] * 15
+    messages = [clocked.message(delay, f"m{number:02}") for number, delay in enumerate(delays)]
+    due = {message.message_id: message.due_at for message in messages}
+    clocked.hook.send(messages)
+    clocked.advance(905)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, clocked.conn_id, clocked.destination],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+        capture_output=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+
+    arrived: list[str] = []
+    sensor = sensor_of(clocked)
+    for _ in range(100):
+        clocked.advance(31)
+        done = sensor.poke({})
+        found, now = clocked.ids(), clocked.now()
+        assert [message_id for message_id in found if due[message_id] > now] == []
+        arrived += found
+        if done and clocked.counts(clocked.queue) == (0, 0, 0):
+            break
+    assert sorted(set(arrived)) == sorted(due)
+    # only those of the one batch whose delete was cut off, and only if it went to the destination
+    twice = {message_id for message_id in arrived if arrived.count(message_id) > 1}
+    assert len(arrived) - len(due) == len(twice) <= 10
+    assert all(int(message_id[1:]) < 15 for message_id in twice)
+
+
+def test_what_cannot_be_sent_on_is_visible_again_at_once(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000, "good"), clocked.message(1000, "large", body=b"x" * 5000)])
+    url = clocked.url_of(clocked.queue)
+    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1024"})
+    clocked.advance(905)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.failed) == (1, 1)
+    assert clocked.counts(clocked.fifo) == (1, 0, 0)
+    assert not sensor_of(clocked).poke({})
+    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1048576"})
+    assert clocked.hook.cycle(clocked.destination).delivered == 1
+    clocked.advance(200)
+    assert clocked.ids() == ["good", "large"]
+
+
+@pytest.mark.parametrize("attribute", [None, "soon", str(2**31)])
+def test_a_message_without_a_readable_delay_is_not_delivered_and_holds_nobody_up(clocked: ClockedWorld, attribute):
+    clocked.install()
+    for number in range(12):
+        clocked.client.send_message(
+            QueueUrl=clocked.url_of(clocked.fifo),
+            MessageBody="foreign",
+            MessageGroupId=f"foreign-{number}",
+            MessageDeduplicationId=f"foreign-{number}",
+            MessageAttributes={DELAY: {"DataType": "String", "StringValue": attribute}} if attribute else {},
+        )
+    clocked.hook.send([clocked.message(1000)])
+    clocked.advance(905)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.failed) == (1, 12)
+    assert clocked.hook.waiting(clocked.destination) == 12
+    clocked.advance(200)
+    assert clocked.ids() == ["m1"]
+
+
+def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: ClockedWorld):
+    clocked.install()
+    headers = json.dumps({"NServiceBus.EnclosedMessageTypes": "Reminder"})
+    sent = {DELAY: "2000", "NServiceBus.MessageId": "from-net", "NServiceBus.AmazonSQS.Headers": headers, "Other": "1"}
+    clocked.client.send_message(
+        QueueUrl=clocked.url_of(clocked.fifo),
+        MessageBody='{"Due":true}',
+        MessageGroupId="from-net",
+        MessageDeduplicationId="from-net",
+        MessageAttributes={name: {"DataType": "String", "StringValue": value} for name, value in sent.items()},
+    )
+    for _ in range(2):
+        clocked.advance(905)
+        clocked.hook.cycle(clocked.destination)
+    clocked.advance(200)
+    (message,) = clocked.raw()
+    arrived = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    assert arrived == {name: value for name, value in sent.items() if name != DELAY}
+    assert message["Body"] == '{"Due":true}'
+
+
+def test_a_message_sent_twice_waits_once(clocked: ClockedWorld):
+    clocked.install()
+    message = clocked.message(1000)
+    clocked.hook.send([message])
+    clocked.hook.send([message])  # a retry of the task
+    assert clocked.hook.waiting(clocked.destination) == 1
+
+
+def test_time_that_passes_while_a_batch_fills_is_taken_off(clocked: ClockedWorld):
+    clocked.install()
+    start, passed = clocked.now(), 0.0
+    hook = SqsDelayHook(clocked.conn_id, clock=lambda: start + timedelta(seconds=passed))
+
+    def stream():
+        nonlocal passed
+        yield clocked.message(0, "m1", due_at=start + timedelta(seconds=901))
+        passed = 0.5
+        yield clocked.message(0, "m2", due_at=start + timedelta(seconds=5000))
+        passed = 60  # no longer a case for the delay queue
+
+    assert hook.send(stream()).sent == 2
+    assert clocked.counts(clocked.queue) == (0, 1, 0)
+    assert clocked.counts(clocked.fifo) == (0, 1, 0)
+
+
+def test_a_missing_delay_queue_is_an_error_that_says_what_to_do(clocked: ClockedWorld):
+    clocked.client.create_queue(QueueName=clocked.queue)
+    with pytest.raises(TopologyError, match=f"queue {clocked.fifo}: missing.*TopologyInstallOperator"):
+        sensor_of(clocked).poke({})
+
+
+def test_a_missing_destination_is_an_error_and_loses_nothing(clocked: ClockedWorld):
+    clocked.install()
+    sensor = sensor_of(clocked)
+    clocked.hook.send([clocked.message(1000, f"m{number}") for number in range(3)])
+    clocked.client.delete_queue(QueueUrl=clocked.url_of(clocked.queue))
+    clocked.advance(905)
+    for _ in range(2):
+        with pytest.raises(TopologyError, match=f"queue {clocked.queue}: missing"):
+            sensor.poke({})
+    assert clocked.counts(clocked.fifo) == (3, 0, 0)
+    clocked.hook.install([clocked.destination], create_destinations=True)
+    clocked.hook.cycle(clocked.destination)
+    clocked.advance(200)
+    assert clocked.ids() == ["m0", "m1", "m2"]
+
+
+def test_several_destinations(clocked: ClockedWorld):
+    clocked.install()
+    other = f"{clocked.queue}-other"
+    clocked.hook.install([other], create_destinations=True)
+    clocked.hook.send([clocked.message(1000, "m1"), clocked.message(1000, "m2", destination=other)])
+    sensor = sensor_of(clocked, destination=[clocked.destination, other])
+    assert not sensor.poke({})
+    clocked.advance(905)
+    assert not sensor.poke({})
+    assert sensor.poke({})
+    clocked.advance(200)
+    assert clocked.ids() == ["m1"]
+    assert [message["Body"] for message in clocked.raw(other)] == ["body of m2"]
+
+
+@pytest.mark.parametrize("fields", [{"until": "noon"}, {"wait_time_seconds": 21}, {"wait_time_seconds": -1}])
+def test_parameters_that_mean_nothing_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        FifoCycleSensor(task_id="cycle", destination="orders", **fields)

@@ -1,0 +1,149 @@
+"""What the SQS tests share: a server with queues of the test's own, and a consumer. And the server's clock itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import boto3
+import pytest
+
+from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.sqs.entries import Arrived, decode
+from services import sqs
+
+
+@dataclass
+class World:
+    """An SQS, a connection to it, and a destination whose name no other test has."""
+
+    url: str
+    conn_id: str
+    now: Callable[[], datetime] = utcnow
+    destination: str = field(default_factory=lambda: f"orders.{uuid.uuid4().hex[:12]}")
+    slept: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = boto3.client(
+            "sqs",
+            endpoint_url=self.url,
+            region_name=sqs.REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        self.hook = SqsDelayHook(self.conn_id, clock=self.now, sleep=self.slept.append)
+
+    @property
+    def queue(self) -> str:
+        return self.destination.replace(".", "-")
+
+    @property
+    def fifo(self) -> str:
+        return f"{self.queue}-delay.fifo"
+
+    def install(self) -> World:
+        self.hook.install([self.destination], create_destinations=True)
+        return self
+
+    def message(self, delay: float, message_id: str = "m1", **fields: Any) -> DelayedMessage:
+        return DelayedMessage(
+            **{
+                "destination": self.destination,
+                "body": f"body of {message_id}".encode(),
+                "due_at": self.now() + timedelta(seconds=delay),
+                "message_id": message_id,
+                "headers": {"Kind": "reminder"},
+                **fields,
+            }
+        )
+
+    def url_of(self, name: str) -> str:
+        return self.client.get_queue_url(QueueName=name)["QueueUrl"]
+
+    def raw(self, name: str | None = None, *, delete: bool = True) -> list[Any]:
+        """Receive all that is visible."""
+        url, received = self.url_of(name or self.queue), []
+        while batch := self.client.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], MessageSystemAttributeNames=["All"]
+        ).get("Messages"):
+            received += batch
+            for message in batch if delete else ():
+                self.client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return received
+
+    def arrived(self) -> list[Arrived]:
+        return [decode(message) for message in self.raw()]
+
+    def ids(self) -> list[str]:
+        return sorted(arrived.message_id for arrived in self.arrived())
+
+    def counts(self, name: str) -> tuple[int, int, int]:
+        """Visible, delayed, in flight."""
+        found = self.client.get_queue_attributes(QueueUrl=self.url_of(name), AttributeNames=["All"])["Attributes"]
+        names = ("", "Delayed", "NotVisible")
+        return tuple(int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in names)  # type: ignore[return-value]
+
+    def on(self, event: str, handler: Callable[..., object]) -> None:
+        """Call a handler at a botocore event of the hook's client, such as "before-call.sqs.SendMessageBatch"."""
+        self.hook.get_conn().meta.events.register(event, handler)
+
+
+@dataclass
+class ClockedWorld(World):
+    """One whose server's clock can be moved; the hook goes by the same clock."""
+
+    server: sqs.Sqs = None  # type: ignore[assignment]
+
+    def advance(self, seconds: float) -> None:
+        self.server.advance(seconds)
+
+
+# fixtures under other names, so that files which import them can use theirs as parameters
+@pytest.fixture(name="world")
+def world_fixture(connect, sqs_endpoint: str) -> Iterator[World]:
+    made = World(sqs_endpoint, connect("sqs_test", **sqs.connection(sqs_endpoint)))
+    yield made
+    _remove(made)
+
+
+@pytest.fixture(scope="session", name="clocked_server")
+def clocked_server_fixture() -> Iterator[sqs.Sqs]:
+    with sqs.running() as server:
+        yield server
+
+
+@pytest.fixture(name="clocked")
+def clocked_fixture(connect, clocked_server: sqs.Sqs) -> Iterator[ClockedWorld]:
+    server = clocked_server
+    conn_id = connect("sqs_clocked", **sqs.connection(server.url))
+    made = ClockedWorld(server.url, conn_id, now=server.now, server=server)
+    yield made
+    _remove(made)
+
+
+def _remove(world: World) -> None:
+    found = world.client.list_queues(QueueNamePrefix=world.queue)
+    for url in found.get("QueueUrls", ()):
+        world.client.delete_queue(QueueUrl=url)
+    world.hook.close()
+
+
+def test_the_servers_clock_moves(clocked: ClockedWorld):
+    before = clocked.now()
+    clocked.install()
+    url = clocked.url_of(clocked.queue)
+    clocked.client.send_message(QueueUrl=url, MessageBody="x", DelaySeconds=600)
+    assert clocked.counts(clocked.queue) == (0, 1, 0)
+    clocked.advance(600)
+    answer = clocked.client.receive_message(QueueUrl=url, MessageSystemAttributeNames=["All"])
+    (message,) = answer["Messages"]
+    received = int(message["Attributes"]["ApproximateFirstReceiveTimestamp"])
+    assert received - int(message["Attributes"]["SentTimestamp"]) >= 600_000
+    shown = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    assert shown >= before.replace(microsecond=0) + timedelta(seconds=600)
+    assert clocked.now() - before >= timedelta(seconds=600)
