@@ -11,10 +11,12 @@ from pathlib import Path
 _HOME = tempfile.TemporaryDirectory(prefix="airflow-delayed-")
 os.environ.update(
     AIRFLOW_HOME=_HOME.name,
+    AIRFLOW__CORE__DAGS_FOLDER=_HOME.name + "/dags",
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__LOGGING__LOGGING_LEVEL="INFO",
 )
+Path(_HOME.name, "dags").mkdir()
 
 import pytest  # noqa: E402
 
@@ -83,3 +85,20 @@ def airflow_db() -> None:
         [sys.executable, "-m", "airflow", "db", "migrate"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def run_dag(airflow_db: None):
+    """Run a DAG that a test has made, in this process, and return its run."""
+
+    def run(dag, **arguments):
+        from airflow.dag_processing.bundles.manager import DagBundlesManager
+        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+        bag = DagBag(os.devnull)
+        bag.bag_dag(dag)
+        DagBundlesManager().sync_bundles_to_db()
+        sync_bag_to_db(bag, "dags-folder", None)
+        return dag.test(**arguments)
+
+    return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG, task
@@ -11,8 +12,6 @@ from airflow.sdk import DAG, task
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
-
-pytestmark = pytest.mark.usefixtures("airflow_db")
 
 
 class Database:
@@ -47,21 +46,23 @@ def dispatch():
 
 
 def states(run):
-    return {ti.task_id + (f"[{ti.map_index}]" if ti.map_index >= 0 else ""): ti.state for ti in run.task_instances}
+    return {
+        ti.task_id + (f"[{ti.map_index}]" if ti.map_index >= 0 else ""): ti.state for ti in run.get_task_instances()
+    }
 
 
-def test_install_send_dispatch(database):
+def test_install_send_dispatch(database, run_dag):
     with DAG("sql", schedule=None) as dag:
         due = [{"value": "now", "delay_seconds": 0}, {"value": "later", "delay_seconds": 3600}]
         send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due)
         install("mail") >> send >> dispatch()
-    run = dag.test()
+    run = run_dag(dag)
     assert set(states(run).values()) == {"success"}
     assert database.bodies("mail") == [b"now"]
     assert database.rows('SELECT "State" FROM delayed_messages') == [(b"later",)]
 
 
-def test_messages_from_another_task_are_expanded_and_shown_in_no_template(database):
+def test_messages_from_another_task_are_expanded_and_shown_in_no_template(database, run_dag):
     with DAG("mapped", schedule=None) as dag:
 
         @task
@@ -72,13 +73,13 @@ def test_messages_from_another_task_are_expanded_and_shown_in_no_template(databa
         send = DelayedSendOperator.partial(task_id="send", conn_id="reminders_db").expand(messages=batches)
         install("a", "b") >> batches
         send >> dispatch()
-    run = dag.test()
+    run = run_dag(dag)
     assert states(run)["send[0]"] == states(run)["send[1]"] == "success"
     assert (database.bodies("a"), database.bodies("b")) == ([b"secret a"], [b"secret b"])
     assert "secret" not in rendered(run)
 
 
-def test_xcom_as_messages_makes_its_task_come_first(database):
+def test_xcom_as_messages_makes_its_task_come_first(database, run_dag):
     with DAG("xcom", schedule=None) as dag:
 
         @task
@@ -91,7 +92,7 @@ def test_xcom_as_messages_makes_its_task_come_first(database):
         install("mail") >> send >> dispatch()
     dag.params["queue"] = "mail"
     assert dag.get_task("send").upstream_task_ids == {"compute", "install"}
-    run = dag.test()
+    run = run_dag(dag)
     assert database.bodies("mail") == [b"secret"]
     assert "secret" not in rendered(run)
 
@@ -110,29 +111,46 @@ def rendered(run):
     return repr(fields)
 
 
-def test_retry_after_a_fault_repeats_nothing_in_the_store(database):
+class DiesAfterSending(DelayedSendOperator):
+    """Its first try is lost after all was sent, as when the worker is killed before it could say so."""
+
+    tries = 0
+
+    def execute(self, context):
+        DiesAfterSending.tries += 1
+        summary = super().execute(context)
+        if DiesAfterSending.tries == 1:
+            raise RuntimeError("the worker was killed")
+        return summary
+
+
+def test_retry_after_a_fault_repeats_nothing_in_the_store(database, run_dag, monkeypatch):
+    monkeypatch.setattr(DiesAfterSending, "tries", 0)
     with DAG("again", schedule=None) as dag:
         due = [{"value": str(number), "delay_seconds": 3600 + number} for number in range(20)]
-        send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due)
+        send = DiesAfterSending(
+            task_id="send",
+            conn_id="reminders_db",
+            destination="mail",
+            messages=due,
+            retries=1,
+            retry_delay=timedelta(0),
+        )
+        install("mail") >> send
+    run = run_dag(dag)
+    assert DiesAfterSending.tries == 2
+    assert states(run)["send"] == "success"
+    assert database.rows("SELECT count(*) FROM delayed_messages") == [(20,)]
+    (ti,) = (ti for ti in run.get_task_instances() if ti.task_id == "send")
+    summary = ti.xcom_pull(task_ids="send")
+    assert (summary["held"], summary["duplicates"]) == (0, 20)
 
-        @task(retries=0)
-        def fails_the_run_after_the_send():
-            raise ValueError("the run has to be cleared")
 
-        install("mail") >> send >> fails_the_run_after_the_send()
-    run = dag.test()
-    before = database.rows('SELECT "Id", "Time" FROM delayed_messages ORDER BY 1')
-    assert len(before) == 20
-    again = dag.test(logical_date=run.logical_date, run_conf={})
-    assert again.run_id == run.run_id
-    assert database.rows('SELECT "Id", "Time" FROM delayed_messages ORDER BY 1') == before
-
-
-def test_bad_input_fails_without_a_retry_and_sends_nothing(database):
+def test_bad_input_fails_without_a_retry_and_sends_nothing(database, run_dag):
     with DAG("bad", schedule=None) as dag:
         due = [{"value": "good", "delay_seconds": 0}, {"value": "bad", "delay_seconds": -5}]
         send = DelayedSendOperator(task_id="send", conn_id="reminders_db", destination="mail", messages=due, retries=3)
         install("mail") >> send >> dispatch()
-    run = dag.test()
+    run = run_dag(dag)
     assert states(run)["send"] == "failed"
     assert database.rows("SELECT count(*) FROM delayed_messages") == [(0,)]

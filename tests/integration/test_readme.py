@@ -8,8 +8,6 @@ import re
 from datetime import timedelta
 from urllib.parse import quote
 
-import pytest
-
 from airflow_delayed.message import DelayedMessage, utcnow
 
 
@@ -53,20 +51,18 @@ def test_sqs_dags_are_dags(here):
     }
 
 
-@pytest.mark.usefixtures("airflow_db")
-def test_rabbitmq_dag_runs(here, rabbitmq_url, connect):
+def test_rabbitmq_dag_runs(here, rabbitmq_url, connect, run_dag):
     connect("rabbitmq_default", rabbitmq_url.replace("amqp://", "rabbitmq://"))
     (dag,) = dags_of(block_with(here, "remind_by_rabbitmq")).values()
-    assert {ti.state for ti in dag.test().task_instances} == {"success"}
+    assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
 
 
-@pytest.mark.usefixtures("airflow_db")
-def test_sql_dag_runs(here, tmp_path, connect):
+def test_sql_dag_runs(here, tmp_path, connect, run_dag):
     import sqlite3
 
     connect("reminders_db", conn_type="sqlite", host=str(tmp_path / "messages.db"))
     (dag,) = dags_of(block_with(here, "remind_by_sql")).values()
-    assert {ti.state for ti in dag.test().task_instances} == {"success"}
+    assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
     with contextlib.closing(sqlite3.connect(tmp_path / "messages.db")) as database:
         assert database.execute("SELECT count(*) FROM delayed_messages").fetchone() == (2,)
 
