@@ -1,0 +1,143 @@
+"""What happens when the broker goes away: sent, arrived, twice and lost are counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import pytest
+from support.rabbitmq import VirtualHost, messages, virtual_host
+
+from airflow_delayed.errors import SendFailed, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.rabbitmq.publisher import Publisher
+from services import rabbitmq
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[rabbitmq.Broker]:
+    """A broker that may be stopped: one of the tests' own, whatever RABBITMQ_URL says."""
+    with rabbitmq.running() as broker:
+        yield broker
+
+
+@pytest.fixture
+def vhost(broker: rabbitmq.Broker) -> Iterator[VirtualHost]:
+    with virtual_host(broker.url) as host:
+        yield host
+
+
+@pytest.fixture
+def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    hook.install(["orders"], create_destinations=True)
+    return hook
+
+
+def test_a_broker_that_restarts_in_the_middle_of_a_batch(
+    broker: rabbitmq.Broker, hook: RabbitMQDelayHook, vhost: VirtualHost
+) -> None:
+    batch = messages("orders", [number % 9 for number in range(3000)])
+    starter = threading.Timer(1.5, broker.start)
+
+    def stream() -> Iterator[DelayedMessage]:
+        for number, message in enumerate(batch):
+            if number == 1500:
+                broker.stop()
+                # so that the first tries to connect again find nobody
+                starter.start()
+            yield message
+
+    report = hook.send(stream())
+    starter.join()
+    assert report.sent == 3000
+
+    arrivals = vhost.collect("orders", enough=3000)
+    times = Counter(arrival.message_id for arrival in arrivals)
+    lost = [message.message_id for message in batch if not times[message.message_id]]
+    twice = sum(times.values()) - len(times)
+    assert (len(lost), len(times)) == (0, 3000)
+    # at most what was unconfirmed when the connection was lost
+    assert twice <= 1000
+    assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+def test_a_connection_that_is_cut_is_made_again(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    batch = messages("orders", [0.5] * 2500)
+    cut = 0
+
+    def stream() -> Iterator[DelayedMessage]:
+        nonlocal cut
+        for number, message in enumerate(batch):
+            if number in (800, 2300):
+                cut += _cut(vhost)
+            yield message
+
+    assert hook.send(stream()).sent == 2500
+    assert cut >= 1, "the management API named no connection"
+    times = Counter(arrival.message_id for arrival in vhost.collect("orders", enough=2500))
+    assert len(times) == 2500
+
+
+def _cut(vhost: VirtualHost) -> int:
+    """Have the broker close every connection to the virtual host; it knows of them after a few seconds only."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        names = [found["name"] for found in vhost.manage("GET", "vhosts/{vhost}/connections") if found.get("name")]
+        for name in names:
+            vhost.manage("DELETE", f"connections/{quote(name)}")
+        if names:
+            return len(names)
+        time.sleep(0.2)
+    return 0
+
+
+def test_a_broker_that_stays_away(broker: rabbitmq.Broker, hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    """The error counts what was confirmed, and what arrives afterwards is no less than that."""
+    batch = messages("orders", [2] * 1200)
+    waited: list[float] = []
+
+    def stream() -> Iterator[DelayedMessage]:
+        for number, message in enumerate(batch):
+            if number == 1100:
+                broker.stop()
+            yield message
+
+    publisher = Publisher(vhost.parameters, conn_id="rabbit", reconnect_waits=(0.1, 0.2), sleep=waited.append)
+    try:
+        with pytest.raises(SendFailed, match="nothing listens on that host and port; 2 tries") as error:
+            publisher.send(stream())
+        assert waited == [0.1, 0.2]
+        with pytest.raises(TransportUnavailable, match=r"'rabbit': nothing listens .* Nothing was sent"):
+            hook.send(messages("orders", [1]))
+    finally:
+        broker.start()
+    confirmed, named = error.value.report.sent, {message_id for message_id, _ in error.value.failures}
+    assert confirmed >= 100
+    assert confirmed + len(named) in range(1100, 1201)
+    arrived = {arrival.message_id for arrival in vhost.collect("orders", enough=confirmed, more=3)}
+    assert {message.message_id for message in batch[:1100]} - named <= arrived
+
+
+def test_an_interrupt_loses_nothing_that_was_written(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    def stream() -> Iterator[DelayedMessage]:
+        yield from messages("orders", [0] * 10)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hook.send(stream())
+    assert len(vhost.collect("orders", enough=10)) == 10
+
+
+def test_the_hooks_clock_is_the_present(
+    vhost: VirtualHost, hook: RabbitMQDelayHook, connect: Callable[..., str]
+) -> None:
+    """By a clock that stands at the due time a message is due, however far off that is by the machine's."""
+    batch = messages("orders", [1000] * 3)
+    later = RabbitMQDelayHook(connect("later", **vhost.connection), clock=lambda: batch[0].due_at)
+    assert later.send(batch).sent == 3
+    assert len(vhost.collect("orders", enough=3)) == 3

@@ -1,0 +1,92 @@
+"""Other clients: kombu reads our messages; the README's consumer recognises duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from support.rabbitmq import VirtualHost, messages, virtual_host
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.rabbitmq.properties import DUE_AT
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    hook.install(["orders"], create_destinations=True)
+    return hook
+
+
+def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    from kombu import Connection, Queue
+
+    hook.send(messages("orders", [1.5]))
+    received = []
+
+    def take(body: object, message: object) -> None:
+        received.append((body, message, datetime.now(timezone.utc)))
+        message.ack()
+
+    given = vhost.connection
+    with Connection(
+        transport="pyamqp",
+        hostname=given["host"],
+        port=given["port"],
+        userid=given["login"],
+        password=given["password"],
+        virtual_host=given["schema"],
+    ) as connection:
+        queue = Queue("orders", queue_arguments={"x-queue-type": "quorum"}, no_declare=True)
+        with connection.Consumer([queue], callbacks=[take], accept=["application/octet-stream"], prefetch_count=1):
+            connection.drain_events(timeout=20)
+    ((body, message, at),) = received
+    # it reads bytes without an encoding as UTF-8
+    assert body == "m 0"
+    assert message.properties["message_id"] == "m0"
+    assert at >= datetime.fromisoformat(message.headers[DUE_AT])
+
+
+CONSUMER = """
+import pika
+
+connection = pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@localhost:5672/%2F"))
+channel = connection.channel()
+seen = set()  # in earnest: a table with a unique column, written in the transaction that does the work
+for method, properties, body in channel.consume("orders"):
+    if properties.message_id not in seen:
+        print(body.decode())
+        seen.add(properties.message_id)
+    channel.basic_ack(method.delivery_tag)
+"""
+
+
+def test_a_consumer_of_ten_lines_recognises_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    class Enough(Exception):
+        pass
+
+    printed = []
+
+    def show(text: str) -> None:
+        printed.append(text)
+        if text == "end 0":
+            raise Enough
+
+    batch = messages("orders", [0] * 3)
+    hook.send(batch)
+    hook.send(batch)
+    hook.send(messages("orders", [2], prefix="end"))
+    names: dict[str, Any] = {"print": show, "parameters": vhost.parameters}
+    code = CONSUMER.replace('pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters")
+    with pytest.raises(Enough):
+        exec(code, names)
+    names["connection"].close()
+    assert printed == ["m 0", "m 1", "m 2", "end 0"]
