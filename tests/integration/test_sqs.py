@@ -202,6 +202,26 @@ def test_an_entry_that_sqs_refuses_is_named_and_the_others_arrive(world: World):
     assert world.slept == []  # trying again cannot help
 
 
+def test_a_batch_that_sqs_refuses_as_a_whole_is_sent_one_by_one(world: World):
+    world.install()
+    sizes = []
+
+    def enlarge(params, **_):
+        body = json.loads(params["body"])
+        sizes.append(len(body["Entries"]))
+        for entry in body["Entries"]:
+            if entry["MessageBody"] == "body of m4":
+                entry["MessageBody"] = "x" * (MAX_BYTES + 1)
+        params["body"] = json.dumps(body).encode()
+
+    world.on("before-call.sqs.SendMessageBatch", enlarge)
+    with pytest.raises(SendFailed, match=r"message m4: .*BatchRequestTooLong") as caught:
+        world.hook.send([world.message(0, f"m{number}") for number in range(8)])
+    assert caught.value.report.sent == 7
+    assert sizes == [8] + [1] * 8
+    assert world.ids() == [f"m{number}" for number in range(8) if number != 4]
+
+
 def _throttle(world: World, times: int) -> list[int]:
     """Let the answer to each request, so many times, say that its first entry was not taken; return their sizes."""
     sizes: list[int] = []

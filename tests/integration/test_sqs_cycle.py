@@ -278,6 +278,17 @@ def test_a_message_without_a_readable_delay_is_not_delivered_and_holds_nobody_up
     assert clocked.ids() == ["m1"]
 
 
+def test_a_pass_ends_although_what_failed_is_visible_again_at_once(clocked: ClockedWorld):
+    clocked.install()
+    fifo = clocked.url_of(clocked.fifo)
+    clocked.client.set_queue_attributes(QueueUrl=fifo, Attributes={"VisibilityTimeout": "0"})
+    clocked.client.send_message(QueueUrl=fifo, MessageBody="x", MessageGroupId="x", MessageDeduplicationId="x")
+    clocked.hook.send([clocked.message(1000)])
+    clocked.advance(905)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.failed) == (1, 1)
+
+
 def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: ClockedWorld):
     clocked.install()
     headers = json.dumps({"NServiceBus.EnclosedMessageTypes": "Reminder"})
