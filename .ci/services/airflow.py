@@ -19,6 +19,12 @@ import httpx
 from services import process
 
 ENDED = ("success", "failed")
+#: The fields of a connection to a Spark on this machine.
+LOCAL_SPARK = {
+    "conn_type": "spark",
+    "host": "local[2]",
+    "extra": {"deploy-mode": "client", "spark-binary": "spark-submit"},
+}
 
 
 def environment(home: Path, dags: Path, connections: Mapping[str, Mapping[str, object]]) -> dict[str, str]:

@@ -1,0 +1,172 @@
+"""What `make demo` runs: the example DAG from Spark to a consumer outside Airflow, and a table of what arrived when.
+
+Real parts: Airflow with its SparkSubmitOperator, Spark in local mode, SQLite as the store; SQS is an emulator. All
+that it writes is in .run/demo, and all that it starts is stopped, also by Ctrl-C. Ends with 1 if a reminder was early
+or is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from reckoning import Consumer, Reckoning, computed, consuming, reckon
+
+from services import airflow, java, process, sqs
+
+ROOT = Path(__file__).resolve().parent.parent
+DAG, QUEUE = "flight_reminders", "flight-reminders"
+#: How long after the last due time a reminder counts as missing, in seconds.
+PATIENCE = 15
+STEPS = {
+    "install_sqs": "Airflow: makes the queues and the store",
+    "compute": "Airflow: SparkSubmitOperator computes the reminders of a day's flights",
+    "send": "Airflow: DelayedSendOperator checks them, sends what is due soon, holds the others in the store",
+    "dispatch": "Airflow: StoreDispatchOperator hands those over as they come near, until the store is empty",
+}
+
+
+class Failed(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:5.0f} s  {text}", flush=True)
+
+
+def shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def migrate(env: dict[str, str], log: Path) -> None:
+    command = [*airflow.without_the_users(env), "airflow", "db", "migrate"]
+    with process.running(command, log=log, env=env) as child:
+        if child.wait():
+            raise Failed(f"'airflow db migrate' failed; see {shown(log)}")
+
+
+def run_dag(env: dict[str, str], log: Path, consumer: Consumer) -> None:
+    """Run the DAG and say which task is at work, and what has arrived meanwhile."""
+    command = [*airflow.without_the_users(env), "airflow", "dags", "test", DAG]
+    told: list[str] = []
+    last = time.monotonic()
+    with process.running(command, log=log, env=env) as child:
+        while child.poll() is None:
+            time.sleep(0.2)
+            for task in re.findall(r"starting task_id=(\w+)", log.read_text(errors="replace")):
+                if task in STEPS and task not in told:
+                    told.append(task)
+                    say(STEPS[task])
+            if "dispatch" in told and time.monotonic() - last > 5:
+                last = time.monotonic()
+                say(f"  {len(consumer.arrivals()):,} have arrived")
+    if child.returncode:
+        raise Failed(f"the DAG failed; see {shown(log)}")
+
+
+def sent_and_held(home: Path) -> tuple[int, int]:
+    """Return what DelayedSendOperator says of itself."""
+    with contextlib.closing(sqlite3.connect(home / "airflow.db")) as database:
+        row = database.execute("select value from xcom where task_id = 'send' and key = 'return_value'").fetchone()
+    summary = json.loads(row[0])
+    summary = json.loads(summary) if isinstance(summary, str) else summary
+    return int(summary["sent"]), int(summary["held"])
+
+
+def play(folder: Path) -> tuple[Reckoning, int, int]:
+    """Run everything, and return how it went, and how many were sent at once and held."""
+    home = folder / "airflow"
+    home.mkdir(parents=True)
+    say("starts an SQS emulator (ministack) and a consumer outside Airflow")
+    with contextlib.ExitStack() as stack:
+        queues = stack.enter_context(sqs.running())
+        consumer = stack.enter_context(consuming(QUEUE, queues.url, folder))
+        env = airflow.environment(
+            home,
+            ROOT / "dags",
+            {
+                "delayed_sqs": sqs.connection(queues.url),
+                "delayed_store": {"conn_type": "sqlite", "host": str(folder / "store.db")},
+                "spark_default": airflow.LOCAL_SPARK,
+            },
+        )
+        env["FLIGHT_REMINDERS_FOLDER"] = str(folder / "reminders")
+        say("makes an Airflow home of its own")
+        migrate(env, folder / "airflow-db.log")
+        run_dag(env, folder / "airflow.log", consumer)
+        [run] = (folder / "reminders").iterdir()
+        due = computed(run / "reminders")
+        say("waits for what is still on its way")
+        give_up = max(due.values()) + PATIENCE
+        while (result := reckon(due, consumer.arrivals())).missing and time.time() < give_up:
+            time.sleep(0.2)
+    return result, *sent_and_held(home)
+
+
+def table(result: Reckoning, sent: int, held: int) -> str:
+    """Return what a newcomer sees at the end."""
+    rows = [
+        ("reminders computed", f"{result.computed:,}", "by Spark, counted in its Parquet files"),
+        ("sent at once", f"{sent:,}", "to SQS, with a delay of their own"),
+        ("held in the store", f"{held:,}", "and handed to SQS when they came near"),
+        ("arrived", f"{result.arrived:,}", "at a consumer outside Airflow"),
+        ("early", f"{result.early:,}", "before their due time: never"),
+        ("missing", f"{result.missing:,}", ""),
+        ("twice", f"{result.twice:,}", "SQS delivers at least once; a duplicate has the same id"),
+        *((["of unknown origin", f"{result.strange:,}", ""],) if result.strange else ()),
+        ("lateness p50", f"{result.quantile(0.5):.2f} s", "SQS counts in whole seconds, so up to 1 s is its unit"),
+        ("lateness p99", f"{result.quantile(0.99):.2f} s", ""),
+        ("lateness max", f"{result.quantile(1):.2f} s", ""),
+    ]
+    return "\n".join(f"  {name:<20}{value:>9}   {remark}".rstrip() for name, value, remark in rows)
+
+
+NEXT = """What to try next:
+  dags/flight_reminders.py           the DAG that just ran: copy it
+  dags/jobs/flight_reminders_job.py  its Spark job, and the columns that are read from it
+  README.md                          ten lines for each transport: SQS, RabbitMQ, a SQL database
+  make test                          the same on a real RabbitMQ, PostgreSQL and a live Airflow"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".run" / "demo", help="where it writes; emptied first")
+    folder = parser.parse_args().folder.resolve()
+    # stops as by Ctrl-C whatever asks it to stop, so that everything it started is stopped too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        print("A day's flights from New York, replayed in 30 seconds: each passenger's reminder at its due second.\n")
+        java.require()
+        result, sent, held = play(folder)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    except Failed as problem:
+        print(f"\n{problem}", file=sys.stderr)
+        return 1
+    (folder / "summary.json").write_text(
+        json.dumps({**vars(result), "lateness": None, "sent": sent, "held": held, "p99": result.quantile(0.99)})
+    )
+    print(f"\n{table(result, sent, held)}\n")
+    if not result.kept:
+        print(f"A promise was broken. What happened is in {shown(folder)}.", file=sys.stderr)
+        return 1
+    print(NEXT)
+    return 0
+
+
+BEGAN = time.monotonic()
+
+if __name__ == "__main__":
+    sys.exit(main())
