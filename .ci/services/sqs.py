@@ -15,13 +15,13 @@ from services import process
 
 REGION = "us-east-1"
 #: What a boto3 client reads from its environment; the emulator takes any key.
-CLIENT_ENV = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
+CLIENT_ENV = {"AWS_ACCESS_KEY_ID": "emulator", "AWS_SECRET_ACCESS_KEY": "emulator", "AWS_DEFAULT_REGION": REGION}
 
 
 def connection(url: str, **extra: object) -> dict[str, object]:
     """Return the fields of an Airflow connection to an endpoint."""
     fields = {"region_name": REGION, "endpoint_url": url, **extra}
-    return {"conn_type": "aws", "login": "test", "password": "test", "extra": fields}
+    return {"conn_type": "aws", "login": "emulator", "password": "emulator", "extra": fields}
 
 
 @dataclass
