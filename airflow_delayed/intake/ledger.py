@@ -30,7 +30,7 @@ class Repeats:
 class Ledger:
     """Takes an id, the digest of its content and its row's number. Close it to remove its files."""
 
-    def __init__(self, *, memory: int = 32 * 1024 * 1024) -> None:
+    def __init__(self, *, memory: int = 4 * 1024 * 1024) -> None:
         self._buckets = [bytearray() for _ in range(256)]
         self._held = 0
         self._memory = memory

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from datetime import datetime, timedelta
+from functools import partial
+
+import pytest
+from support.recorder import Recorder
+
+from airflow_delayed.delivery import SendReport
+from airflow_delayed.errors import SourceError
+from airflow_delayed.intake.batch import Batch
+from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.ledger import Ledger
+from airflow_delayed.intake.rows import RowReader, RowRules
+from airflow_delayed.intake.sources import ListSource
+from airflow_delayed.message import UTC
+from airflow_delayed.sending import Route, Sending
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+LOG = logging.getLogger("test")
+
+
+class Counting(Recorder):
+    """Keeps no message."""
+
+    def send(self, messages):
+        report = SendReport()
+        for message in messages:
+            report.add(message)
+        return report
+
+
+class Generated:
+    """Rows that are made as they are read."""
+
+    name = "generated"
+
+    def __init__(self, count):
+        self.count = count
+
+    def batches(self, wanted):
+        for start in range(0, self.count, 4000):
+            numbers = range(start, min(start + 4000, self.count))
+            columns = {"value": [str(number) for number in numbers], "delay_seconds": [60] * len(numbers)}
+            yield Batch(columns=columns, size=len(numbers), origin="generated", first_row=start + 1)
+
+    def check_unchanged(self):
+        pass
+
+
+def sending(source, transport=None, clock=lambda: NOW, **options):
+    rules = RowRules(anchor=NOW, destination="mail")
+    route = options.pop("route", None) or Route(delivery=transport or Counting())
+    wanted = Wanted(destination=True)
+    return Sending(source, wanted, lambda: RowReader(rules), route, anchor=NOW, clock=clock, log=LOG, **options)
+
+
+def peak(count):
+    tracemalloc.start()
+    job = sending(Generated(count))
+    job.deliver(job.survey())
+    size = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert job.sent.sent == count
+    return size
+
+
+def test_memory_does_not_grow_with_the_rows(monkeypatch):
+    monkeypatch.setattr("airflow_delayed.sending.Ledger", partial(Ledger, memory=200_000))
+    small = peak(10_000)
+    # 20,000 more rows held as ids alone would be 1.6 MB more
+    assert peak(30_000) - small < 400_000
+
+
+def test_rows_set_aside_are_the_same_in_both_passes_although_the_clock_goes_on():
+    class Picky(Recorder):
+        def check(self, message, now):
+            from airflow_delayed.errors import LimitExceeded
+
+            if message.due_at - now > timedelta(seconds=100):
+                raise LimitExceeded("due_at", "is too far away")
+
+    now = NOW
+    transport = Picky()
+    rows = [{"value": str(seconds), "delay_seconds": seconds} for seconds in (50, 101, 150)]
+    job = sending(ListSource(rows), transport, clock=lambda: now)
+    aside = []
+    found = job.survey(set_aside=aside.append)
+    now += timedelta(seconds=60)
+    job.deliver(found)
+    assert [problem.row["value"] for problem in aside] == [b"101", b"150"]
+    assert [message.body for message in transport.sent] == [b"50"]
+
+
+def test_source_that_changed_is_not_sent():
+    class Changed(ListSource):
+        def check_unchanged(self):
+            raise SourceError("changed")
+
+    transport = Recorder()
+    job = sending(Changed([{"value": "x", "delay_seconds": 1}]), transport)
+    found = job.survey()
+    with pytest.raises(SourceError):
+        job.deliver(found)
+    assert transport.sent == []
+
+
+def test_message_that_came_near_while_others_were_sent_goes_to_the_broker():
+    now = NOW
+    broker, store = Recorder(), Recorder("store")
+    rows = [{"value": "a", "delay_seconds": 400}, {"value": "b", "delay_seconds": 1000}]
+    job = sending(
+        ListSource(rows),
+        clock=lambda: now,
+        route=Route(delivery=broker, store=store, hold_over=timedelta(seconds=300)),
+    )
+    found = job.survey()
+    assert (found.direct.sent, found.held.sent) == (0, 2)
+    now += timedelta(seconds=200)
+    job.deliver(found)
+    assert [message.body for message in broker.sent] == [b"a"]
+    assert [message.body for message in store.sent] == [b"b"]
