@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, or_
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_delayed.delivery import Clock, DelayedDelivery
-from airflow_delayed.errors import InvalidMessage, TransportUnavailable
+from airflow_delayed.errors import DelayedError, InvalidMessage
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import claims
 from airflow_delayed.store.clock import CarriedClock
@@ -54,6 +54,13 @@ class _Route:
     closed: set[str] = field(default_factory=set)
     unavailable: str | None = None
     cause: Exception | None = None
+
+    def break_off(self, error: Exception) -> None:
+        """Leave the connection alone for the rest of the run."""
+        # the texts of others may show what must not be in a log; the traceback has the type
+        self.unavailable = str(error) if isinstance(error, DelayedError) else type(error).__name__
+        self.cause = error
+        log.warning("connection %r is not available: %s", self.conn_id, self.unavailable)
 
     def wanted(self, table: Table, now: datetime) -> ColumnElement[bool]:
         """Return the condition for the rows that this run may still hand over."""
@@ -174,16 +181,15 @@ class Dispatcher:
         except SQLAlchemyError:
             raise  # the store's own database
         except Exception as error:
-            # rolled back: no row has changed, and a lost connection is no failure of its messages
-            route.unavailable = str(error) if isinstance(error, TransportUnavailable) else type(error).__name__
-            route.cause = error
-            log.warning("connection %r is not available: %s", route.conn_id, route.unavailable)
+            route.break_off(error)  # rolled back: no row has changed
             return 0
         for message in done.confirmed:
             report.add(route.conn_id, message)
         route.failures.update(done.failures)
         route.closed |= done.closed
-        if len(route.failures) >= MAX_FAILURES:
+        if done.lost is not None:
+            route.break_off(done.lost)
+        if len(route.failures) >= MAX_FAILURES and not route.unavailable:
             route.unavailable = f"{len(route.failures):,} messages failed, and the others were not tried in this run"
         self._progress(report)
         return len(rows)
@@ -202,9 +208,8 @@ class Dispatcher:
             done.failures.update(self._queue_tables.deliver(connection, messages))
             done.confirmed = [message for message in messages if message.message_id not in done.failures]
         else:
-            sent = hand_over(route.transport, messages, now)
-            done.confirmed, done.closed = sent.confirmed, sent.closed
-            done.failures.update(sent.failures)
+            # what a lost connection leaves neither confirmed nor failed stays as it is, RetryCount too
+            done.merge(hand_over(route.transport, messages, now))
 
     def _until_next(self, routes: Sequence[_Route]) -> float | None:
         """Return the seconds to sleep before the next pass, or None if nothing is left to hand over."""

@@ -33,7 +33,7 @@ def check_limits(message: DelayedMessage) -> None:
     """Check a message against the store's columns; the limits count characters.
 
     :raises LimitExceeded: the destination has over 200, or the tag over 250.
-    :raises InvalidMessage: one of them has a character that no database keeps as text.
+    :raises InvalidMessage: one of them has a null character.
     """
     _check_text("destination", message.destination, MAX_DESTINATION)
     if message.tag is not None:
@@ -43,10 +43,8 @@ def check_limits(message: DelayedMessage) -> None:
 def _check_text(column: str, value: str, limit: int) -> None:
     if len(value) > limit:
         raise LimitExceeded(column, f"has {len(value)} characters; the store keeps up to {limit}")
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise InvalidMessage(
-            column, "has a null character or half of a surrogate pair, which no database keeps as text"
-        )
+    if "\0" in value:
+        raise InvalidMessage(column, "has a null character, which not every database keeps as text")
 
 
 def digest_of(message: DelayedMessage) -> bytes:
@@ -65,25 +63,19 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, An
     """Return a message as the row that is stored, without StoredAt.
 
     :raises LimitExceeded: it does not fit.
-    :raises InvalidMessage: it has text that cannot be written as UTF-8.
     """
     check_limits(message)
-    try:
-        headers = json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")).encode()
-        digest = digest_of(message)
-    except UnicodeEncodeError:
-        raise InvalidMessage("headers", "one has half of a surrogate pair, which cannot be written as UTF-8") from None
     return {
         "Id": message.message_id,
         "Destination": message.destination,
         "State": message.body,
         "Time": message.due_at,
-        "Headers": headers,
+        "Headers": json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")).encode(),
         "RetryCount": 0,
         "DeliverConnId": deliver_conn_id,
         "Tag": message.tag,
         "ExpiresAt": message.expires_at,
-        "Digest": digest,
+        "Digest": digest_of(message),
     }
 
 

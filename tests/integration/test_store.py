@@ -1,0 +1,222 @@
+"""Storing, listing and cancelling: the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from sqlalchemy import text
+from support.stores import Store, message, quoted, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.delivery import State, delivery_for, store_for
+from airflow_delayed.errors import InvalidMessage, LimitExceeded, MessageConflict, TopologyError
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.storing import Outcome
+
+LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+
+
+def execute(store: Store, hook: DelayedStoreHook, statement: str) -> None:
+    """Run SQL with ``{s}`` for the schema."""
+    with hook.engine.begin() as connection:
+        connection.execute(text(statement.replace("{s}", f"{quoted(store.schema)}." if store.schema else "")))
+
+
+def test_the_connections_type_leads_to_the_hook(store: Store):
+    own = delivery_for(store.conn_id)
+    assert isinstance(own, DelayedStoreHook)
+    assert (own.deliver_conn_id, own.horizon) == (None, timedelta(0))
+    assert store_for(store.conn_id, "aws_default").deliver_conn_id == "aws_default"
+    assert store_for(store.conn_id, store.conn_id).deliver_conn_id is None
+
+
+def test_install_twice(store: Store):
+    hook = store.hook(None)
+    plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
+    assert [finding.state for finding in plan] == [State.PLANNED, State.PLANNED]
+    assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
+    first = hook.install(["reminders"], create_destinations=True)
+    assert [finding.state for finding in first] == [State.CREATED, State.CREATED]
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK, State.OK]
+    assert hook.verify(["reminders"]).ok
+
+
+def test_install_makes_no_destination_unless_told(store: Store):
+    with pytest.raises(TopologyError, match=r"table .*reminders: missing") as caught:
+        store.hook(None).install(["reminders"])
+    assert caught.value.report.missing_destinations == ("reminders",)
+    assert store.hook("broker").install(["reminders"]).ok  # it is the broker's, and the store does not look
+
+
+def test_what_differs_is_named_and_left_alone(store: Store):
+    hook = store.installed()
+    execute(store, hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "RetryCount" TO "Tries"')
+    for call in (hook.verify, lambda names: hook.install(names, dry_run=True)):
+        (problem,) = call([]).problems
+        assert (problem.argument, problem.wanted, problem.found) == ("column RetryCount", "INTEGER", None)
+    with pytest.raises(TopologyError, match="column RetryCount: wanted 'INTEGER', found None"):
+        hook.install([])
+
+
+def test_a_lost_index_is_made_anew(store: Store):
+    hook = store.installed()
+    execute(store, hook, 'DROP INDEX {s}"delayed_messages_Time"')
+    assert [str(problem) for problem in hook.verify([]).problems] == ["index delayed_messages_Time: missing"]
+    hook.install([])
+    assert hook.verify([]).ok
+
+
+def test_a_table_that_is_not_there_is_not_made_in_passing(store: Store):
+    hook = store.hook()
+    for use in (
+        lambda: hook.send([message("a", LATER)]),
+        lambda: list(hook.list()),
+        hook.count,
+        lambda: hook.cancel("a"),
+    ):
+        with pytest.raises(TopologyError, match=r"delayed_messages: missing.*TopologyInstallOperator"):
+            use()
+    assert not hook.verify([]).ok
+
+
+def test_two_tables_in_one_database(store: Store):
+    store.installed()
+    name = 'of "another" team'
+    other = store.hook(table=name)
+    other.install([])
+    other.send([message("a", LATER)])
+    assert (other.count(), store.hook().count(), other.verify([]).ok) == (1, 0, True)
+
+
+def test_what_is_stored_is_listed_by_due_time(store: Store):
+    hook = store.installed()
+    expires = LATER + timedelta(microseconds=1)
+    report = hook.send(
+        [
+            message("later", LATER + timedelta(microseconds=1)),
+            message("ID", LATER, tag="Müller", expires_at=expires),
+            message("id", LATER, destination="trailing blank "),
+            message("last", datetime.max.replace(tzinfo=timezone.utc)),
+        ]
+    )
+    assert (report.sent, report.duplicates, report.first_due) == (4, 0, LATER)
+    listed = list(hook.list())
+    # bytewise: capitals first
+    assert [one.message_id for one in listed] == ["ID", "id", "later", "last"]
+    assert [one.due_at for one in listed][:3] == [LATER, LATER, LATER + timedelta(microseconds=1)]
+    assert listed[3].due_at == datetime.max.replace(tzinfo=timezone.utc)
+    assert (listed[0].tag, listed[0].expires_at, listed[0].deliver_conn_id) == ("Müller", expires, "broker")
+    assert [one.message_id for one in hook.list(destination="trailing blank ")] == ["id"]
+    assert list(hook.list(destination="trailing blank")) == []
+    assert [one.message_id for one in hook.list(tag="Müller")] == ["ID"]
+    assert abs(listed[0].stored_at - hook.now()) < timedelta(minutes=1)
+
+
+def test_lists_are_paged_without_a_gap(store: Store):
+    hook = store.installed()
+    # many with one due time, so that pages end among equals
+    hook.send(message(f"m{n:04}", LATER + timedelta(seconds=n // 1500)) for n in range(3000))
+    assert [one.message_id for one in hook.list()] == [f"m{n:04}" for n in range(3000)]
+
+
+def test_the_same_again_is_a_duplicate(store: Store):
+    hook = store.installed()
+    hook.send([message("a", LATER, headers={"x": "1", "y": "2"}), message("b", LATER)])
+    again = [message("c", LATER), message("b", LATER), message("a", LATER, headers={"y": "2", "x": "1"})]
+    report = hook.send([*again, again[0]])
+    assert (report.sent, report.duplicates, report.by_destination) == (1, 3, {"q": 1})
+    assert hook.count() == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"body": b"other"},
+        {"due_at": LATER + timedelta(microseconds=1)},
+        {"destination": "r"},
+        {"headers": {"x": "1"}},
+        {"tag": "t"},
+        {"expires_at": LATER + timedelta(days=1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_same_id_with_other_content_is_an_error(store: Store, change):
+    hook = store.installed()
+    hook.send([message("first", LATER), message("second", LATER)])
+    changed = message(**{"name": "second", "due_at": LATER, **change})
+    with pytest.raises(MessageConflict, match=r"1 message ids .*stored already.*: second\.") as caught:
+        hook.send([message("new", LATER), changed])
+    assert "body of" not in str(caught.value)
+    assert [one.message_id for one in hook.list()] == ["first", "second"]
+    assert next(hook.list()).due_at == LATER
+    with pytest.raises(MessageConflict, match="are given twice with different content: x"):
+        hook.send([message("x", LATER), message(**{"name": "x", "due_at": LATER, "body": b"y", **change})])
+
+
+def test_the_same_id_for_another_connection_is_an_error(store: Store):
+    store.installed().send([message("a", LATER)])
+    for other in ("broker2", None):
+        with pytest.raises(MessageConflict, match="for another connection: a"):
+            store.hook(other).send([message("a", LATER)])
+
+
+def test_a_long_stream_is_stored_as_it_comes(store: Store):
+    hook, other = store.installed(), store.hook()
+    counts = {}
+
+    def stream():
+        for number in range(2500):
+            if number in (999, 1500, 2499):
+                counts[number] = other.count()
+            yield message(f"m{number}", LATER)
+
+    assert hook.send(stream()).sent == 2500
+    assert counts == {999: 0, 1500: 1000, 2499: 2000}
+    assert hook.count() == 2500
+
+
+def test_what_does_not_fit_is_refused_and_its_chunk_with_it(store: Store):
+    hook = store.installed(deliver_conn_id=None)
+    cases = [
+        (message("a", LATER, destination="é" * 201), LimitExceeded, "destination: has 201 characters"),
+        (message("a", LATER, destination="é" * 32), LimitExceeded, "destination: has 64 bytes"),
+        (message("a", LATER, tag="t" * 251), LimitExceeded, "tag: has 251 characters"),
+        (message("a", LATER, tag="nul\0"), InvalidMessage, "tag: has a null character"),
+    ]
+    for wrong, error, text_ in cases:
+        with pytest.raises(error, match=text_):
+            hook.send([message("good", LATER), wrong])
+    assert hook.count() == 0
+    store.hook().send([message("a", LATER, destination="é" * 200, tag="t" * 250)])
+    assert hook.count() == 1
+
+
+def test_cancelling_says_what_came_in_time(store: Store):
+    hook = store.installed()
+    hook.send(message(f"m{n}", LATER) for n in range(1200))
+    outcomes = hook.cancel(["gone", *(f"m{n}" for n in range(1100)), "M1199"])
+    assert [name for name, outcome in outcomes.items() if outcome is Outcome.ABSENT] == ["gone", "M1199"]
+    assert len(outcomes) == 1102
+    assert hook.count() == 100
+    assert hook.cancel(["m1"]) == {"m1": "absent"}
+
+
+def test_many_store_the_same_at_once(store: Store):
+    """Each in another order: the rows are there once, and the senders agree on who stored them."""
+    hook = store.installed()
+    messages = [message(f"m{n}", LATER) for n in range(3000)]
+    reports = []
+
+    def send(start: int) -> None:
+        turned = messages[start:] + messages[:start]
+        reports.append(store.hook().send(reversed(turned) if start % 2 else turned))
+
+    threads = [threading.Thread(target=send, args=(start,)) for start in (0, 501, 1500, 2501)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(reports) == 4
+    assert sum(report.sent for report in reports) == hook.count() == 3000
+    assert sum(report.duplicates for report in reports) == 9000

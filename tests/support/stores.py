@@ -1,0 +1,165 @@
+"""A store on SQLite and on PostgreSQL, and a transport whose faults a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from airflow_delayed.delivery import SendReport, TopologyReport
+from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed, TransportUnavailable
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.store.dispatch import Dispatcher
+
+
+@dataclass
+class Store:
+    """Makes hooks on one database, for messages that the connection ``broker`` delivers unless told otherwise."""
+
+    conn_id: str
+    schema: str | None
+    hooks: list[DelayedStoreHook] = field(default_factory=list)
+
+    def hook(self, deliver_conn_id: str | None = "broker", **options: object) -> DelayedStoreHook:
+        made = DelayedStoreHook(self.conn_id, deliver_conn_id, schema=self.schema, **options)
+        self.hooks.append(made)
+        return made
+
+    def installed(self, *queues: str, deliver_conn_id: str | None = "broker") -> DelayedStoreHook:
+        """A hook with its table, and these queue tables."""
+        self.hook(None).install(queues, create_destinations=True)
+        return self.hook(deliver_conn_id)
+
+    def dispatcher(self, hook: DelayedStoreHook, transport: Transport | None = None, **options: object) -> Dispatcher:
+        def transports(conn_id: str, clock: Callable[[], datetime]) -> Transport:
+            transport.clock = clock
+            return transport
+
+        arguments = {
+            "deliver_conn_ids": ["broker"] if transport else [hook.conn_id],
+            "lookahead": timedelta(0),
+            "schema": self.schema,
+            **options,
+        }
+        return Dispatcher(hook.engine, hook.table, conn_id=hook.conn_id, transports=transports, **arguments)
+
+    def rows(self, hook: DelayedStoreHook, queue: str) -> list[tuple[str, bytes]]:
+        """Headers and bodies of a queue table, in order."""
+        where = f'"{self.schema.replace(chr(34), chr(34) * 2)}".' if self.schema else ""
+        with hook.engine.connect() as connection:
+            found = connection.execute(text(f'SELECT headers, body FROM {where}"{queue}" ORDER BY seq'))
+            return [(headers, bytes(body)) for headers, body in found]
+
+    def failures_of(self, hook: DelayedStoreHook) -> dict[str, int]:
+        return {stored.message_id: stored.retry_count for stored in hook.list()}
+
+
+@pytest.fixture(name="store", params=["sqlite", "postgres"])
+def store_fixture(request, connect, tmp_path) -> Iterator[Store]:
+    conn_id = f"store_{uuid4().hex[:8]}"
+    if request.param == "sqlite":
+        connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
+        store = Store(conn_id, None)
+    else:
+        url = request.getfixturevalue("postgres_url")
+        connect(conn_id, url)
+        store = Store(conn_id, f'Room "{conn_id}" of tests')
+        run_sql(url, f"CREATE SCHEMA {quoted(store.schema)}")
+    yield store
+    for hook in store.hooks:
+        hook.close()
+    if store.schema:
+        run_sql(url, f"DROP SCHEMA {quoted(store.schema)} CASCADE")
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def run_sql(url: str, *statements: str) -> None:
+    engine = create_engine(
+        url.replace("postgresql://", "postgresql+psycopg://").replace("postgres://", "postgresql+psycopg://")
+    )
+    with closing(engine.raw_connection()) as connection:
+        for statement in statements:
+            connection.cursor().execute(statement)
+        connection.commit()
+    engine.dispose()
+
+
+def message(name: str, due_at: datetime, **fields: object) -> DelayedMessage:
+    return DelayedMessage(
+        **{"destination": "q", "body": b"body of " + name.encode(), "due_at": due_at, "message_id": name, **fields}
+    )
+
+
+@dataclass
+class Transport:
+    """Takes messages as a broker would, in windows, with the faults that a test wants.
+
+    ``missing`` destinations end a send as RabbitMQ's do: what was taken before is confirmed, nothing is taken after.
+    """
+
+    horizon: timedelta = timedelta(days=365)
+    clock: Callable[[], datetime] = utcnow
+    sent: list[DelayedMessage] = field(default_factory=list)
+    delays: dict[str, timedelta] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    too_long: set[str] = field(default_factory=set)
+    #: The connection is lost after so many messages of each send.
+    lost_after: int | None = None
+    #: A lost connection is told by SendFailed, which counts what was confirmed.
+    counts_when_lost: bool = False
+    silent: bool = False
+    closed: int = 0
+
+    @property
+    def ids(self) -> list[str]:
+        return [one.message_id for one in self.sent]
+
+    def check(self, one: DelayedMessage, now: datetime) -> None:
+        if one.message_id in self.too_long:
+            raise LimitExceeded("body", "has too many bytes")
+
+    def send(self, messages) -> SendReport:
+        report = SendReport()
+        failures = []
+        for index, one in enumerate(messages):
+            if index == self.lost_after:
+                self._lose(report, one)
+            if one.destination in self.missing:
+                gone = DestinationMissing("broker", [one.destination], "make it")
+                if not report.sent:
+                    raise gone
+                raise SendFailed("broker", report, [(one.message_id, str(gone))]) from gone
+            if one.message_id in self.refused:
+                failures.append((one.message_id, "refused"))
+                continue
+            self.sent.append(one)
+            self.delays[one.message_id] = one.due_at - self.clock()
+            report.add(one)
+        if failures:
+            raise SendFailed("broker", SendReport() if self.silent else report, failures)
+        return report
+
+    def _lose(self, report: SendReport, one: DelayedMessage) -> None:
+        lost = TransportUnavailable("connection 'broker': reset by peer")
+        if self.counts_when_lost and report.sent:
+            raise SendFailed("broker", report, [(one.message_id, "not confirmed")]) from lost
+        raise lost
+
+    def install(self, destinations, *, create_destinations=False, dry_run=False) -> TopologyReport:
+        raise NotImplementedError
+
+    def verify(self, destinations, *, max_delay=None) -> TopologyReport:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed += 1
