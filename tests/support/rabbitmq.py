@@ -7,7 +7,7 @@ import json
 import os
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -69,14 +69,24 @@ class VirtualHost:
         with self.channel() as channel:
             return channel.queue_declare(queue, passive=True).method.message_count
 
-    def collect(self, *queues: str, enough: int, seconds: float = 60, more: float = 0.5) -> list[Arrival]:
-        """Consume until enough have arrived (or the time is up), then a little longer: for what comes twice."""
+    def collect(
+        self, *queues: str, enough: int | Collection[str], seconds: float = 60, more: float = 0.5
+    ) -> list[Arrival]:
+        """Consume until these ids, or so many different ones, have arrived or the time is up; then a little longer.
+
+        What comes twice does not count twice, so that nothing is taken for lost that is still to come.
+        """
         arrivals: list[Arrival] = []
+        ids: set[str] = set()
+
+        def complete() -> bool:
+            return len(ids) >= enough if isinstance(enough, int) else ids.issuperset(enough)
 
         def take(channel: BlockingChannel, method: object, properties: pika.BasicProperties, body: bytes) -> None:
             now = datetime.now(UTC)
             due = datetime.fromisoformat(properties.headers[DUE_AT])
             arrivals.append(Arrival(properties.message_id or "", due, now, body, properties))
+            ids.add(properties.message_id or "")
             channel.basic_ack(method.delivery_tag)
 
         with pika.BlockingConnection(self.parameters) as connection:
@@ -84,7 +94,7 @@ class VirtualHost:
             for queue in queues:
                 channel.basic_consume(queue, take)
             deadline = time.monotonic() + seconds
-            while len(arrivals) < enough and time.monotonic() < deadline:
+            while not complete() and time.monotonic() < deadline:
                 connection.process_data_events(time_limit=0.2)
             end = time.monotonic() + more
             while time.monotonic() < end:
