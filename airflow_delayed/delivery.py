@@ -153,6 +153,7 @@ class DelayedDelivery(Protocol):
 
         :raises SendFailed: some were not confirmed; the error counts those that were and names those that were not.
         :raises DestinationMissing: a destination cannot receive.
+        :raises TopologyError: something that the transport itself needs is missing.
         """
         ...
 

@@ -99,7 +99,12 @@ class UnsupportedConnection(DelayedError):
 
 
 class TransportUnavailable(DelayedError):
-    """The broker or database could not be reached, or the connection was lost and did not come back."""
+    """The broker or database could not be reached, or the connection was lost and did not come back.
+
+    ``report`` counts what was confirmed before, where that is known.
+    """
+
+    report: SendReport | None = None
 
 
 class SendFailed(DelayedError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_delayed.delivery import Clock, SendReport
-from airflow_delayed.errors import InputError, SendFailed, TopologyError
+from airflow_delayed.errors import InputError, SendFailed, TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, Parcel, direct, pack, through_fifo
 from airflow_delayed.sqs.faults import translated
@@ -100,8 +100,12 @@ class Sender:
         batch = self._batches.pop(url)
         self._waiting -= batch.size
         self._began = True
-        with translated(self._conn_id, f"send more than {self._report.sent:,} messages"):
-            outcomes = self._poster.post(batch.parcels, self._address)
+        try:
+            with translated(self._conn_id, f"send more than {self._report.sent:,} messages"):
+                outcomes = self._poster.post(batch.parcels, self._address)
+        except TransportUnavailable as error:
+            error.report = self._report
+            raise
         for outcome in outcomes:
             if outcome.fault is None:
                 self._report.add(outcome.item.message)

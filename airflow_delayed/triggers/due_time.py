@@ -26,7 +26,7 @@ class DueTimeTrigger(BaseTrigger):
     """
 
     def __init__(self, moment: datetime | str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.moment = parse_moment("moment", moment)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,8 @@ import tracemalloc
 from datetime import timedelta
 
 import pytest
-from test_sqs_world import World, world_fixture  # noqa: F401 - a fixture
+from botocore.exceptions import EndpointConnectionError
+from support.sqs import World, world_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import State, delivery_for
 from airflow_delayed.errors import (
@@ -337,3 +338,19 @@ def test_a_server_that_is_gone(connect):
     answers, told = hook.test_connection()
     assert not answers
     assert "sqs_gone" in told
+
+
+def test_connection_lost_in_the_middle_tells_what_was_confirmed(world: World):
+    world.install()
+    requests = []
+
+    def cut(**_: object) -> None:
+        requests.append(1)
+        if len(requests) > 1:
+            raise EndpointConnectionError(endpoint_url=world.url)
+
+    world.on("before-call.sqs.SendMessageBatch", cut)
+    with pytest.raises(TransportUnavailable) as caught:
+        world.hook.send(world.message(0, f"m{number}") for number in range(25))
+    assert caught.value.report is not None
+    assert caught.value.report.sent == len(world.ids()) == 10

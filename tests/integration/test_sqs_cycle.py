@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from test_sqs_world import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
