@@ -50,6 +50,18 @@ def get_provider_info() -> dict[str, Any]:
                     "relabeling": {"schema": "Virtual host"},
                     "placeholders": {"host": "localhost", "port": "5672", "schema": "/"},
                 },
+                "conn-fields": {
+                    "ssl": {
+                        "label": "TLS",
+                        "description": "Encrypt, and verify the broker's certificate; the port is then 5671.",
+                        "schema": {"type": ["boolean", "null"], "default": False},
+                    },
+                    "heartbeat": {
+                        "label": "Heartbeat",
+                        "description": "Seconds between heartbeats; empty: as the broker proposes.",
+                        "schema": {"type": ["integer", "null"], "minimum": 0, "maximum": 65535},
+                    },
+                },
             }
         ],
     }

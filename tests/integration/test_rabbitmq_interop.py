@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,21 +57,7 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
     assert at >= datetime.fromisoformat(message.headers[DUE_AT])
 
 
-CONSUMER = """
-import pika
-
-connection = pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@localhost:5672/%2F"))
-channel = connection.channel()
-seen = set()  # in earnest: a table with a unique column, written in the transaction that does the work
-for method, properties, body in channel.consume("orders"):
-    if properties.message_id not in seen:
-        print(body.decode())
-        seen.add(properties.message_id)
-    channel.basic_ack(method.delivery_tag)
-"""
-
-
-def test_a_consumer_of_ten_lines_recognises_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+def test_the_readmes_consumer_recognises_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost, here: Path) -> None:
     class Enough(Exception):
         pass
 
@@ -85,7 +73,10 @@ def test_a_consumer_of_ten_lines_recognises_duplicates(hook: RabbitMQDelayHook, 
     hook.send(batch)
     hook.send(messages("orders", [2], prefix="end"))
     names: dict[str, Any] = {"print": show, "parameters": vhost.parameters}
-    code = CONSUMER.replace('pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters")
+    (code,) = re.findall(r"```python\n(import pika.*?)```", (here / "README.md").read_text(), re.DOTALL)
+    code = code.replace('"reminders"', '"orders"').replace(
+        'pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters"
+    )
     with pytest.raises(Enough):
         exec(code, names)
     names["connection"].close()
