@@ -25,7 +25,6 @@ from sqlalchemy import (
     DateTime,
     Identity,
     Integer,
-    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -71,7 +70,7 @@ def queue_table(name: str, schema: str | None, dialect_name: str) -> Table:
             _column("Recoverable", Boolean(create_constraint=False), nullable=False, default=True),
             _column("Expires", mssql.DATETIME()),
             _column("Headers", mssql.NVARCHAR(None), key="headers", nullable=False),
-            _column("Body", LargeBinary(), key="body"),
+            _column("Body", bytes_column(), key="body"),
             _column("RowVersion", BigInteger(), Identity(), nullable=False),
         ]
     else:

@@ -82,9 +82,11 @@ def text_column(length: int) -> TypeEngine[str]:
     )
 
 
-def bytes_column() -> TypeEngine[bytes]:
-    """Return bytes of any length; MySQL's plain BLOB would end at 64 KiB."""
-    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+def bytes_column(length: int | None = None) -> TypeEngine[bytes]:
+    """Return bytes, of any length unless given; MySQL's plain BLOB would end at 64 KiB."""
+    of_mssql = mssql.VARBINARY(length or "max")  # type: ignore[no-untyped-call]
+    of_mysql = mysql.VARBINARY(length) if length else mysql.LONGBLOB()
+    return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb").with_variant(of_mssql, "mssql")
 
 
 def messages_table(name: str = TABLE, schema: str | None = None) -> Table:
@@ -106,7 +108,7 @@ def messages_table(name: str = TABLE, schema: str | None = None) -> Table:
         _column("DeliverConnId", text_column(MAX_CONN_ID)),
         _column("Tag", text_column(MAX_TAG)),
         _column("ExpiresAt", UtcTime()),
-        _column("Digest", LargeBinary(16)),
+        _column("Digest", bytes_column(16)),
         _column("StoredAt", UtcTime()),
         Index(quoted_name(f"{name}_Time", quote=True), "Time"),
         Index(quoted_name(f"{name}_Tag", quote=True), "Tag"),

@@ -1,0 +1,51 @@
+"""The claim in the words of each database, those included that the tests cannot run."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+
+from airflow_delayed.store import claims
+from airflow_delayed.store.schema import messages_table
+
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+class Recorder:
+    """Takes the place of a connection and keeps the statement."""
+
+    def execute(self, statement):
+        self.statement = statement
+        return []
+
+
+@pytest.mark.parametrize(
+    "dialect, wanted",
+    [
+        (postgresql.dialect(), "LIMIT %(param_1)s::INTEGER FOR UPDATE SKIP LOCKED"),
+        (mysql.dialect(), "LIMIT %s FOR UPDATE SKIP LOCKED"),
+        (mssql.dialect(), "WITH (READPAST, UPDLOCK, ROWLOCK) WHERE"),
+        (sqlite.dialect(), "LIMIT ? OFFSET ?"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted):
+    table, recorder = messages_table(), Recorder()
+    claims.claim(recorder, table, claims.waiting(table, "broker", NOW), NOW, 500)
+    statement = " ".join(str(recorder.statement.compile(dialect=dialect)).split())
+    assert wanted in statement
+    quote = dialect.identifier_preparer
+    time = f"{quote.quote_identifier('delayed_messages')}.{quote.quote_identifier('Time')}"
+    assert f"ORDER BY {time}" in statement
+    if dialect.name == "mssql":
+        assert statement.startswith("SELECT TOP ")
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
+def test_ids_are_cut_into_pieces_that_fit(count):
+    ids = [str(number) for number in range(count)]
+    pieces = list(claims.slices(ids))
+    assert [one for piece in pieces for one in piece] == ids
+    assert all(0 < len(piece) <= 1000 for piece in pieces)
