@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DAG, QUEUE = "flight_reminders", "flight-reminders"
 #: How long after the last due time a reminder counts as missing, in seconds.
 PATIENCE = 15
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEPS = {
     "install_sqs": "Airflow: makes the queues and the store",
     "compute": "Airflow: SparkSubmitOperator computes the reminders of a day's flights",
@@ -53,11 +54,13 @@ def migrate(env: dict[str, str], log: Path) -> None:
             raise Failed(f"'airflow db migrate' failed; see {shown(log)}")
 
 
-def run_dag(env: dict[str, str], log: Path, consumer: Consumer) -> None:
+def run_dag(env: dict[str, str], folder: Path, consumer: Consumer) -> None:
     """Run the DAG and say which task is at work, and what has arrived meanwhile."""
+    log = folder / "airflow.log"
     command = [*airflow.without_the_users(env), "airflow", "dags", "test", DAG]
     told: list[str] = []
-    last = time.monotonic()
+    due: dict[str, float] = {}
+    tell_again = 0.0
     with process.running(command, log=log, env=env) as child:
         while child.poll() is None:
             time.sleep(0.2)
@@ -65,11 +68,21 @@ def run_dag(env: dict[str, str], log: Path, consumer: Consumer) -> None:
                 if task in STEPS and task not in told:
                     told.append(task)
                     say(STEPS[task])
-            if "dispatch" in told and time.monotonic() - last > 5:
-                last = time.monotonic()
+            if "send" in told and not due:
+                due = computed(reminders(folder))
+                first, last = (round(moment - time.time()) for moment in (min(due.values()), max(due.values())))
+                say(f"  of {len(due):,} reminders the first is due in {first} s, the last in {last} s")
+            if due and time.monotonic() > tell_again:
+                tell_again = time.monotonic() + 5
                 say(f"  {len(consumer.arrivals()):,} have arrived")
     if child.returncode:
         raise Failed(f"the DAG failed; see {shown(log)}")
+
+
+def reminders(folder: Path) -> Path:
+    """Return where the one run's Spark job has written."""
+    [run] = (folder / "reminders").iterdir()
+    return run / "reminders"
 
 
 def sent_and_held(home: Path) -> tuple[int, int]:
@@ -101,9 +114,8 @@ def play(folder: Path) -> tuple[Reckoning, int, int]:
         env["FLIGHT_REMINDERS_FOLDER"] = str(folder / "reminders")
         say("makes an Airflow home of its own")
         migrate(env, folder / "airflow-db.log")
-        run_dag(env, folder / "airflow.log", consumer)
-        [run] = (folder / "reminders").iterdir()
-        due = computed(run / "reminders")
+        run_dag(env, folder, consumer)
+        due = computed(reminders(folder))
         say("waits for what is still on its way")
         give_up = max(due.values()) + PATIENCE
         while (result := reckon(due, consumer.arrivals())).missing and time.time() < give_up:
@@ -118,7 +130,7 @@ def table(result: Reckoning, sent: int, held: int) -> str:
         ("sent at once", f"{sent:,}", "to SQS, with a delay of their own"),
         ("held in the store", f"{held:,}", "and handed to SQS when they came near"),
         ("arrived", f"{result.arrived:,}", "at a consumer outside Airflow"),
-        ("early", f"{result.early:,}", "before their due time: never"),
+        ("early", f"{result.early:,}", "before their due time"),
         ("missing", f"{result.missing:,}", ""),
         ("twice", f"{result.twice:,}", "SQS delivers at least once; a duplicate has the same id"),
         *((["of unknown origin", f"{result.strange:,}", ""],) if result.strange else ()),
@@ -136,13 +148,19 @@ NEXT = """What to try next:
   make test                          the same on a real RabbitMQ, PostgreSQL and a live Airflow"""
 
 
+def interrupt(signum: int, frame: object) -> None:
+    """Stop what was started, whoever asks; asking again does not stop that."""
+    for asked in STOPS:
+        signal.signal(asked, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / ".run" / "demo", help="where it writes; emptied first")
     folder = parser.parse_args().folder.resolve()
-    # stops as by Ctrl-C whatever asks it to stop, so that everything it started is stopped too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for asked in STOPS:
+        signal.signal(asked, interrupt)
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -152,7 +170,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except Failed as problem:
+    except (Failed, RuntimeError) as problem:
         print(f"\n{problem}", file=sys.stderr)
         return 1
     (folder / "summary.json").write_text(

@@ -186,6 +186,7 @@ def running(
         )
         if done.returncode:
             raise RuntimeError(f"airflow db migrate failed:\n{done.stderr[-3000:]}")
+        children: list[subprocess.Popen[bytes]] = []
         with contextlib.ExitStack() as stack:
             for part, *options in (
                 ("api-server",),
@@ -194,7 +195,9 @@ def running(
                 ("triggerer", "--skip-serve-logs"),
             ):
                 log = folder / f"{part}.log"
-                stack.enter_context(process.running([*airflow, part, *options], log=log, env=env))
+                children.append(stack.enter_context(process.running([*airflow, part, *options], log=log, env=env)))
+            # all are asked to end before the first is waited for
+            stack.callback(lambda: [child.terminate() for child in children])
             live = Airflow(url, folder)
             stack.callback(live.close)
             process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")

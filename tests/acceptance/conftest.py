@@ -1,0 +1,90 @@
+"""One live Airflow for all acceptance tests, with a store in PostgreSQL and a consumer outside it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from reckoning import Consumer, consuming
+
+from services import airflow, java, postgres, process, sqs
+
+DAG = "flight_reminders"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class World:
+    """A running Airflow that knows the example DAG, and what its messages come to."""
+
+    live: airflow.Airflow
+    consumer: Consumer
+    reminders: Path
+    store_url: str
+
+    def folder(self, run_id: str) -> Path:
+        """The folder that a run's Spark job writes."""
+        return self.reminders / run_id.replace(":", "-").replace("+", "-") / "reminders"
+
+    def held(self) -> int:
+        """How many messages the store holds."""
+        import psycopg2
+
+        with closing(psycopg2.connect(self.store_url)) as database, database.cursor() as cursor:
+            cursor.execute("select count(*) from delayed_messages")
+            return int(cursor.fetchone()[0])
+
+
+@pytest.fixture(scope="session")
+def world(sqs_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A live Airflow with the example DAG; nothing runs that a test does not start."""
+    java.require()
+    folder = tmp_path_factory.mktemp("world")
+    # a queue of its own also on a server of the user's
+    prefix = f"live-{secrets.token_hex(4)}-"
+    with postgres.running() as server:
+        metadata = _database(server.url, "metadata")
+        connections = {
+            "delayed_sqs": sqs.connection(sqs_endpoint, queue_name_prefix=prefix),
+            "delayed_store": _connection(server.url),
+            "spark_default": airflow.LOCAL_SPARK,
+        }
+        with (
+            consuming(f"{prefix}flight-reminders", sqs_endpoint, folder) as consumer,
+            airflow.running(
+                ROOT / "dags",
+                database=metadata,
+                connections=connections,
+                FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
+                FLIGHTS_IN_ANY_ORDER="1",
+            ) as live,
+        ):
+            process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
+            live.call("PATCH", f"/dags/{DAG}", is_paused=False)
+            yield World(live, consumer, folder / "reminders", server.url)
+
+
+def _database(url: str, name: str) -> str:
+    import psycopg2
+
+    with closing(psycopg2.connect(url)) as database, database.cursor() as cursor:
+        database.autocommit = True
+        cursor.execute(f"create database {name}")
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+def _connection(url: str) -> dict[str, object]:
+    parts = urlsplit(url)
+    return {
+        "conn_type": "postgres",
+        "host": parts.hostname,
+        "port": parts.port,
+        "login": parts.username,
+        "password": parts.password,
+        "schema": parts.path.lstrip("/"),
+    }
