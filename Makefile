@@ -1,4 +1,6 @@
 SHELL := /bin/bash
+# the quick ones first
+TESTS ?= tests/unit tests/integration tests/acceptance
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint setup clean
 
@@ -9,8 +11,8 @@ help: ## list these commands
 demo: setup ## a Spark job's reminders through Airflow and SQS to a consumer, with a table at the end (2 to 4 minutes)
 	@exec .venv/bin/python .ci/demo.py
 
-test: lint ## all tests, on real servers that it installs and starts; options for pytest: make test ARGS="-k sqs"
-	@exec .venv/bin/python -m pytest $(ARGS)
+test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
+	@exec .venv/bin/python -m pytest $(TESTS) $(ARGS)
 
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .
