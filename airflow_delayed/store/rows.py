@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.identity import content_digest
-from airflow_delayed.message import DelayedMessage, microseconds
+from airflow_delayed.identity import digest_of
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_TAG
 
 
@@ -45,18 +45,6 @@ def _check_text(column: str, value: str, limit: int) -> None:
         raise LimitExceeded(column, f"has {len(value)} characters; the store keeps up to {limit}")
     if "\0" in value:
         raise InvalidMessage(column, "has a null character, which not every database keeps as text")
-
-
-def digest_of(message: DelayedMessage) -> bytes:
-    """Return 16 bytes that stand for everything a message says."""
-    return content_digest(
-        message.destination,
-        microseconds(message.due_at),
-        message.headers,
-        message.body,
-        message.tag,
-        microseconds(message.expires_at) if message.expires_at else None,
-    )
 
 
 def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from itertools import islice
@@ -61,11 +61,13 @@ def _store_chunk(
     # in one order everywhere, so that two who store the same ids wait for each other instead of locking up
     waiting = [rows[name] for name in sorted(rows)]
     stored: set[str] = set()
-    for _ in range(TRIES):
+    for tries_left in reversed(range(TRIES)):
         try:
             with engine.begin() as connection:
                 new, waiting = _insert(connection, table, waiting, deliver_conn_id)
         except IntegrityError:
+            if not tries_left:
+                raise
             continue  # another transaction stored one of the ids just now; it is seen in the next try
         stored |= new
         if not waiting:
@@ -94,6 +96,13 @@ def _insert(
     if changed:
         raise _conflict("are stored already with other content or for another connection", changed)
     return new, [row for row in rows if row["Id"] in old and row["Id"] not in there]
+
+
+def conflicting(engine: Engine, table: Table, digests: Mapping[str, bytes], deliver_conn_id: str | None) -> list[str]:
+    """Return the ids that are stored already with other content, or for another connection."""
+    with engine.connect().execution_options(read_only=True) as connection:
+        there = claims.present(connection, table, list(digests))
+    return sorted(name for name, found in there.items() if found != (digests[name], deliver_conn_id))
 
 
 def _conflict(problem: str, ids: Sequence[str]) -> MessageConflict:

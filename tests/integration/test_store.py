@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -10,8 +11,10 @@ from sqlalchemy import text
 from support.stores import Store, message, quoted, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import State, delivery_for, store_for
-from airflow_delayed.errors import InvalidMessage, LimitExceeded, MessageConflict, TopologyError
+from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store import claims
+from airflow_delayed.store.rows import to_row
 from airflow_delayed.store.storing import Outcome
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -220,3 +223,43 @@ def test_many_store_the_same_at_once(store: Store):
     assert len(reports) == 4
     assert sum(report.sent for report in reports) == hook.count() == 3000
     assert sum(report.duplicates for report in reports) == 9000
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_those_who_store_the_same_wait_for_each_other_in_one_order(store: Store):
+    """In the order given, this would be a deadlock: each would hold what the other waits for."""
+    hook = store.installed()
+    rows = [{**to_row(message(name, LATER), "broker"), "StoredAt": LATER} for name in ("m1", "m2")]
+    reports = []
+    sender = threading.Thread(
+        target=lambda: reports.append(store.hook().send([message("m2", LATER), message("m1", LATER)]))
+    )
+    with hook.engine.begin() as connection:
+        claims.insert_new(connection, hook.table, rows[:1])
+        sender.start()
+        with hook.engine.connect() as watching:
+            waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not watching.execute(waits).scalar():
+                watching.rollback()
+                assert sender.is_alive()
+        assert claims.insert_new(connection, hook.table, rows[1:]) == {"m2"}
+    sender.join(60)
+    assert [(report.sent, report.duplicates) for report in reports] == [(0, 2)]
+
+
+def test_an_error_of_the_database_shows_no_content(store: Store):
+    hook = store.installed()
+    execute(
+        store,
+        hook,
+        'CREATE UNIQUE INDEX "one" ON {s}"delayed_messages" ("State")'
+        if store.schema is None
+        else 'ALTER TABLE {s}"delayed_messages" ADD CHECK (length("State") < 3)',
+    )
+    content = bytes([104, 117, 115, 104])  # so that the lines of this test do not show it
+    with pytest.raises(DelayedError, match=store.conn_id) as caught:
+        hook.send([message("a", LATER, body=content), message("b", LATER, body=content)])
+    shown = "".join(traceback.format_exception(caught.value))
+    assert content.decode() not in shown
+    assert content.hex() not in shown
+    assert hook.count() == 0
