@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -162,6 +162,14 @@ class DelayedDelivery(Protocol):
         ...
 
 
+class HoldingStore(DelayedDelivery, Protocol):
+    """A store, in which messages wait until a dispatcher hands them over."""
+
+    def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
+        """Return the ids that are stored already with other content than these digests stand for."""
+        ...
+
+
 _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
 #: Which hook serves a connection type; entry points of the group ``airflow_delayed.delivery`` add to it.
 BUILT_IN: Mapping[str, str] = {
@@ -193,7 +201,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery
     return cast(DelayedDelivery, hook(conn_id, **({"clock": clock} if clock else {})))
 
 
-def store_for(conn_id: str, deliver_conn_id: str) -> DelayedDelivery:
+def store_for(conn_id: str, deliver_conn_id: str) -> HoldingStore:
     """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
     from airflow_delayed.hooks.store import DelayedStoreHook
 

@@ -88,6 +88,16 @@ class TopologyError(DelayedError):
         self.report = report
 
 
+class Interrupted(DelayedError):
+    """Sending stopped half-way. A retry sends the same messages with the same ids."""
+
+    def __init__(self, sent: int, held: int, why: str) -> None:
+        super().__init__(
+            f"sending stopped after {sent:,} messages were sent and {held:,} stored: {why}. A retry sends the same"
+            " messages again, with the same ids"
+        )
+
+
 class UnsupportedConnection(DelayedError):
     """No transport is known for a connection's type."""
 

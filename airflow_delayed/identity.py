@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
+from math import isfinite
+from numbers import Integral
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
-from airflow_delayed.message import UTC, check_text, microseconds
+from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
@@ -59,13 +61,25 @@ def content_digest(
     return blake2b(b"".join(parts), digest_size=16, person=_CONTENT).digest()
 
 
+def digest_of(message: DelayedMessage) -> bytes:
+    """Return 16 bytes that stand for everything a message says but its id."""
+    return content_digest(
+        message.destination,
+        microseconds(message.due_at),
+        message.headers,
+        message.body,
+        message.tag,
+        None if message.expires_at is None else microseconds(message.expires_at),
+    )
+
+
 def key_id(columns: Sequence[str], values: Sequence[object]) -> str:
     """Return the id of a row's key: the names of its columns and their values.
 
-    Whole numbers count alike whatever their width (and a decimal without a fraction as a whole number), and times by
-    the moment that they name. It holds no run: the same key in the next night's run is the same message, made anew.
+    Whole numbers count alike whatever their width (a decimal or a float without a fraction as well), and times by the
+    moment that they name. It holds no run: the same key in the next night's run is the same message, made anew.
 
-    :raises InvalidMessage: a value is null, or of a type that has no fixed form.
+    :raises InvalidMessage: a value is null or not a number, or of a type that has no fixed form.
     """
     parts: list[bytes] = []
     for column, value in zip(columns, values, strict=True):
@@ -79,8 +93,8 @@ def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a t
         return _text(value)
     if isinstance(value, bool):
         return _part(b"o", b"1" if value else b"0")
-    if isinstance(value, int):
-        return _part(b"i", b"%d" % value)
+    if isinstance(value, Integral):  # numpy's too
+        return _part(b"i", b"%d" % int(value))
     if isinstance(value, bytes):
         return _part(b"b", value)
     if isinstance(value, datetime):
@@ -93,8 +107,9 @@ def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a t
         if value == value.to_integral_value():
             return _part(b"i", b"%d" % int(value))
         return _part(b"m", format(value.normalize(), "f").encode())
-    if isinstance(value, float):
-        return _part(b"f", repr(value).encode())
+    if isinstance(value, float) and isfinite(value):
+        # a column of whole numbers becomes one of floats as soon as one of them is null
+        return _part(b"i", b"%d" % int(value)) if value.is_integer() else _part(b"f", float.__repr__(value).encode())
     if isinstance(value, UUID):
         return _text(str(value))
     if value is None:

@@ -100,6 +100,8 @@ def utc(column: str, moment: datetime) -> datetime:
     """
     if not isinstance(moment, datetime):
         raise InvalidMessage(column, f"must be a time with a time zone, not {type(moment).__name__}")
+    if type(moment) is not datetime:
+        moment = _plain(column, moment)
     if moment.tzinfo is UTC:
         return moment
     if moment.utcoffset() is None:
@@ -116,9 +118,9 @@ def parse_time(column: str, value: object) -> datetime:
     :raises InvalidMessage: it is neither.
     """
     if isinstance(value, datetime):
-        return value
+        return value if type(value) is datetime else _plain(column, value)
     if not isinstance(value, str):
-        raise InvalidMessage(column, f"must be a time, not {type(value).__name__}")
+        raise InvalidMessage(column, f"must be a time of the years 1 to 9999, not {type(value).__name__}")
     text = value.strip()
     try:
         # Python 3.10 does not know the Z
@@ -133,6 +135,14 @@ def parse_moment(column: str, value: object) -> datetime:
     :raises InvalidMessage: it is neither, or has no offset.
     """
     return utc(column, parse_time(column, value))
+
+
+def _plain(column: str, moment: datetime) -> datetime:
+    """Return a datetime of another library as Python's own; nanoseconds beyond a microsecond count as a whole one."""
+    if moment != moment:
+        raise InvalidMessage(column, "is not a time (NaT)")
+    plain = datetime.combine(moment.date(), moment.time(), moment.tzinfo).replace(fold=moment.fold)
+    return plain + MICROSECOND if getattr(moment, "nanosecond", 0) else plain
 
 
 def utcnow() -> datetime:

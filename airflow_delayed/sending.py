@@ -8,17 +8,30 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
-from airflow_delayed.errors import SHOWN, DelayedError, InputError, InvalidMessage, MessageConflict, PastDue, some
-from airflow_delayed.intake.batch import Batch
+from airflow_delayed.delivery import Clock, DelayedDelivery, HoldingStore, SendReport
+from airflow_delayed.errors import (
+    SHOWN,
+    DelayedError,
+    InputError,
+    Interrupted,
+    InvalidMessage,
+    MessageConflict,
+    PastDue,
+    some,
+)
+from airflow_delayed.identity import digest_of
+from airflow_delayed.intake.batch import Batch, row_of
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.ledger import Ledger, Repeats
-from airflow_delayed.intake.rows import Problem, RowReader, digest_of
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.message import UTC, DelayedMessage
 
 #: Messages given to a transport at a time.
 CHUNK = 5000
+_FIRST = datetime.min.replace(tzinfo=UTC)
+#: Ids asked of the store at a time.
+ASKED = 1000
 #: Seconds between two lines of progress in the log.
 PROGRESS_SECONDS = 10.0
 
@@ -43,7 +56,7 @@ class Route:
     """
 
     delivery: DelayedDelivery
-    store: DelayedDelivery | None = None
+    store: HoldingStore | None = None
     hold_over: timedelta = timedelta(0)
 
     def holds(self, message: DelayedMessage, now: datetime) -> bool:
@@ -53,7 +66,7 @@ class Route:
     @property
     def holds_all(self) -> bool:
         """Whether the transport is a store itself, in which everything waits."""
-        return self.store is self.delivery
+        return self.store is not None and self.store is self.delivery
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the limits of all that it will pass through.
@@ -74,6 +87,8 @@ class Survey:
     """What the first pass found."""
 
     rows: int = 0
+    #: Rows that are messages; copies and those past due are among them.
+    good: int = 0
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
     past_due: int = 0
@@ -85,6 +100,8 @@ class Survey:
     #: The first few messages, for a dry run.
     sample: list[DelayedMessage] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
+    #: Ids that the store has already, with other content; the first few.
+    conflicts: list[str] = field(default_factory=list)
     #: The number of each batch's first row, and the batch's place.
     places: list[tuple[int, str, int]] = field(default_factory=list)
 
@@ -102,7 +119,8 @@ class Survey:
 class Sending:
     """One send: its source, its rules, its route.
 
-    :param past_due: "fail", "send" or "skip" what was due more than ``max_past`` before the anchor.
+    :param past_due: "fail", "send" or "skip" what was due more than ``max_past`` before it began.
+    :param began: when the first try of this send began.
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
     """
@@ -114,7 +132,7 @@ class Sending:
         reader: Callable[[], RowReader],
         route: Route,
         *,
-        anchor: datetime,
+        began: datetime,
         past_due: str = "fail",
         max_past: timedelta = timedelta(hours=1),
         clock: Clock,
@@ -124,7 +142,8 @@ class Sending:
         self.wanted = wanted
         self.route = route
         self.past_due = past_due
-        self.oldest = anchor - max_past
+        # what lies more than that back is before all that a calendar has
+        self.oldest = began - max_past if max_past < began - _FIRST else _FIRST
         self.max_past = max_past
         self.clock = clock
         self.log = log
@@ -132,6 +151,7 @@ class Sending:
         self.held = SendReport()
         self.skipped = 0
         self._reader = reader
+        self._ask: dict[str, bytes] = {}
         self._told = 0.0
         # limits are judged by one moment, so that both passes set the same rows aside
         self._judged_at = clock()
@@ -151,6 +171,7 @@ class Sending:
                 self._look(item, number, found, ledger, set_aside)
                 if found.rows % 1000 == 0:
                     self._progress("checked", found.rows)
+            self._ask_store(found)
             found.repeats = ledger.repeats()
         finally:
             ledger.close()
@@ -191,6 +212,7 @@ class Sending:
                 set_aside(problem)
             return
         assert isinstance(item, DelayedMessage)
+        found.good += 1
         if self._is_past(item):
             found.past_due += 1
             if found.first_past is None:
@@ -198,20 +220,29 @@ class Sending:
             if self.past_due == "skip":
                 return
         now = self.clock()
+        digest = digest_of(item)
         if self.route.holds(item, now):
             found.held.add(item)
+            self._ask[item.message_id] = digest
+            if len(self._ask) >= ASKED:
+                self._ask_store(found)
         else:
             found.direct.add(item)
             found.longest = max(found.longest, item.due_at - now)
         if len(found.sample) < SHOWN:
             found.sample.append(item)
-        ledger.add(item.message_id, digest_of(item), number)
+        ledger.add(item.message_id, digest, number)
+
+    def _ask_store(self, found: Survey) -> None:
+        if self._ask and self.route.store is not None and len(found.conflicts) < SHOWN:
+            found.conflicts += self.route.store.conflicting(self._ask)
+        self._ask.clear()
 
     def _refusal(self, message: DelayedMessage, number: int, found: Survey) -> Problem | None:
         try:
             self.route.check(message, self._judged_at)
         except InvalidMessage as error:
-            return Problem(found.place(number), error.column, error.problem, _row_of(message))
+            return Problem(found.place(number), error.column, error.problem, row_of(message))
         return None
 
     def _is_past(self, message: DelayedMessage) -> bool:
@@ -231,6 +262,12 @@ class Sending:
                 "rows have one message id and different content, so one would pass for a copy of the other:"
                 f" {some(pairs)}. Nothing was sent. Let id_columns= (or message_id) tell them apart"
             )
+        if found.conflicts:
+            raise MessageConflict(
+                "the store has messages with other content under the same ids:"
+                f" {some(found.conflicts, separator=', ')}. Nothing was sent. Cancel those first, or give what is a new"
+                " message a new id"
+            )
         if found.past_due and self.past_due == "fail":
             raise PastDue(
                 f"{found.past_due:,} of {found.rows:,} rows were due more than {self.max_past} before this task's first"
@@ -238,41 +275,66 @@ class Sending:
                 " past_due='skip'; to deliver them now, past_due='send'"
             )
 
-    def deliver(self, found: Survey) -> None:
+    def deliver(self, found: Survey, *, dry_run: bool = False) -> None:
         """Send what the survey found, at once or into the store.
 
         ``sent`` and ``held`` count what was confirmed, also after an error.
 
+        :param dry_run: only count what would be sent.
         :raises SendFailed: some messages were not confirmed.
-        :raises SourceError: the source changed since the survey.
+        :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
+        :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
+        try:
+            good = self._deliver(found, dry_run)
+            self.source.check_unchanged()
+        except InputError as error:
+            if dry_run or not (self.sent.sent + self.held.sent):
+                raise
+            raise Interrupted(self.sent.sent, self.held.sent, str(error)) from error
+        if good != found.good:
+            why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
+            raise Interrupted(self.sent.sent, self.held.sent, why)
+
+    def _deliver(self, found: Survey, dry_run: bool) -> int:
         direct: list[DelayedMessage] = []
         held: list[DelayedMessage] = []
-        total = found.direct.sent + found.held.sent - len(found.repeats.copies)
+        good = 0
         for number, item in self._items(self._reader(), None):
-            if isinstance(item, Problem) or number in found.repeats.copies:
-                continue
-            if self.past_due == "skip" and self._is_past(item):
-                self.skipped += 1
+            if isinstance(item, Problem):
                 continue
             try:
                 self.route.check(item, self._judged_at)
             except InvalidMessage:
                 continue  # the survey set it aside
+            good += 1
+            if self.past_due == "skip" and self._is_past(item):
+                self.skipped += 1
+                continue
+            if number in found.repeats.copies:
+                continue
             waits = held if self.route.holds(item, self.clock()) else direct
             waits.append(item)
             if len(waits) >= CHUNK:
-                self._flush(direct, held)
-                self._progress("sent", self.sent.sent + self.held.sent, total)
-        self._flush(direct, held)
+                self._flush(direct, held, dry_run)
+                self._progress("sent", self.sent.sent + self.held.sent, found.good)
+        self._flush(direct, held, dry_run)
+        return good
 
-    def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage]) -> None:
+    def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
         # what is due sooner goes first
-        _hand_over(self.route.delivery, direct, self.sent)
-        if held:
-            assert self.route.store is not None
-            _hand_over(self.route.store, held, self.held)
+        for delivery, messages, report in (
+            (self.route.delivery, direct, self.sent),
+            (self.route.store, held, self.held),
+        ):
+            if dry_run:
+                for message in messages:
+                    report.add(message)
+            elif messages:
+                assert delivery is not None
+                _hand_over(delivery, messages, report)
+            messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
         if time.monotonic() - self._told >= PROGRESS_SECONDS:
@@ -282,8 +344,6 @@ class Sending:
 
 
 def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
-    if not messages:
-        return
     try:
         report.merge(delivery.send(messages))
     except DelayedError as error:
@@ -291,24 +351,11 @@ def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report
         if isinstance(partly, SendReport):
             report.merge(partly)
         raise
-    messages.clear()
 
 
 def _note_place(found: Survey, number: int, batch: Batch) -> None:
     if batch.size:
         found.places.append((number, batch.origin, batch.first_row))
-
-
-def _row_of(message: DelayedMessage) -> dict[str, object]:
-    return {
-        "destination": message.destination,
-        "value": message.body,
-        "due_at": message.due_at,
-        "headers": dict(message.headers),
-        "message_id": message.message_id,
-        "tag": message.tag,
-        "expires_at": message.expires_at,
-    }
 
 
 def _more(count: int) -> str:

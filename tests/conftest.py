@@ -19,6 +19,11 @@ os.environ.update(
 Path(_HOME.name, "dags").mkdir()
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# a slow machine is no failure
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -142,6 +142,14 @@ class DelayedStoreHook(BaseHook):
 
         with database_errors(self.conn_id, self.engine, self.table):
             return storing.store(self.engine, self.table, checked(), self.deliver_conn_id)
+
+    def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
+        """Return the ids that are stored already with other content, or for another connection.
+
+        :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
+        """
+        with database_errors(self.conn_id, self.engine, self.table):
+            return storing.conflicting(self.engine, self.table, digests, self.deliver_conn_id)
 
     def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
         """Yield what waits, ordered by due time; neither body nor headers are read."""

@@ -65,14 +65,45 @@ def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch
     }
     for name, value in file.partition.items():
         columns.setdefault(name, [value] * records.num_rows)
-    return Batch(columns=columns, size=records.num_rows, origin=file.path, first_row=first_row)
+    return Batch(
+        columns=columns,
+        size=records.num_rows,
+        origin=file.path,
+        first_row=first_row,
+        ids_given="message_id" in columns,
+    )
 
 
 def _values(column: pa.Array) -> list[object]:
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        column = _ceil_to_microseconds(column)
-    values: list[object] = column.to_pylist()
+    if pa.types.is_timestamp(column.type):
+        if column.type.tz is not None:
+            # the moment is the same, and no zone's name has to be known here
+            column = column.cast(pa.timestamp(column.type.unit, tz="UTC"))
+        if column.type.unit == "ns":
+            column = _ceil_to_microseconds(column)
+    try:
+        values: list[object] = column.to_pylist()
+    except (OverflowError, ValueError):
+        values = [_value(value) for value in column]
     return values
+
+
+def _value(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        # such as a time after the year 9999; its row says so
+        return Unreadable(str(value.type))
+
+
+class Unreadable:
+    """Stands for a value that Python has nothing for."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"{self.kind} out of range"
 
 
 def _ceil_to_microseconds(column: pa.Array) -> pa.Array:

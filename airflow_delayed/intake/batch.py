@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from airflow_delayed.message import DelayedMessage
+
+#: What a file of rejects says of a row; passed over, so that the mended file can be a source itself.
+REJECTED = "rejected"
 
 #: Columns that mean something, and what they may be. ``value`` and ``body`` are two names of one thing.
 COLUMNS: Mapping[str, str] = {
@@ -25,12 +30,16 @@ class Batch:
 
     :param origin: the file's path, or how the list is called.
     :param first_row: the number of the first row in its origin, counted from 1.
+    :param broken: rows that could not be read, by index: what is at fault, and why.
+    :param ids_given: the rows have a column of ids, so that a null in it is an error.
     """
 
     columns: Mapping[str, Sequence[object]]
     size: int
     origin: str
     first_row: int = 1
+    broken: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    ids_given: bool = False
 
     def place(self, index: int) -> str:
         """Name a row for a person."""
@@ -41,8 +50,27 @@ class Batch:
         return {name: values[index] for name, values in self.columns.items()}
 
 
-def batch_of(rows: Sequence[Mapping[str, object]], origin: str, first_row: int = 1) -> Batch:
+def batch_of(
+    rows: Sequence[Mapping[str, object]],
+    origin: str,
+    first_row: int = 1,
+    broken: Mapping[int, tuple[str, str]] | None = None,
+) -> Batch:
     """Make a batch of dictionaries; what a row lacks is null."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    return Batch(columns=columns, size=len(rows), origin=origin, first_row=first_row)
+    return Batch(columns=columns, size=len(rows), origin=origin, first_row=first_row, broken=broken or {})
+
+
+def row_of(message: DelayedMessage) -> dict[str, object]:
+    """Return a message as a row, without what it does not say."""
+    row = {
+        "destination": message.destination,
+        "value": message.body,
+        "due_at": message.due_at,
+        "headers": dict(message.headers),
+        "message_id": message.message_id,
+        "tag": message.tag,
+        "expires_at": message.expires_at,
+    }
+    return {name: value for name, value in row.items() if value is not None}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from airflow_delayed.errors import UnsupportedColumns
-from airflow_delayed.intake.batch import COLUMNS
+from airflow_delayed.intake.batch import COLUMNS, REJECTED
+
+NULL_ID = "is null; fill it, or leave it out to have ids made"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,14 +17,12 @@ class Wanted:
 
     :param destination: a destination is given.
     :param due: a delay or a due time is given.
-    :param value: a body is given.
     :param id_columns: the columns of the key.
     :param ignore_others: further columns are passed over and no error.
     """
 
     destination: bool = False
     due: bool = False
-    value: bool = False
     id_columns: tuple[str, ...] = ()
     ignore_others: bool = False
 
@@ -32,7 +32,7 @@ class Wanted:
         :raises UnsupportedColumns: some are missing, mean nothing, or say the same thing twice.
         """
         problems = [*self._missing(columns), *self._contradictions(columns)]
-        unknown = sorted(set(columns) - COLUMNS.keys() - set(self.id_columns))
+        unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED} - set(self.id_columns))
         if unknown and not self.ignore_others:
             problems.append(
                 f"unknown columns {', '.join(unknown)} (known are {', '.join(COLUMNS)}); drop them, name them in"
@@ -41,13 +41,25 @@ class Wanted:
         if problems:
             raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
 
+    def problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
+        """Return what is wrong with the fields of one row by itself, or None: the column, and why."""
+        if not all(isinstance(name, str) for name in row):
+            return "fields", "have a name that is not text"
+        try:
+            self.check(row, "")
+        except UnsupportedColumns as error:
+            return "fields", str(error).removeprefix(": ")
+        if "message_id" in row and row["message_id"] is None:
+            return "message_id", NULL_ID
+        return None
+
     def uses(self, column: str) -> bool:
         """Return whether a column is read."""
         return column in COLUMNS or column in self.id_columns
 
     def _missing(self, columns: Collection[str]) -> list[str]:
         problems = []
-        if "value" not in columns and "body" not in columns and not self.value:
+        if "value" not in columns and "body" not in columns:
             problems.append("no column value (or body): what is to be sent?")
         if "destination" not in columns and not self.destination:
             problems.append("no column destination; add it, or give destination=")

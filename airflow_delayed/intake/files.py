@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,9 @@ def list_files(
     :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
     :raises SourceError: it is not there, not complete, or of an unknown format.
     """
-    root = path.rstrip("/") or "/"
+    if not shown_as.strip():
+        raise SourceError("source= is empty; did its template render to nothing?")
+    root = str(fs._strip_protocol(path)).rstrip("/") or "/"
     if not fs.exists(root):
         raise SourceError(f"source {shown_as} does not exist; has the job that writes it run, and with the same path?")
     if fs.isdir(root):
@@ -52,10 +55,14 @@ def list_files(
     else:
         found = {root: fs.info(root)}
     files = []
+    passed_over = []
     for name in sorted(found):
-        inside = name[len(root) :].strip("/") if name != root else posixpath.basename(name)
-        parts = inside.split("/")
-        if any(part.startswith(("_", ".")) for part in parts) or found[name].get("type") == "directory":
+        # a file that is named is read whatever its name
+        parts = name.removeprefix(root).strip("/").split("/")
+        if found[name].get("type") == "directory":
+            continue
+        if any(part.startswith(("_", ".")) for part in parts):
+            passed_over.append(parts)
             continue
         files.append(
             SourceFile(
@@ -65,6 +72,8 @@ def list_files(
                 version=_version(found[name]),
             )
         )
+    if not files and any(len(parts) > 1 for parts in passed_over):
+        raise SourceError(f"source {shown_as} has files in folders that begin with _ or . only, which hold no rows")
     kinds = sorted({file.format for file in files})
     if len(kinds) > 1:
         raise SourceError(
@@ -96,6 +105,12 @@ def _version(info: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def iter_lines(fs: Any, file: SourceFile) -> Iterator[str]:
-    """Yield a text file's lines; packed files are unpacked on the way."""
-    with fs.open(file.path, "rt", encoding="utf-8", compression="infer") as lines:
-        yield from lines
+    """Yield a text file's lines; packed files are unpacked on the way.
+
+    :raises SourceError: it is torn, or not in UTF-8.
+    """
+    try:
+        with fs.open(file.path, "rt", encoding="utf-8", compression="infer") as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise SourceError(f"{file.path} cannot be read as lines of text in UTF-8: {error}") from error

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from itertools import repeat
+from numbers import Integral, Real
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.identity import content_digest, key_id
 from airflow_delayed.intake.batch import Batch
+from airflow_delayed.intake.columns import NULL_ID
 from airflow_delayed.localtime import Shift, resolve
 from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
 
@@ -42,7 +45,6 @@ class RowRules:
     anchor: datetime
     scope: bytes = b""
     destination: str | None = None
-    value: bytes | None = None
     due_at: datetime | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     message_id: str | None = None
@@ -74,12 +76,12 @@ class RowReader:
         def column(name: str) -> Any:
             return columns[name] if name in columns else repeat(None, batch.size)
 
-        value_name = "body" if "body" in columns else "value"
         keys: Any = repeat(None, batch.size)
         if self.rules.id_columns:
-            keys = zip(*(columns[name] for name in self.rules.id_columns), strict=True)
+            keys = zip(*(column(name) for name in self.rules.id_columns), strict=True)
         rows = zip(
-            column(value_name),
+            column("value"),
+            column("body"),
             column("destination"),
             column("due_at"),
             column("delay_seconds"),
@@ -90,14 +92,20 @@ class RowReader:
             keys,
             strict=True,
         )
-        given_ids = "message_id" in columns
-        for index, (value, destination, due, delay, headers, message_id, tag, expires, key) in enumerate(rows):
+        broken = batch.broken
+        for index, (value, body, destination, due, delay, headers, message_id, tag, expires, key) in enumerate(rows):
+            if broken and index in broken:
+                yield Problem(batch.place(index), *broken[index], batch.row(index))
+                continue
             try:
-                if given_ids and message_id is None:
-                    raise InvalidMessage("message_id", "is null; fill it, or leave the column out to have ids made")
-                yield self._message(value, destination, due, delay, headers, message_id, tag, expires, key)
+                if message_id is None and batch.ids_given:
+                    raise InvalidMessage("message_id", NULL_ID)
+                content = body if value is None else value
+                yield self._message(content, destination, due, delay, headers, message_id, tag, expires, key)
             except InvalidMessage as error:
-                name = value_name if error.column == "body" else error.column
+                name = error.column
+                if name == "body" and (value is not None or "body" not in columns):
+                    name = "value"
                 yield Problem(batch.place(index), name, error.problem, batch.row(index))
 
     def _message(
@@ -113,18 +121,18 @@ class RowReader:
         key: tuple[object, ...] | None,
     ) -> DelayedMessage:
         rules = self.rules
-        body = rules.value if value is None else body_of(value)
-        if body is None:
+        if value is None:
             raise InvalidMessage("body", "is null; an empty message is an empty text")
+        body = body_of(value)
         destination = rules.destination if destination is None else destination
         if destination is None or destination == "":
             raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
         due_at = self._due(due, delay)
-        all_headers = {**rules.headers, **headers_of(headers)} if headers else rules.headers
+        all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
         tag = rules.tag if tag is None else tag
         expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires)
         if key is not None:
-            message_id = key_id(rules.id_columns, key)
+            message_id = key_id(rules.id_columns, self._key(key))
         elif message_id is None:
             message_id = rules.message_id
         if message_id is None:
@@ -155,10 +163,7 @@ class RowReader:
         if delay is not None:
             if due is not None:
                 raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
-            if not isinstance(delay, int | float) and not hasattr(delay, "as_tuple"):
-                raise InvalidMessage("delay_seconds", f"must be a number, not {type(delay).__name__}")
-            seconds = delay if isinstance(delay, int | float) else str(delay)
-            return due_after(self.rules.anchor, delay_of(seconds, "delay_seconds"), "delay_seconds")
+            return due_after(self.rules.anchor, delay_of(_seconds(delay), "delay_seconds"), "delay_seconds")
         if due is not None:
             return self._moment("due_at", due)
         if self.rules.due_at is not None:
@@ -171,26 +176,29 @@ class RowReader:
             return utc(column, moment)
         if self.rules.zone is None:
             raise NaiveTime(column, moment)
-        try:
-            resolved, shift = resolve(moment, self.rules.zone)
-        except OverflowError:
-            raise InvalidMessage(column, f"{moment} lies outside the years 1 to 9999 in UTC") from None
+        resolved, shift = resolve(column, moment, self.rules.zone)
         self.shifts.gaps += shift is Shift.GAP
         self.shifts.folds += shift is Shift.FOLD
         return resolved
 
+    def _key(self, key: tuple[object, ...]) -> tuple[object, ...]:
+        where = self.rules.zone
+        if where is None:
+            return key
+        return tuple(
+            resolve(name, value, where)[0] if isinstance(value, datetime) and value.utcoffset() is None else value
+            for name, value in zip(self.rules.id_columns, key, strict=True)
+        )
 
-def digest_of(message: DelayedMessage, scope: bytes = b"") -> bytes:
-    """Return 16 bytes for all that a message says but its id."""
-    return content_digest(
-        message.destination,
-        microseconds(message.due_at),
-        message.headers,
-        message.body,
-        message.tag,
-        None if message.expires_at is None else microseconds(message.expires_at),
-        scope,
-    )
+
+def _seconds(delay: object) -> int | float | str:
+    if isinstance(delay, Integral) and not isinstance(delay, bool):
+        return int(delay)
+    if isinstance(delay, Real) and not isinstance(delay, bool):
+        return float(delay)
+    if isinstance(delay, Decimal):
+        return str(delay)
+    raise InvalidMessage("delay_seconds", f"must be a number, not {type(delay).__name__}")
 
 
 def body_of(value: object) -> bytes:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from airflow_delayed.errors import SourceError
-from airflow_delayed.intake.batch import Batch, batch_of
+from airflow_delayed.intake.batch import Batch, batch_of, row_of
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.files import SourceFile, iter_lines, list_files
 from airflow_delayed.message import DelayedMessage
@@ -46,44 +46,26 @@ class ListSource:
         self._messages = messages
 
     def batches(self, wanted: Wanted) -> Iterator[Batch]:
-        """Yield the messages; each one's fields are checked by themselves, since no two need have the same."""
-        rows = iter(self._messages)
+        """Yield the messages; a field that is wrong is a problem of its own row, since no two need have the same."""
+        entries = iter(self._messages)
         first = 1
-        while chunk := list(islice(rows, BATCH_ROWS)):
-            dictionaries = [_row_of(message, f"{self.name} row {first + at:,}") for at, message in enumerate(chunk)]
-            for at, row in enumerate(dictionaries):
-                wanted.check(row.keys(), f"{self.name} row {first + at:,}")
-            # a row is a batch of its own fields: null in one and absent in the next are the same
-            yield from _alike(dictionaries, self.name, first)
+        while chunk := list(islice(entries, BATCH_ROWS)):
+            rows, broken = [], {}
+            for index, entry in enumerate(chunk):
+                row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
+                if isinstance(row, Mapping):
+                    problem = wanted.problem(row)
+                else:
+                    kind = type(row).__name__
+                    row, problem = {}, ("message", f"must be a dictionary or a DelayedMessage, not {kind}")
+                rows.append(row)
+                if problem:
+                    broken[index] = problem
+            yield batch_of(rows, self.name, first, broken)
             first += len(chunk)
 
     def check_unchanged(self) -> None:
         """Nothing can change a list that the task holds."""
-
-
-def _alike(rows: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Batch]:
-    start = 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or rows[end].keys() != rows[start].keys():
-            yield batch_of(rows[start:end], name, first + start)
-            start = end
-
-
-def _row_of(message: object, place: str) -> Mapping[str, object]:
-    if isinstance(message, DelayedMessage):
-        row = {
-            "destination": message.destination,
-            "value": message.body,
-            "due_at": message.due_at,
-            "headers": dict(message.headers),
-            "message_id": message.message_id,
-            "tag": message.tag,
-            "expires_at": message.expires_at,
-        }
-        return {name: value for name, value in row.items() if value is not None}
-    if isinstance(message, Mapping):
-        return message
-    raise SourceError(f"{place}: must be a dictionary or a DelayedMessage, not {type(message).__name__}")
 
 
 class FileSource:
@@ -109,34 +91,37 @@ class JsonLinesSource(FileSource):
     """Files of JSON lines: an object a line, blank lines passed over; rows are numbered as lines."""
 
     def batches(self, wanted: Wanted) -> Iterator[Batch]:
-        """Yield the rows of each file."""
+        """Yield the rows of each file; a line that is wrong is a problem of its own."""
         for file in self._files:
-            numbered = enumerate(iter_lines(self._fs, file), 1)
-            while chunk := list(islice(numbered, BATCH_ROWS)):
-                run: list[dict[str, object]] = []
-                first = 0
-                for number, line in chunk:
-                    if not line.strip():
-                        continue
-                    row = {**file.partition, **_object_of(line, f"{file.path} row {number:,}")}
-                    if not run or row.keys() != run[0].keys() or number != first + len(run):
-                        if run:
-                            yield batch_of(run, file.path, first)
-                        wanted.check(row.keys(), f"{file.path} row {number:,}")
-                        run, first = [], number
-                    run.append(row)
-                if run:
-                    yield batch_of(run, file.path, first)
+            first = 1
+            rows: list[Mapping[str, object]] = []
+            broken: dict[int, tuple[str, str]] = {}
+            for number, line in enumerate(iter_lines(self._fs, file), 1):
+                blank = not line.strip()
+                if rows and (blank or len(rows) == BATCH_ROWS):
+                    yield batch_of(rows, file.path, first, broken)
+                    rows, broken = [], {}
+                if blank:
+                    continue
+                if not rows:
+                    first = number
+                row, problem = _row_of(line, file)
+                problem = problem or wanted.problem(row)
+                if problem:
+                    broken[len(rows)] = problem
+                rows.append(row)
+            if rows:
+                yield batch_of(rows, file.path, first, broken)
 
 
-def _object_of(line: str, place: str) -> dict[str, object]:
+def _row_of(line: str, file: SourceFile) -> tuple[Mapping[str, object], tuple[str, str] | None]:
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise SourceError(f"{place}: is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        return {"line": line}, ("line", f"is not JSON: {error}")
     if not isinstance(row, dict):
-        raise SourceError(f"{place}: must be a JSON object, not {type(row).__name__}")
-    return row
+        return {"line": line}, ("line", f"must be a JSON object, not {type(row).__name__}")
+    return {**file.partition, **row}, None
 
 
 class ParquetSource(FileSource):
@@ -163,7 +148,8 @@ class ParquetSource(FileSource):
         for file in self._files:
             with self._fs.open(file.path, "rb") as handle:
                 try:
-                    parquet = pq.ParquetFile(handle)
+                    # Spark's INT96 as nanoseconds would wrap around in the year 2262
+                    parquet = pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
                     names = {*parquet.schema_arrow.names, *file.partition}
                     wanted.check(names, file.path)
                     check_schema(parquet.schema_arrow, file.path, naive_ok=self._naive_ok)
@@ -173,7 +159,7 @@ class ParquetSource(FileSource):
                     for records in parquet.iter_batches(batch_size=BATCH_ROWS, columns=used):
                         yield to_batch(records, file, first)
                         first += records.num_rows
-                except pa.ArrowException as error:
+                except (pa.ArrowException, OSError, EOFError) as error:
                     raise SourceError(f"{file.path} cannot be read as Parquet: {error}") from error
 
 

@@ -1,30 +1,56 @@
-"""When a task's first try began: what relative delays count from, and what "past due" is measured by."""
+"""When a task's first try began: what relative delays count from, and what "past due" is measured by.
+
+Two moments are kept in Airflow's task state store, whose rows live as long as the DAG run:
+
+- the anchor, of relative delays: from the very first try on, so that a retry and a cleared task mean the same due times
+  (unless ``[state_store] clear_on_success`` removes it);
+- the beginning of the present send: until it has succeeded or was refused, so that a retry never refuses its own rows,
+  and a task that is cleared long after it succeeded does not fire them again.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_delayed.delivery import Clock
 from airflow_delayed.message import utc
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_KEY = "airflow_delayed.first_try"
+_ANCHOR = "airflow_delayed.anchor"
+_BEGAN = "airflow_delayed.began"
 
 
-def first_try(context: Context, clock: Clock) -> datetime:
-    """Return the moment at which this task instance's first try began, also after a retry or a clear.
+@dataclass(frozen=True, slots=True)
+class FirstTry:
+    """The two moments."""
 
-    It is kept in Airflow's task state store, whose rows go with the DAG run; the first call makes it.
+    anchor: datetime
+    began: datetime
+
+
+def first_try(context: Context, now: datetime, *, keep: bool = True) -> FirstTry:
+    """Return when the first try began; the first call makes it so.
+
+    :param keep: without it nothing is written, as befits a dry run.
     """
+    return FirstTry(_kept(context, _ANCHOR, now, keep), _kept(context, _BEGAN, now, keep))
+
+
+def ended(context: Context) -> None:
+    """Note that the send succeeded, or was refused before anything was sent: what comes next is another send."""
+    context["task_state_store"].delete(_BEGAN)
+
+
+def _kept(context: Context, key: str, now: datetime, keep: bool) -> datetime:
     from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
     states = context["task_state_store"]
-    kept = states.get(_KEY)
+    kept = states.get(key)
     if isinstance(kept, str):
-        return utc(_KEY, datetime.fromisoformat(kept))
-    now = clock()
-    states.set(_KEY, now.isoformat(), retention=NEVER_EXPIRE)
+        return utc(key, datetime.fromisoformat(kept))
+    if keep:
+        states.set(key, now.isoformat(), retention=NEVER_EXPIRE)
     return now

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for, store_for
-from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
+from airflow_delayed.delivery import Clock, HoldingStore, delivery_for, store_for
+from airflow_delayed.errors import DestinationMissing, InputError, InvalidMessage, SourceError, TopologyError
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.rows import RowReader, RowRules, body_of
+from airflow_delayed.intake.rows import Problem, RowReader, RowRules
 from airflow_delayed.intake.sources import ListSource, Source, open_source
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
-from airflow_delayed.operators.first_try import first_try
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.sending import Route, Sending, Survey
 
@@ -39,18 +40,19 @@ class DelayedSendOperator(BaseOperator):
 
     :param conn_id: who delivers: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where the
         destination is a queue table in that database.
-    :param messages: a list of dictionaries or DelayedMessage, or an XComArg. Rendered, but never shown in the UI.
+    :param messages: a list of dictionaries or DelayedMessage, or an XComArg (of dictionaries that JSON can hold).
+        Literals are rendered, what another task returned is not; neither is shown in the UI.
     :param source: a Parquet file or folder as Spark writes it, or JSON lines, local or any fsspec URL
         (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column.
-    :param value: one message's body (text, bytes, or a list or dictionary for JSON). ``body`` is the same. Rendered,
-        but never shown in the UI.
+    :param value: one message's body (text, bytes, or a list or dictionary for JSON). ``body`` is the same. Treated
+        as ``messages`` is.
     :param destination: the queue.
     :param delay: a timedelta or seconds.
     :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
     :param headers: text by text, joined with the row's own.
     :param message_id: the id of the one message of ``value``.
     :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
-        without a column ``message_id``, it is a hash of the run and of all that the message says.
+        without a column ``message_id``, it is a hash of the run, the map index and all that the message says.
     :param tag: what a user cancels by.
     :param expires_at: not handed over from a store after it.
     :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
@@ -59,7 +61,7 @@ class DelayedSendOperator(BaseOperator):
         itself is held in any case.
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
-    :param rejects: the JSON lines file that takes rows that are set aside.
+    :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.
     :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
     :param max_past: see ``past_due``.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
@@ -71,6 +73,7 @@ class DelayedSendOperator(BaseOperator):
     :return: a summary (sent, held, duplicates, set_aside, skipped, first_due, last_due), never a body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
+    :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
     """
 
     # neither messages nor value: rendered template fields are shown in the UI
@@ -166,6 +169,8 @@ class DelayedSendOperator(BaseOperator):
             raise ValueError("delay= and due_at= say the same thing; give one of them")
         if self.message_id is not None and (self.messages is not None or self.source is not None):
             raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
+        if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
+            raise ValueError("id_columns= is empty; leave it out to have ids made from content")
         if self.id_columns is not None and self.messages is None and self.source is None:
             raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
         for name, choices in (
@@ -186,69 +191,80 @@ class DelayedSendOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
+        began = first_try(context, self.clock(), keep=not self.only_plan)
         try:
             with ExitStack() as closing:
-                return self._execute(context, closing)
+                summary = self._execute(context, began, closing)
         except InputError as error:
+            if not self.only_plan:
+                ended(context)
             raise AirflowFailException(str(error)) from error
+        if not self.only_plan:
+            ended(context)
+        return summary
 
-    def _execute(self, context: Context, closing: ExitStack) -> dict[str, Any]:
-        anchor = first_try(context, self.clock)
+    def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
         route = self._route(closing)
-        wanted, rules = self._rules(context, anchor)
+        wanted, rules = self._rules(context, began.anchor)
         source = self._open(context)
         sending = Sending(
             source,
             wanted,
             lambda: RowReader(rules),
             route,
-            anchor=anchor,
+            began=began.began,
             past_due=self.past_due,
             max_past=self.max_past,
             clock=self.clock,
             log=self.log,
         )
         set_aside = 0
-        if self.rejects is not None:
-            with Rejects(*file_system(self.rejects)) as rejects:
+        if self.rejects is not None and not self.only_plan:
+            with Rejects(*self._rejects_file()) as rejects:
                 found = sending.survey(set_aside=rejects.add)
             set_aside = rejects.count
             if set_aside:
                 self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
         else:
-            found = sending.survey()
+            aside: list[Problem] = []
+            found = sending.survey(set_aside=None if self.rejects is None else aside.append)
+            set_aside = len(aside)
         self._tell(found, source)
         self._check_empty(found)
         self._verify(found, route)
+        try:
+            sending.deliver(found, dry_run=self.only_plan)
+        finally:
+            what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
+            self.log.info("%s: %s sent, %s held in the store", what, f"{sending.sent.sent:,}", f"{sending.held.sent:,}")
         if self.only_plan:
-            self._tell_plan(found, route)
-        else:
-            try:
-                sending.deliver(found)
-            finally:
-                self.log.info(
-                    "confirmed: %s sent, %s held in the store", f"{sending.sent.sent:,}", f"{sending.held.sent:,}"
-                )
+            self._tell_plan(found, sending, route)
         return self._summary(found, sending, set_aside)
 
+    def _rejects_file(self) -> tuple[Any, str]:
+        assert self.rejects is not None
+        fs, path = file_system(self.rejects)
+        if self.source is not None:
+            source = file_system(self.source)[1].rstrip("/")
+            if path == source or path.startswith(source + "/"):
+                raise InputError(f"rejects={self.rejects} lies in the source itself; give it a place of its own")
+        return fs, path
+
     def _route(self, closing: ExitStack) -> Route:
-        delivery = self._closed(delivery_for(self.conn_id), closing)
+        delivery = delivery_for(self.conn_id)
+        closing.callback(delivery.close)
         if delivery.horizon == timedelta(0):
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
                 raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
-            return Route(delivery=delivery, store=delivery)
+            return Route(delivery=delivery, store=cast(HoldingStore, delivery))
         if self.store_conn_id is None:
             return Route(delivery=delivery)
-        store = self._closed(store_for(self.store_conn_id, self.conn_id), closing)
+        store = store_for(self.store_conn_id, self.conn_id)
+        closing.callback(store.close)
         hold_over = min(self.hold_over, delivery.horizon)
         if hold_over < self.hold_over:
             self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
         return Route(delivery=delivery, store=store, hold_over=hold_over)
-
-    @staticmethod
-    def _closed(delivery: DelayedDelivery, closing: ExitStack) -> DelayedDelivery:
-        closing.callback(delivery.close)
-        return delivery
 
     def _rules(self, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
         where = None if self.timezone is None else zone(self.timezone)
@@ -258,20 +274,27 @@ class DelayedSendOperator(BaseOperator):
                 return None
             parsed = parse_time(column, given)
             if where is not None and parsed.utcoffset() is None:
-                return resolve(parsed, where)[0]
+                return resolve(column, parsed, where)[0]
             return utc(column, parsed)
 
         due_at = moment("due_at", self.due_at)
         if self.delay is not None:
             due_at = due_after(anchor, delay_of(self.delay))
         id_columns = (self.id_columns,) if isinstance(self.id_columns, str) else tuple(self.id_columns or ())
+        headers = {} if self.headers is None else self.headers
+        if not isinstance(headers, Mapping) or not all(
+            isinstance(part, str) for pair in headers.items() for part in pair
+        ):
+            raise InvalidMessage("headers", "must be a dictionary of text to text")
+        if self.message_id is not None and self.message_id.strip() in ("", "None"):
+            raise InvalidMessage("message_id", f"is {self.message_id!r}; did its template render to nothing?")
         ti = context["ti"]
         rules = RowRules(
             anchor=anchor,
             scope=scope_of(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index),
             destination=self.destination,
             due_at=due_at,
-            headers=self.headers or {},
+            headers=headers,
             message_id=self.message_id,
             id_columns=id_columns,
             tag=self.tag,
@@ -298,17 +321,33 @@ class DelayedSendOperator(BaseOperator):
                 naive_ok=self.timezone is not None,
             )
         if self.messages is not None:
-            messages = self.render_template(self.messages, context)
+            messages = self._rendered("messages", context)
             if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
-                raise SourceError(f"messages= must be a list of messages, not {type(messages).__name__}")
+                raise SourceError(
+                    f"messages= must be a list of messages, not {type(messages).__name__}; if another task returns it,"
+                    " has that run before? In .partial() an XComArg makes no dependency"
+                )
             return ListSource(list(messages))
-        value = self.render_template(self.value if self.value is not None else self.body, context)
-        return ListSource([{"value": body_of(value)}], "value")
+        name = "value" if self.value is not None else "body"
+        return ListSource([{name: self._rendered(name, context)}], "parameters")
+
+    def _rendered(self, name: str, context: Context) -> Any:
+        """Render what is no template field, since it would be shown; but never what another task has returned.
+
+        Where it was expanded, its XCom has taken the argument's place already, and a body is no template.
+        """
+        given = getattr(self, name)
+        dag = context.get("dag")
+        declared = dag.get_task(self.task_id) if dag is not None else self
+        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs:
+            return given
+        return self.render_template(given, context)
 
     def _tell(self, found: Survey, source: Source) -> None:
         copies = len(found.repeats.copies)
         self.log.info(
-            "checked %s rows of %s: %s for %s at once, %s to hold in the store, %s copies of others, %s past due",
+            "checked %s rows of %s: %s for connection %s at once, %s to hold in the store; among them %s copies of"
+            " others and %s past due",
             f"{found.rows:,}",
             source.name,
             f"{found.direct.sent:,}",
@@ -331,7 +370,9 @@ class DelayedSendOperator(BaseOperator):
     def _verify(self, found: Survey, route: Route) -> None:
         if not found.destinations:
             return
-        report = route.delivery.verify(found.destinations, max_delay=found.longest)
+        # some of what is held now may be near by the time it is sent
+        longest = max(found.longest, route.hold_over) if found.held.sent else found.longest
+        report = route.delivery.verify(found.destinations, max_delay=longest)
         if report.missing_destinations:
             raise DestinationMissing(
                 self.conn_id,
@@ -346,13 +387,13 @@ class DelayedSendOperator(BaseOperator):
             if not report.ok:
                 raise TopologyError(str(self.store_conn_id), report)
 
-    def _tell_plan(self, found: Survey, route: Route) -> None:
+    def _tell_plan(self, found: Survey, sending: Sending, route: Route) -> None:
         for destination in found.destinations:
             self.log.info(
                 "would send to %s: %s at once, %s through the store",
                 destination,
-                f"{found.direct.by_destination.get(destination, 0):,}",
-                f"{found.held.by_destination.get(destination, 0):,}",
+                f"{sending.sent.by_destination.get(destination, 0):,}",
+                f"{sending.held.by_destination.get(destination, 0):,}",
             )
         now = self.clock()
         for message in found.sample:
@@ -367,12 +408,11 @@ class DelayedSendOperator(BaseOperator):
             )
 
     def _summary(self, found: Survey, sending: Sending, set_aside: int) -> dict[str, Any]:
-        reports = (found.direct, found.held) if self.only_plan else (sending.sent, sending.held)
+        reports = (sending.sent, sending.held)
         dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
-        sent, held = (report.sent for report in reports)
         return {
-            "sent": sent,
-            "held": held,
+            "sent": sending.sent.sent,
+            "held": sending.held.sent,
             "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
             "set_aside": set_aside,
             "skipped": sending.skipped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import abspath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,10 +19,11 @@ def file_system(url: str) -> tuple[Any, str]:
     if "://" not in url:
         import fsspec
 
-        return fsspec.filesystem("file"), url
+        # ".." and the like would hide which files lie in a folder
+        return fsspec.filesystem("file"), abspath(url) if url.strip() else url
     try:
         path = ObjectStoragePath(url)
-        return path.fs, path.path
+        return path.fs, abspath(path.path) if path.protocol == "file" else path.path
     except (ValueError, ImportError, NotImplementedError) as error:
         problem = error
     from fsspec.core import url_to_fs

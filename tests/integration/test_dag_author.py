@@ -97,6 +97,33 @@ def test_xcom_as_messages_makes_its_task_come_first(database, run_dag):
     assert "secret" not in rendered(run)
 
 
+def test_body_that_another_task_returned_is_no_template(database, run_dag):
+    with DAG("no_template", schedule=None) as dag:
+
+        @task
+        def compute():
+            return ["{{ 1 + 1 }}", "broken {{ x"]
+
+        send = DelayedSendOperator.partial(
+            task_id="send", conn_id="reminders_db", destination="{{ params.queue }}", delay=0
+        ).expand(value=compute())
+        install("mail") >> send >> dispatch()
+    dag.params["queue"] = "mail"
+    assert states(run_dag(dag))["dispatch"] == "success"
+    assert database.bodies("mail") == [b"broken {{ x", b"{{ 1 + 1 }}"]
+
+
+def test_body_that_the_author_wrote_is_a_template_also_in_partial(database, run_dag):
+    with DAG("template", schedule=None) as dag:
+        send = DelayedSendOperator.partial(
+            task_id="send", conn_id="reminders_db", value="for {{ params.who }}", delay=0
+        ).expand(destination=["a", "b"])
+        install("a", "b") >> send >> dispatch()
+    dag.params["who"] = "you"
+    assert states(run_dag(dag))["dispatch"] == "success"
+    assert (database.bodies("a"), database.bodies("b")) == ([b"for you"], [b"for you"])
+
+
 def rendered(run):
     from airflow.models.renderedtifields import RenderedTaskInstanceFields
     from airflow.utils.session import create_session

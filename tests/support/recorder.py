@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, SendFailed
+from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 
 
@@ -50,6 +51,10 @@ class Recorder:
             self.sent.append(message)
             report.add(message)
         return report
+
+    def conflicting(self, digests):
+        there = {message.message_id: digest_of(message) for message in self.sent}
+        return sorted(name for name in digests if name in there and there[name] != digests[name])
 
     def close(self) -> None:
         self.closed += 1

@@ -4,6 +4,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,10 @@ def test_scopes_do_not_run_into_each_other(one, other):
     ("one", "other"),
     [
         (5, Decimal("5.00")),  # Spark's decimal(10,2) and its long
+        (5, 5.0),  # pandas' integers beside a null
+        (0.0, -0.0),
+        (5, np.int32(5)),
+        (1.5, np.float64(1.5)),
         (NOON, NOON.astimezone(timezone(timedelta(hours=5)))),
         (Decimal("1.50"), Decimal("1.5")),
         (UUID(int=7), str(UUID(int=7))),
@@ -68,7 +73,7 @@ def test_equal_keys(one, other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, "1"), (1, True), (1, 1.0), ("a", b"a"), (date(2026, 1, 1), "2026-01-01"), (Decimal("1.5"), "1.5")],
+    [(1, "1"), (1, True), (1, 1.5), ("a", b"a"), (date(2026, 1, 1), "2026-01-01"), (Decimal("1.5"), "1.5")],
 )
 def test_different_keys(one, other):
     assert key_id(["k"], [one]) != key_id(["k"], [other])
@@ -78,7 +83,9 @@ def test_name_of_the_column_is_part_of_the_key():
     assert key_id(["order"], [1]) != key_id(["customer"], [1])
 
 
-@pytest.mark.parametrize("value", [None, [1], {"a": 1}, Decimal("NaN"), datetime(2026, 1, 1)])
+@pytest.mark.parametrize(
+    "value", [None, [1], {"a": 1}, Decimal("NaN"), float("nan"), np.nan, float("inf"), datetime(2026, 1, 1)]
+)
 def test_bad_key_names_its_column(value):
     with pytest.raises(InvalidMessage) as caught:
         key_id(["order"], [value])

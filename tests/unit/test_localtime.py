@@ -26,12 +26,12 @@ BERLIN = zone("Europe/Berlin")
     ],
 )
 def test_local_time_means(local, moment, shift):
-    assert resolve(datetime(*local), BERLIN) == (datetime(*moment, tzinfo=UTC), shift)
+    assert resolve("due_at", datetime(*local), BERLIN) == (datetime(*moment, tzinfo=UTC), shift)
 
 
 @given(st.datetimes(min_value=datetime(1980, 1, 1), max_value=datetime(2037, 1, 1)), st.sampled_from([0, 1]))
 def test_resolved_time_shows_the_local_time_again_unless_a_gap_took_it(local, fold):
-    moment, shift = resolve(local.replace(fold=fold), BERLIN)
+    moment, shift = resolve("due_at", local.replace(fold=fold), BERLIN)
     shown = moment.astimezone(BERLIN).replace(tzinfo=None, fold=0)
     if shift is Shift.GAP:
         assert shown > local

@@ -55,7 +55,10 @@ def test_airflow_finds_the_provider_and_its_connection_type():
     from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 
     assert ProvidersManager().providers["airflow-provider-delayed"].version == airflow_delayed.__version__
-    assert ProvidersManagerTaskRuntime().hooks["rabbitmq"].hook_class_name == "airflow_delayed.hooks.rabbitmq.RabbitMQDelayHook"
+    assert (
+        ProvidersManagerTaskRuntime().hooks["rabbitmq"].hook_class_name
+        == "airflow_delayed.hooks.rabbitmq.RabbitMQDelayHook"
+    )
 
 
 def test_every_module_that_the_metadata_names_is_there():

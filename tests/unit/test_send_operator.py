@@ -24,6 +24,9 @@ class States(dict):
     def set(self, key, value, retention=None):
         self[key] = value
 
+    def delete(self, key):
+        self.pop(key, None)
+
 
 class Run:
     """One task instance that may be tried again; its clock is moved by hand."""
@@ -126,9 +129,25 @@ def test_bad_rows_are_set_aside_and_can_be_mended(run, tmp_path, log):
     assert (summary["sent"], summary["set_aside"]) == (2, 2)
     assert [message.body for message in run.transport.sent] == [b"body 0", b"body 1"]
     first, second = (json.loads(line) for line in rejects.read_text().splitlines())
-    assert (first["place"], first["column"], first["row"]["delay_seconds"]) == ("messages row 1", "delay_seconds", -1)
-    assert (second["column"], second["row"]["tag"]) == ("body", "t")
+    assert (first["delay_seconds"], first["rejected"]["place"]) == (-1, "messages row 1")
+    assert (first["rejected"]["column"], second["rejected"]["column"]) == ("delay_seconds", "body")
     assert str(rejects) in log.text
+    # mended, they are sent by themselves, with the ids that they had
+    mended = tmp_path / "mended.jsonl"
+    mended.write_text("\n".join(json.dumps({**row, "value": "m", "delay_seconds": 1}) for row in (first,)))
+    run.transport.sent.clear()
+    assert run.execute(source=str(mended))["sent"] == 1
+    # and the next try leaves no old file behind
+    run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(rejects))
+    assert not rejects.exists()
+
+
+def test_rejects_never_overwrite_the_source(run, tmp_path):
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"value": "x", "delay_seconds": -1}')
+    with pytest.raises(AirflowFailException, match="lies in the source"):
+        run.execute(source=str(source), invalid_rows="set_aside", rejects=str(source))
+    assert source.read_text()
 
 
 def test_missing_destination_is_named_before_anything_is_sent(run):
@@ -175,9 +194,61 @@ def test_stale_rows_can_be_skipped_or_sent(run):
 
 def test_retry_never_refuses_its_own_rows(run):
     soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
-    run.execute(messages=soon)
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(messages=soon)
+    run.transport.fail_after = None
     run.now += timedelta(hours=30)
     assert run.execute(messages=soon)["sent"] == 1
+
+
+def test_task_that_is_cleared_long_after_it_succeeded_fires_nothing_stale(run):
+    soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
+    run.execute(messages=soon)
+    run.now += timedelta(days=30)
+    with pytest.raises(AirflowFailException, match="were due more than"):
+        run.execute(messages=soon)
+    assert len(run.transport.sent) == 1
+
+
+def test_task_that_was_refused_and_is_cleared_days_later_fires_nothing_stale(run):
+    with pytest.raises(AirflowFailException):
+        run.execute(messages=[{"value": "x", "due_at": NOW + timedelta(hours=5)}, {"value": "x", "due_at": "soon"}])
+    run.now += timedelta(days=2)
+    with pytest.raises(AirflowFailException, match="were due more than"):
+        run.execute(messages=[{"value": "x", "due_at": NOW + timedelta(hours=5)}])
+
+
+def test_retry_after_a_fault_never_refuses_its_own_rows_and_the_next_clear_does(run):
+    soon = [{"value": str(number), "due_at": NOW + timedelta(minutes=1)} for number in range(3)]
+    run.transport.fail_after = 2
+    with pytest.raises(SendFailed):
+        run.execute(messages=soon)
+    run.now += timedelta(hours=30)
+    run.transport.fail_after = None
+    assert run.execute(messages=soon)["sent"] == 3
+    with pytest.raises(AirflowFailException, match="were due more than"):
+        run.execute(messages=soon)
+
+
+def test_cleared_task_means_the_same_messages(run):
+    run.execute(messages=rows(3))
+    first = [(message.message_id, message.due_at) for message in run.transport.sent]
+    run.now += timedelta(minutes=30)
+    run.transport.sent.clear()
+    run.execute(messages=rows(3))
+    assert [(message.message_id, message.due_at) for message in run.transport.sent] == first
+
+
+def test_other_content_under_an_id_of_the_store_is_an_error_before_anything_is_sent(run):
+    held = [{"value": "x", "delay_seconds": 3600, "message_id": "order-7"}, *rows(2, message_id="near")[:1]]
+    run.execute(messages=held, store_conn_id="store")
+    run.transport.sent.clear()
+    held[0]["value"] = "y"
+    with pytest.raises(AirflowFailException, match=r"under the same ids: order-7\. Nothing was sent"):
+        run.execute(messages=held, store_conn_id="store")
+    assert run.transport.sent == []
+    assert len(run.store.sent) == 1
 
 
 def test_what_is_due_later_waits_in_the_store(run):
@@ -212,6 +283,18 @@ def test_dry_run_sends_nothing_and_tells_where_and_when(run, log):
     assert "body 0" not in log.text
 
 
+def test_dry_run_counts_as_the_real_one_and_fixes_no_anchor(run):
+    stale = [{"value": "old", "due_at": NOW - timedelta(hours=2)}]
+    both = {"messages": [*rows(2), *rows(1), *stale], "past_due": "skip"}
+    planned = run.execute(**both, dry_run=True)
+    assert run.states == {}
+    run.now += timedelta(days=2)
+    run.execute(messages=rows(1))
+    assert run.transport.sent[0].due_at == run.now + timedelta(seconds=60)
+    run.now, run.states = NOW, States()
+    assert run.execute(**both) | {"dry_run": True} == planned
+
+
 def test_failed_send_says_what_was_confirmed(run, log):
     run.transport.fail_after = 2
     with pytest.raises(SendFailed, match="confirmed 2 messages and not 1"):
@@ -237,6 +320,28 @@ def test_body_is_no_template_field_and_in_no_log_line(run, log):
     assert "secret" not in log.text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"value": "x", "delay": 1, "headers": ["a"]}, "headers: must be a dictionary of text to text"),
+        ({"value": "x", "delay": 1, "headers": {"a": 1}}, "headers: must be a dictionary of text to text"),
+        ({"value": "x", "delay": 1, "message_id": "None"}, "message_id: is 'None'; did its template"),
+        ({"value": "x", "delay": "soon"}, "'soon' is not a number of seconds"),
+        ({"value": "x", "due_at": "2026-03-01T12:00:00"}, "has no time zone"),
+        ({"value": "x", "due_at": "0001-01-01T00:00:00", "timezone": "Europe/Berlin"}, "outside the years"),
+        ({"value": "x", "delay": 1, "timezone": "Mars"}, "IANA"),
+        ({"messages": None, "source": ""}, "source= is empty"),
+        ({"value": "x"}, "no column due_at or delay_seconds"),
+        ({"value": 5, "delay": 1}, "parameters row 1, column value: must be text"),
+    ],
+)
+def test_bad_parameter_is_named_before_anything_is_sent(run, arguments, says):
+    with pytest.raises(AirflowFailException) as caught:
+        run.execute(**arguments)
+    assert says in str(caught.value)
+    assert run.transport.sent == []
+
+
 def test_timezone_takes_naive_times_and_counts_shifts(run, log):
     run.execute(messages=[{"value": "x", "due_at": "2026-03-29T02:30:00"}], timezone="Europe/Berlin")
     assert run.transport.sent[0].due_at == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
@@ -251,6 +356,7 @@ def test_timezone_takes_naive_times_and_counts_shifts(run, log):
         ({"value": "x", "delay": 1, "due_at": NOW}, "say the same thing"),
         ({"messages": [], "message_id": "x"}, "names one message"),
         ({"value": "x", "id_columns": ["a"]}, "names columns"),
+        ({"messages": [], "id_columns": []}, "is empty"),
         ({"value": "x", "past_due": "maybe"}, "past_due='maybe' is none of 'fail', 'send', 'skip'"),
         ({"value": "x", "rejects": "r.jsonl"}, "go together"),
         ({"value": "x", "invalid_rows": "set_aside"}, "go together"),

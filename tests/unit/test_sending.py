@@ -9,7 +9,7 @@ import pytest
 from support.recorder import Recorder
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import SourceError
+from airflow_delayed.errors import Interrupted, SourceError
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.ledger import Ledger
@@ -54,7 +54,7 @@ def sending(source, transport=None, clock=lambda: NOW, **options):
     rules = RowRules(anchor=NOW, destination="mail")
     route = options.pop("route", None) or Route(delivery=transport or Counting())
     wanted = Wanted(destination=True)
-    return Sending(source, wanted, lambda: RowReader(rules), route, anchor=NOW, clock=clock, log=LOG, **options)
+    return Sending(source, wanted, lambda: RowReader(rules), route, began=NOW, clock=clock, log=LOG, **options)
 
 
 def peak(count):
@@ -105,6 +105,42 @@ def test_source_that_changed_is_not_sent():
     with pytest.raises(SourceError):
         job.deliver(found)
     assert transport.sent == []
+
+
+class Shrinking(ListSource):
+    """Has fewer rows each time it is read, as a file that is written anew."""
+
+    def batches(self, wanted):
+        yield from super().batches(wanted)
+        self._messages = self._messages[:-1]
+
+
+def test_source_that_lost_rows_while_it_was_sent_is_no_success():
+    job = sending(ListSource([{"value": str(number), "delay_seconds": 1} for number in range(3)]))
+    job.deliver(job.survey())
+    job = sending(Shrinking([{"value": str(number), "delay_seconds": 1} for number in range(3)]))
+    with pytest.raises(Interrupted, match="had 3 good rows when it was checked, and then 2"):
+        job.deliver(job.survey())
+
+
+def test_source_that_changed_while_it_was_sent_is_no_success():
+    class Changing(ListSource):
+        looks = 0
+
+        def check_unchanged(self):
+            self.looks += 1
+            if self.looks > 1:
+                raise SourceError("source changed")
+
+    job = sending(Changing([{"value": "x", "delay_seconds": 1}]))
+    with pytest.raises(Interrupted, match="after 1 messages were sent and 0 stored: source changed"):
+        job.deliver(job.survey())
+
+
+def test_longest_past_is_no_overflow():
+    old = [{"value": "x", "due_at": datetime(1, 1, 1, tzinfo=UTC)}]
+    job = sending(ListSource(old), max_past=timedelta.max)
+    assert job.survey().past_due == 0
 
 
 def test_message_that_came_near_while_others_were_sent_goes_to_the_broker():

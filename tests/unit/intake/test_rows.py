@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta
+from decimal import Decimal
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from airflow_delayed.intake.batch import batch_of
@@ -44,6 +47,24 @@ def test_delay_counts_from_the_anchor():
     assert one({"value": "x", "delay_seconds": 1.5}).due_at == ANCHOR + timedelta(seconds=1.5)
 
 
+def test_delay_of_every_kind_of_number():
+    for delay in (90, 90.0, Decimal("90.00"), np.int64(90), np.float32(90)):
+        assert one({"value": "x", "delay_seconds": delay}).due_at == ANCHOR + timedelta(seconds=90)
+
+
+def test_pandas_nanoseconds_are_rounded_up():
+    due = one({"value": "x", "due_at": pd.Timestamp("2026-03-01T13:00:00.000000001Z")}).due_at
+    assert (type(due), due) == (datetime, DUE + timedelta(microseconds=1))
+
+
+def test_naive_key_means_the_given_zone():
+    naive, aware = (
+        {"value": "x", "due_at": DUE, "at": at} for at in (datetime(2026, 3, 1, 13), DUE - timedelta(hours=1))
+    )
+    berlin = {"id_columns": ("at",), "zone": zone("Europe/Berlin")}
+    assert one(naive, **berlin).message_id == one(aware, **berlin).message_id
+
+
 def test_null_takes_what_is_given_for_all_rows_and_headers_join():
     given = {"due_at": DUE, "tag": "all", "headers": {"a": "all", "b": "all"}}
     found = one({"value": "x", "destination": None, "due_at": None, "tag": None, "headers": {"a": "row"}}, **given)
@@ -83,18 +104,20 @@ def test_key_names_a_message_whatever_it_says():
         ({"value": "x", "due_at": DUE, "delay_seconds": 5}, "delay_seconds", "one of them"),
         ({"value": "x", "delay_seconds": -1}, "delay_seconds", "negative"),
         ({"value": "x", "delay_seconds": "5"}, "delay_seconds", "must be a number"),
+        ({"value": "x", "delay_seconds": True}, "delay_seconds", "must be a number"),
+        ({"value": "x", "due_at": pd.NaT}, "due_at", "NaT"),
+        ({"value": "x", "due_at": DUE, "headers": 0}, "headers", "map"),
         ({"value": "x", "due_at": DUE, "destination": 7}, "destination", "queue"),
         ({"value": "x", "due_at": DUE, "destination": ""}, "destination", "give destination="),
         ({"value": "x", "due_at": DUE, "headers": {"a": 1}}, "headers", "'a' must be text"),
         ({"value": "x", "due_at": DUE, "headers": "a=1"}, "headers", "map"),
-        ({"value": "x", "due_at": DUE, "message_id": None}, "message_id", "null"),
         ({"value": "x", "due_at": DUE, "message_id": "a b"}, "message_id", "ASCII"),
         ({"value": "x", "due_at": DUE, "tag": 5}, "tag", "text"),
         ({"value": "x", "due_at": DUE, "expires_at": DUE}, "expires_at", "not after"),
     ],
 )
 def test_bad_row_names_row_and_column_and_the_others_go_on(row, column, says):
-    good = {"value": "x", "due_at": DUE, **({"message_id": "ok"} if "message_id" in row else {})}
+    good = {"value": "x", "due_at": DUE}
     before, found, after = read(good, row, good)
     assert isinstance(found, Problem)
     assert str(found).startswith(f"rows row 2, column {column}: ")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from datetime import datetime, timedelta
 
 import fsspec
@@ -13,7 +14,9 @@ from airflow_delayed.errors import SourceError, UnsupportedColumns
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.rows import Problem, RowReader, RowRules
 from airflow_delayed.intake.sources import ListSource, open_source
+from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC, DelayedMessage
+from airflow_delayed.operators.storage import file_system
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOCAL = fsspec.filesystem("file")
@@ -161,19 +164,38 @@ def test_json_lines(tmp_path, packed):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "column", "says"),
     [
-        ('{"value": "a"', "row 2: is not JSON"),
-        ("[1]", "row 2: must be a JSON object"),
-        ('{"value": "a", "destination": "q", "due_at": null, "x": 1}', "row 2: unknown columns x"),
+        ('{"value": "a"', "line", "is not JSON"),
+        ("[" * 100_000, "line", "is not JSON"),
+        ("[1]", "line", "must be a JSON object"),
+        ('{"value": "a", "destination": "q", "delay_seconds": 1, "x": 1}', "fields", "unknown columns x"),
+        ('{"destination": "q", "delay_seconds": 1}', "fields", "no column value"),
+        ('{"value": "a", "destination": "q", "delay_seconds": 1, "message_id": null}', "message_id", "null"),
     ],
 )
-def test_bad_json_names_its_line(tmp_path, text, says):
+def test_bad_line_is_a_problem_of_its_own(tmp_path, text, column, says):
+    good = '{"value": "a", "destination": "q", "delay_seconds": 1}'
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"value": "a", "destination": "q", "delay_seconds": 1}\n' + text)
-    with pytest.raises((SourceError, UnsupportedColumns)) as caught:
-        messages(source(path))
-    assert says in str(caught.value)
+    path.write_text(f"{good}\n\n{text}\n{good}")
+    before, problem, after = messages(source(path))
+    assert (problem.place, problem.column) == (f"{path} row 3", column)
+    assert says in problem.problem
+    assert before.body == after.body == b"a"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", b'{"value": "\xff"}'),
+        ("rows.jsonl.gz", gzip.compress(b'{"value": "a"}' * 1000)[:-20]),
+        ("rows.parquet", b"PAR1"),
+    ],
+)
+def test_torn_file_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=re.escape(f"{tmp_path / name} cannot be read")):
+        messages(source(tmp_path / name))
 
 
 def test_changed_source_is_noticed(tmp_path):
@@ -204,10 +226,54 @@ def test_list_takes_dictionaries_of_different_fields_and_messages():
 
 
 def test_field_missing_in_one_entry_of_a_list_names_it():
-    with pytest.raises(UnsupportedColumns, match="messages row 2: no column destination"):
-        messages(
-            ListSource([{"value": "a", "delay_seconds": 1, "destination": "q"}, {"value": "a", "delay_seconds": 1}])
-        )
+    good = {"value": "a", "delay_seconds": 1, "destination": "q"}
+    found = messages(ListSource([good, {"value": "a", "delay_seconds": 1}, "text", {1: 2}, good]))
+    assert [str(problem)[:45] for problem in found if isinstance(problem, Problem)] == [
+        "messages row 2, column fields: no column dest",
+        "messages row 3, column message: must be a dic",
+        "messages row 4, column fields: have a name th",
+    ]
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("written", ["out", "./out", "../work/out", "{}/work/../work/out/"])
+def test_folder_is_read_however_its_path_is_written(tmp_path, monkeypatch, written):
+    # a folder above that looks like one that Spark is writing must hide nothing
+    work = tmp_path / "_temporary" / "work"
+    spark_folder(work, table())
+    monkeypatch.chdir(work)
+    fs, path = file_system(written.format(work.parent))
+    assert len(messages(open_source(fs, path, shown_as=written))) == 2
+
+
+def test_file_that_is_named_is_read_whatever_its_name(tmp_path):
+    pq.write_table(table(), tmp_path / "_rows.parquet")
+    assert len(messages(source(tmp_path / "_rows.parquet"))) == 2
+
+
+def test_empty_path_is_refused():
+    with pytest.raises(SourceError, match="empty"):
+        source("")
+
+
+def test_sparks_own_timestamps_do_not_wrap_around(tmp_path):
+    due_at = pa.array([datetime(2300, 1, 1), datetime(2026, 1, 1)], pa.timestamp("us"))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    pq.write_table(table(due_at=due_at), folder / "part-0.parquet", use_deprecated_int96_timestamps=True)
+    found = messages(source(folder, require_success=False, naive_ok=True), zone=zone("UTC"))
+    assert [message.due_at.year for message in found] == [2300, 2026]
+
+
+def test_time_out_of_range_is_a_problem_of_its_row(tmp_path):
+    due_at = pa.array([400_000_000_000_000_000, 0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    bad, good = messages(source(spark_folder(tmp_path, table(due_at=due_at))))
+    assert (bad.column, good.body) == ("due_at", b"b")
+
+
+def test_zone_that_nobody_knows_does_not_matter(tmp_path):
+    due_at = pa.array([0, 1], pa.timestamp("us", tz="Mars/Olympus"))
+    assert len(messages(source(spark_folder(tmp_path, table(due_at=due_at))))) == 2
 
 
 def test_large_file_is_read_in_batches(tmp_path):
