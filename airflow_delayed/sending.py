@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, HoldingStore, SendReport
-from airflow_delayed.errors import (
-    SHOWN,
-    DelayedError,
-    InputError,
-    Interrupted,
-    InvalidMessage,
-    MessageConflict,
-    PastDue,
-    some,
-)
+from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
+from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage
 from airflow_delayed.identity import digest_of
-from airflow_delayed.intake.batch import Batch, row_of
+from airflow_delayed.intake.batch import row_of
 from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.ledger import Ledger, Repeats
+from airflow_delayed.intake.ledger import Ledger
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.message import UTC, DelayedMessage
+from airflow_delayed.route import Route
+from airflow_delayed.survey import Survey
 
 #: Messages given to a transport at a time.
 CHUNK = 5000
@@ -46,74 +38,6 @@ class Log(Protocol):
     def warning(self, event: str, /, *args: Any) -> Any:
         """Tell what deserves a look."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Who delivers, and what waits in a store before.
-
-    :param store: takes what is due later than ``hold_over`` from now; without it the transport takes all.
-    """
-
-    delivery: DelayedDelivery
-    store: HoldingStore | None = None
-    hold_over: timedelta = timedelta(0)
-
-    def holds(self, message: DelayedMessage, now: datetime) -> bool:
-        """Return whether a message waits in the store."""
-        return self.store is not None and (self.holds_all or message.due_at - now > self.hold_over)
-
-    @property
-    def holds_all(self) -> bool:
-        """Whether the transport is a store itself, in which everything waits."""
-        return self.store is not None and self.store is self.delivery
-
-    def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message against the limits of all that it will pass through.
-
-        :raises LimitExceeded: it is beyond one of them.
-        """
-        if self.holds(message, now):
-            assert self.store is not None
-            self.store.check(message, now)
-            if self.holds_all:
-                return
-            now = message.due_at - self.hold_over
-        self.delivery.check(message, now)
-
-
-@dataclass(slots=True)
-class Survey:
-    """What the first pass found."""
-
-    rows: int = 0
-    #: Rows that are messages; copies and those past due are among them.
-    good: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    problem_count: int = 0
-    past_due: int = 0
-    first_past: str | None = None
-    direct: SendReport = field(default_factory=SendReport)
-    held: SendReport = field(default_factory=SendReport)
-    #: The longest delay that the transport itself has to bridge.
-    longest: timedelta = timedelta(0)
-    #: The first few messages, for a dry run.
-    sample: list[DelayedMessage] = field(default_factory=list)
-    repeats: Repeats = field(default_factory=Repeats)
-    #: Ids that the store has already, with other content; the first few.
-    conflicts: list[str] = field(default_factory=list)
-    #: The number of each batch's first row, and the batch's place.
-    places: list[tuple[int, str, int]] = field(default_factory=list)
-
-    def place(self, number: int) -> str:
-        """Name a row, counted over the whole source from 0."""
-        start, origin, first = next(entry for entry in reversed(self.places) if entry[0] <= number)
-        return f"{origin} row {first + number - start:,}"
-
-    @property
-    def destinations(self) -> list[str]:
-        """Every destination, sorted."""
-        return sorted({*self.direct.by_destination, *self.held.by_destination})
 
 
 class Sending:
@@ -175,7 +99,9 @@ class Sending:
             found.repeats = ledger.repeats()
         finally:
             ledger.close()
-        self._judge(found, failing=set_aside is None)
+        found.judge(
+            invalid_rows_fail=set_aside is None, stale_rows_fail=self.past_due == "fail", max_past=self.max_past
+        )
         shifts = reader.shifts
         if shifts.gaps or shifts.folds:
             self.log.warning(
@@ -190,7 +116,7 @@ class Sending:
         number = 0
         for batch in self.source.batches(self.wanted):
             if found is not None:
-                _note_place(found, number, batch)
+                found.note_place(number, batch)
             for item in reader.read(batch):
                 yield number, item
                 number += 1
@@ -247,33 +173,6 @@ class Sending:
 
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
-
-    def _judge(self, found: Survey, *, failing: bool) -> None:
-        if found.problem_count and failing:
-            raise InputError(
-                f"{found.problem_count:,} of {found.rows:,} rows cannot be sent, so nothing was sent:"
-                f" {some([str(problem) for problem in found.problems])}"
-                f"{_more(found.problem_count - len(found.problems))}."
-                " Mend them, or pass invalid_rows='set_aside' and rejects="
-            )
-        if found.repeats.conflicts:
-            pairs = [f"{found.place(one)} and {found.place(other)}" for one, other in found.repeats.conflicts]
-            raise MessageConflict(
-                "rows have one message id and different content, so one would pass for a copy of the other:"
-                f" {some(pairs)}. Nothing was sent. Let id_columns= (or message_id) tell them apart"
-            )
-        if found.conflicts:
-            raise MessageConflict(
-                "the store has messages with other content under the same ids:"
-                f" {some(found.conflicts, separator=', ')}. Nothing was sent. Cancel those first, or give what is a new"
-                " message a new id"
-            )
-        if found.past_due and self.past_due == "fail":
-            raise PastDue(
-                f"{found.past_due:,} of {found.rows:,} rows were due more than {self.max_past} before this task's first"
-                f" try began; the first is {found.first_past}. Nothing was sent. If this is a backfill, pass"
-                " past_due='skip'; to deliver them now, past_due='send'"
-            )
 
     def deliver(self, found: Survey, *, dry_run: bool = False) -> None:
         """Send what the survey found, at once or into the store.
@@ -351,12 +250,3 @@ def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report
         if isinstance(partly, SendReport):
             report.merge(partly)
         raise
-
-
-def _note_place(found: Survey, number: int, batch: Batch) -> None:
-    if batch.size:
-        found.places.append((number, batch.origin, batch.first_row))
-
-
-def _more(count: int) -> str:
-    return f"; and {count:,} more" if count > 0 else ""

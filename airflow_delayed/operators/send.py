@@ -22,7 +22,9 @@ from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
 from airflow_delayed.operators.first_try import FirstTry, ended, first_try
 from airflow_delayed.operators.storage import file_system
-from airflow_delayed.sending import Route, Sending, Survey
+from airflow_delayed.route import Route
+from airflow_delayed.sending import Sending
+from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -16,7 +16,8 @@ from airflow_delayed.intake.ledger import Ledger
 from airflow_delayed.intake.rows import RowReader, RowRules
 from airflow_delayed.intake.sources import ListSource
 from airflow_delayed.message import UTC
-from airflow_delayed.sending import Route, Sending
+from airflow_delayed.route import Route
+from airflow_delayed.sending import Sending
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOG = logging.getLogger("test")

@@ -1,0 +1,43 @@
+"""Which way a message goes: straight to its transport, or into a store before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from airflow_delayed.delivery import DelayedDelivery, HoldingStore
+from airflow_delayed.message import DelayedMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Who delivers, and what waits in a store before.
+
+    :param store: takes what is due later than ``hold_over`` from now; without it the transport takes all.
+    """
+
+    delivery: DelayedDelivery
+    store: HoldingStore | None = None
+    hold_over: timedelta = timedelta(0)
+
+    def holds(self, message: DelayedMessage, now: datetime) -> bool:
+        """Return whether a message waits in the store."""
+        return self.store is not None and (self.holds_all or message.due_at - now > self.hold_over)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the transport is a store itself, in which everything waits."""
+        return self.store is not None and self.store is self.delivery
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Check a message against the limits of all that it will pass through.
+
+        :raises LimitExceeded: it is beyond one of them.
+        """
+        if self.holds(message, now):
+            assert self.store is not None
+            self.store.check(message, now)
+            if self.holds_all:
+                return
+            now = message.due_at - self.hold_over
+        self.delivery.check(message, now)

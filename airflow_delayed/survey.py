@@ -1,0 +1,87 @@
+"""What a first look at all rows found, and whether they may be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from airflow_delayed.delivery import SendReport
+from airflow_delayed.errors import InputError, MessageConflict, PastDue, some
+from airflow_delayed.intake.batch import Batch
+from airflow_delayed.intake.ledger import Repeats
+from airflow_delayed.intake.rows import Problem
+from airflow_delayed.message import DelayedMessage
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the first pass found."""
+
+    rows: int = 0
+    #: Rows that are messages; copies and those past due are among them.
+    good: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    problem_count: int = 0
+    past_due: int = 0
+    first_past: str | None = None
+    direct: SendReport = field(default_factory=SendReport)
+    held: SendReport = field(default_factory=SendReport)
+    #: The longest delay that the transport itself has to bridge.
+    longest: timedelta = timedelta(0)
+    #: The first few messages, for a dry run.
+    sample: list[DelayedMessage] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
+    #: Ids that the store has already, with other content; the first few.
+    conflicts: list[str] = field(default_factory=list)
+    #: The number of each batch's first row, and the batch's place.
+    places: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def place(self, number: int) -> str:
+        """Name a row, counted over the whole source from 0."""
+        start, origin, first = next(entry for entry in reversed(self.places) if entry[0] <= number)
+        return f"{origin} row {first + number - start:,}"
+
+    @property
+    def destinations(self) -> list[str]:
+        """Every destination, sorted."""
+        return sorted({*self.direct.by_destination, *self.held.by_destination})
+
+    def note_place(self, number: int, batch: Batch) -> None:
+        """Note where the rows of a batch come from."""
+        if batch.size:
+            self.places.append((number, batch.origin, batch.first_row))
+
+    def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta) -> None:
+        """Let nothing be sent if something is wrong.
+
+        :raises InputError: rows that break a rule, that clash with each other or with the store, or that are stale.
+        """
+        if self.problem_count and invalid_rows_fail:
+            raise InputError(
+                f"{self.problem_count:,} of {self.rows:,} rows cannot be sent, so nothing was sent:"
+                f" {some([str(problem) for problem in self.problems])}"
+                f"{_more(self.problem_count - len(self.problems))}."
+                " Mend them, or pass invalid_rows='set_aside' and rejects="
+            )
+        if self.repeats.conflicts:
+            pairs = [f"{self.place(one)} and {self.place(other)}" for one, other in self.repeats.conflicts]
+            raise MessageConflict(
+                "rows have one message id and different content, so one would pass for a copy of the other:"
+                f" {some(pairs)}. Nothing was sent. Let id_columns= (or message_id) tell them apart"
+            )
+        if self.conflicts:
+            raise MessageConflict(
+                "the store has messages with other content under the same ids:"
+                f" {some(self.conflicts, separator=', ')}. Nothing was sent. Cancel those first, or give what is a new"
+                " message a new id"
+            )
+        if self.past_due and stale_rows_fail:
+            raise PastDue(
+                f"{self.past_due:,} of {self.rows:,} rows were due more than {max_past} before this task's first"
+                f" try began; the first is {self.first_past}. Nothing was sent. If this is a backfill, pass"
+                " past_due='skip'; to deliver them now, past_due='send'"
+            )
+
+
+def _more(count: int) -> str:
+    return f"; and {count:,} more" if count > 0 else ""
