@@ -132,21 +132,16 @@ def test_a_broker_that_is_down(store: Store, connect, kind):
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_a_consumer_of_a_queue_table(store: Store, postgres_url, capsys):
-    """The README's: it does its work in the transaction that takes the message, so that nothing is done twice."""
-    import psycopg
+def test_the_readmes_consumer_of_a_queue_table(store: Store, postgres_url, capsys, here, monkeypatch):
+    """It does its work in the transaction that takes the message, so that nothing is done twice."""
+    import re
 
     hook = store.installed("reminders", deliver_conn_id=None)
     hook.send(message(f"m{n}", hook.now() - SECOND + n * SECOND / 100, destination="reminders") for n in range(5))
     operator(store, deliver_conn_ids=store.conn_id).execute({})
     capsys.readouterr()
-    take = """DELETE FROM "reminders" WHERE seq = (SELECT seq FROM "reminders" ORDER BY seq LIMIT 1
-              FOR UPDATE SKIP LOCKED) RETURNING headers, body"""
-    with psycopg.connect(postgres_url) as database:
-        database.execute(f"SELECT set_config('search_path', quote_ident('{store.schema}'), false)")
-        database.commit()
-        while row := database.execute(take).fetchone():
-            print(json.loads(row[0])["NServiceBus.MessageId"], row[1].decode())
-            database.commit()
+    (code,) = re.findall(r"```python\n(import json, psycopg.*?)```", (here / "README.md").read_text(), re.DOTALL)
+    monkeypatch.setenv("PGOPTIONS", f'-c search_path="{store.schema}"')
+    exec(code.replace("postgresql://localhost/reminders", postgres_url), {})
     assert capsys.readouterr().out.splitlines() == [f"m{n} body of m{n}" for n in range(5)]
     assert store.rows(hook, "reminders") == []
