@@ -82,6 +82,7 @@ class DelayedStoreHook(BaseHook):
         """Make the table, and the queue tables of these destinations if this database delivers.
 
         :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
+        :raises LimitExceeded: a destination's name is longer than a table's may be.
         """
         names = self._queue_names(destinations)
 
@@ -123,9 +124,8 @@ class DelayedStoreHook(BaseHook):
         :raises LimitExceeded: one is longer.
         """
         check_limits(message)
-        if self.deliver_conn_id is None and len(message.destination.encode()) > MAX_QUEUE_NAME:
-            size = len(message.destination.encode())
-            raise LimitExceeded("destination", f"has {size} bytes; the name of a table has up to {MAX_QUEUE_NAME}")
+        if self.deliver_conn_id is None:
+            _check_queue_name(message.destination)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
@@ -207,7 +207,10 @@ class DelayedStoreHook(BaseHook):
             del self.engine
 
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
-        return list_of(destinations) if self.deliver_conn_id is None else ()
+        names = list_of(destinations) if self.deliver_conn_id is None else ()
+        for name in names:
+            _check_queue_name(name)
+        return names
 
     def _compared(self, connection: Connection, names: Sequence[str]) -> Iterator[tuple[Table, Sequence[Finding]]]:
         yield self.table, compare(connection, self.table)
@@ -233,6 +236,13 @@ class DelayedStoreHook(BaseHook):
             connection.cursor().execute("PRAGMA journal_mode=WAL")
         finally:
             connection.close()
+
+
+def _check_queue_name(name: str) -> None:
+    if len(name.encode()) > MAX_QUEUE_NAME:
+        raise LimitExceeded(
+            "destination", f"has {len(name.encode())} bytes; the name of a table has up to {MAX_QUEUE_NAME}"
+        )
 
 
 def list_of(names: Iterable[str]) -> Sequence[str]:
