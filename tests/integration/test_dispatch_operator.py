@@ -142,7 +142,7 @@ def test_the_readmes_consumer_of_a_queue_table(store: Store, postgres_url, capsy
     capsys.readouterr()
     (code,) = re.findall(r"```python\n(import json, psycopg.*?)```", (here / "README.md").read_text(), re.DOTALL)
     with monkeypatch.context() as only_here:
-        schema = store.schema.replace(" ", r"\ ")
+        schema = store.schema.replace('"', '""').replace(" ", r"\ ")
         only_here.setenv("PGOPTIONS", f'-c search_path="{schema}"')
         exec(code.replace("postgresql://localhost/reminders", postgres_url), {})
     assert capsys.readouterr().out.splitlines() == [f"m{n} body of m{n}" for n in range(5)]
