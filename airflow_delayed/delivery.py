@@ -196,13 +196,15 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery
     targets = {**others, **BUILT_IN}
     if conn_type not in targets:
         raise UnsupportedConnection(conn_id, conn_type, sorted(targets))
-    module, _, name = targets[conn_type].partition(":")
-    hook = getattr(import_module(module), name)
-    return cast(DelayedDelivery, hook(conn_id, **({"clock": clock} if clock else {})))
+    return cast(DelayedDelivery, _load(targets[conn_type])(conn_id, **({"clock": clock} if clock else {})))
 
 
 def store_for(conn_id: str, deliver_conn_id: str) -> HoldingStore:
     """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
-    from airflow_delayed.hooks.store import DelayedStoreHook
+    return cast(HoldingStore, _load(_STORE)(conn_id, deliver_conn_id))
 
-    return DelayedStoreHook(conn_id, deliver_conn_id)
+
+def _load(target: str) -> Callable[..., object]:
+    # by name: the hooks know this interface, and it does not know them
+    module, _, name = target.partition(":")
+    return cast(Callable[..., object], getattr(import_module(module), name))

@@ -20,6 +20,7 @@ from airflow_delayed.intake.rows import Problem, RowReader, RowRules
 from airflow_delayed.intake.sources import ListSource, Source, open_source
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
+from airflow_delayed.operators import told
 from airflow_delayed.operators.first_try import FirstTry, ended, first_try
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.route import Route
@@ -231,7 +232,7 @@ class DelayedSendOperator(BaseOperator):
             aside: list[Problem] = []
             found = sending.survey(set_aside=None if self.rejects is None else aside.append)
             set_aside = len(aside)
-        self._tell(found, source)
+        told.checked(self.log, self.conn_id, source.name, found)
         self._check_empty(found)
         self._verify(found, route)
         try:
@@ -240,8 +241,8 @@ class DelayedSendOperator(BaseOperator):
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             self.log.info("%s: %s sent, %s held in the store", what, f"{sending.sent.sent:,}", f"{sending.held.sent:,}")
         if self.only_plan:
-            self._tell_plan(found, sending, route)
-        return self._summary(found, sending, set_aside)
+            told.plan(self.log, sending, found.sample, self.clock())
+        return told.summary(sending, found, set_aside, dry_run=self.only_plan)
 
     def _rejects_file(self) -> tuple[Any, str]:
         assert self.rejects is not None
@@ -345,20 +346,6 @@ class DelayedSendOperator(BaseOperator):
             return given
         return self.render_template(given, context)
 
-    def _tell(self, found: Survey, source: Source) -> None:
-        copies = len(found.repeats.copies)
-        self.log.info(
-            "checked %s rows of %s: %s for connection %s at once, %s to hold in the store; among them %s copies of"
-            " others and %s past due",
-            f"{found.rows:,}",
-            source.name,
-            f"{found.direct.sent:,}",
-            self.conn_id,
-            f"{found.held.sent:,}",
-            f"{copies:,}",
-            f"{found.past_due:,}",
-        )
-
     def _check_empty(self, found: Survey) -> None:
         if found.direct.sent + found.held.sent:
             return
@@ -388,37 +375,3 @@ class DelayedSendOperator(BaseOperator):
             report = route.store.verify(())
             if not report.ok:
                 raise TopologyError(str(self.store_conn_id), report)
-
-    def _tell_plan(self, found: Survey, sending: Sending, route: Route) -> None:
-        for destination in found.destinations:
-            self.log.info(
-                "would send to %s: %s at once, %s through the store",
-                destination,
-                f"{sending.sent.by_destination.get(destination, 0):,}",
-                f"{sending.held.by_destination.get(destination, 0):,}",
-            )
-        now = self.clock()
-        for message in found.sample:
-            self.log.info(
-                "such as %s to %s, due %s (in %s), %s bytes, %s",
-                message.message_id,
-                message.destination,
-                message.due_at.isoformat(),
-                max(message.due_at - now, timedelta(0)),
-                f"{len(message.body):,}",
-                "held in the store first" if route.holds(message, now) else "at once",
-            )
-
-    def _summary(self, found: Survey, sending: Sending, set_aside: int) -> dict[str, Any]:
-        reports = (sending.sent, sending.held)
-        dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
-        return {
-            "sent": sending.sent.sent,
-            "held": sending.held.sent,
-            "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
-            "set_aside": set_aside,
-            "skipped": sending.skipped,
-            "first_due": min(dues).isoformat() if dues else None,
-            "last_due": max(dues).isoformat() if dues else None,
-            **({"dry_run": True} if self.only_plan else {}),
-        }

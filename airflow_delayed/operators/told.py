@@ -1,0 +1,64 @@
+"""What a send tells: lines of the log, and the summary that becomes its XCom. Never a body or a header's value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.sending import Log, Sending
+from airflow_delayed.survey import Survey
+
+
+def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
+    """Tell what the first look at all rows found."""
+    log.info(
+        "checked %s rows of %s: %s for connection %s at once, %s to hold in the store; among them %s copies of others"
+        " and %s past due",
+        f"{found.rows:,}",
+        source,
+        f"{found.direct.sent:,}",
+        conn_id,
+        f"{found.held.sent:,}",
+        f"{len(found.repeats.copies):,}",
+        f"{found.past_due:,}",
+    )
+
+
+def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
+    """Tell what would go where and when."""
+    sent, held = sending.sent.by_destination, sending.held.by_destination
+    for destination in sorted({*sent, *held}):
+        log.info(
+            "would send to %s: %s at once, %s through the store",
+            destination,
+            f"{sent.get(destination, 0):,}",
+            f"{held.get(destination, 0):,}",
+        )
+    for message in sample:
+        log.info(
+            "such as %s to %s, due %s (in %s), %s bytes, %s",
+            message.message_id,
+            message.destination,
+            message.due_at.isoformat(),
+            max(message.due_at - now, timedelta(0)),
+            f"{len(message.body):,}",
+            "held in the store first" if sending.route.holds(message, now) else "at once",
+        )
+
+
+def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -> dict[str, Any]:
+    """Return the counts, and the first and last due time."""
+    reports = (sending.sent, sending.held)
+    dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
+    return {
+        "sent": sending.sent.sent,
+        "held": sending.held.sent,
+        "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
+        "set_aside": set_aside,
+        "skipped": sending.skipped,
+        "first_due": min(dues).isoformat() if dues else None,
+        "last_due": max(dues).isoformat() if dues else None,
+        **({"dry_run": True} if dry_run else {}),
+    }
