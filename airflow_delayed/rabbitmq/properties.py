@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -41,28 +42,27 @@ def check_headers(message: DelayedMessage) -> None:
         raise LimitExceeded("headers", f"the value of {CONTENT_TYPE!r} has more than {_SHORT_STRING} bytes in UTF-8")
 
 
-def check(message: DelayedMessage, delay_seconds: int) -> None:
+def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> None:
     """Check a message against all limits of this transport.
 
     :raises LimitExceeded: its delay, destination or headers are beyond one.
     """
     levels.check_delay(delay_seconds)
-    levels.check_destination(message.destination)
+    topology.check_destination(message.destination)
     check_headers(message)
 
 
-def address(message: DelayedMessage, delay_seconds: int) -> tuple[str, str]:
+def address(topology: Topology, destination: str, delay_seconds: int) -> tuple[str, str]:
     """Return the exchange and the routing key to publish a message with.
 
-    What is due goes straight to its queue through the default exchange: the delivery exchange has an alternate one and
-    would not return a message whose queue is gone.
+    What is due goes straight to its destination: a delivery exchange that has an alternate one would not return a
+    message whose queue is gone.
 
     :raises LimitExceeded: the delay or the destination is beyond its limit.
     """
-    key = levels.routing_key(delay_seconds, message.destination)
     if delay_seconds <= 0:
-        return "", message.destination
-    return levels.level_name(levels.entry_level(delay_seconds)), key
+        return (destination, "") if topology.routing == "conventional" else ("", destination)
+    return topology.entry_exchange(delay_seconds), levels.routing_key(delay_seconds, destination)
 
 
 def properties(message: DelayedMessage, sent_at: int) -> BasicProperties:

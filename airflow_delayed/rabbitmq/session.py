@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from pika import SelectConnection
@@ -11,8 +12,9 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateE
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyError
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq import levels, properties
+from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -25,13 +27,17 @@ if TYPE_CHECKING:
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
+_NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
 
 
 class Session:
     """Sends a backlog over one connection until it is done or the connection is lost."""
 
-    def __init__(self, parameters: Parameters, backlog: Backlog, *, clock: Clock, window: int) -> None:
+    def __init__(
+        self, parameters: Parameters, backlog: Backlog, *, topology: Topology, clock: Clock, window: int
+    ) -> None:
         self.opened = False
+        self._topology = topology
         self._backlog = backlog
         self._clock = clock
         self._window = window
@@ -137,7 +143,7 @@ class Session:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
         properties.check_headers(message)
-        exchange, key = properties.address(message, delay)
+        exchange, key = properties.address(self._topology, message.destination, delay)
         self._publisher.basic_publish(
             exchange, key, message.body, properties.properties(message, int(now.timestamp())), mandatory=True
         )
@@ -202,9 +208,10 @@ class Session:
 
     def _bind(self, entry: Entry) -> None:
         destination = entry.message.destination
-        self._binder.queue_bind(
-            destination, levels.DELIVERY_EXCHANGE, levels.binding_key(destination), callback=lambda _: self._on_bound()
-        )
+        conventional = self._topology.routing == "conventional"
+        bind = self._binder.exchange_bind if conventional else self._binder.queue_bind
+        key = self._topology.binding_key(destination)
+        bind(destination, self._topology.delivery_exchange, key, callback=lambda _: self._on_bound())
         self._binding = entry
 
     def _on_bound(self) -> None:
@@ -224,15 +231,15 @@ class Session:
 
     def _cause(self, reason: ChannelClosedByBroker, destination: str | None = None) -> DelayedError | str:
         conn_id, text = self._backlog.conn_id, reason.reply_text
-        if text.startswith("NOT_FOUND - no queue") and destination:
+        found = _NOT_FOUND.match(text)
+        if found and destination and found["name"] == destination:
             return DestinationMissing(
                 conn_id,
                 [destination],
-                f"declare the queue, or run TopologyInstallOperator(conn_id={conn_id!r},"
+                f"declare the {found['kind']}, or run TopologyInstallOperator(conn_id={conn_id!r},"
                 f" destinations=[{destination!r}], create_destinations=True)",
             )
-        if text.startswith("NOT_FOUND - no exchange"):
-            name = text.split("'")[1]
-            finding = Finding(state=State.MISSING, resource=f"exchange {name}")
+        if found:
+            finding = Finding(state=State.MISSING, resource=f"{found['kind']} {found['name']}")
             return TopologyError(conn_id, TopologyReport((finding,)))
         return f"the broker refused it: {text}"

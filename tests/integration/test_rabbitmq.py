@@ -19,8 +19,8 @@ from airflow_delayed.errors import (
 )
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT
+from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
 Connect = Callable[..., str]
@@ -85,10 +85,10 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
 @pytest.mark.parametrize(
     "name, arguments, argument, wanted, found",
     [
-        ("delayed.level-03", {**levels.queue_arguments(3), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
+        ("delayed.level-03", {**DELAYED.queue_arguments(3), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
         (
             "delayed.level-04",
-            {**levels.queue_arguments(4), "x-dead-letter-exchange": "else's"},
+            {**DELAYED.queue_arguments(4), "x-dead-letter-exchange": "else's"},
             "x-dead-letter-exchange",
             "delayed.level-03",
             "else's",
@@ -265,7 +265,7 @@ def test_a_refusal_that_passes_loses_nothing(vhost: VirtualHost, connect: Connec
 
 def _fill(hook: RabbitMQDelayHook, vhost: VirtualHost, level: int) -> None:
     """Let a level hold one message, and put 50 into it: what is under way when it gets full is still taken."""
-    name = levels.level_name(level)
+    name = DELAYED.level_name(level)
     vhost.manage(
         "PUT", "policies/{vhost}/full", {"pattern": f"^{name}$", "definition": {"max-length": 1}, "apply-to": "queues"}
     )
@@ -346,6 +346,7 @@ def test_a_connection_says_what_is_wrong_with_it(hook: RabbitMQDelayHook, vhost:
         ({"host": "no-such-host.invalid"}, "cannot be resolved"),
         ({"extra": {"ssl": True}}, "TLS"),
         ({"extra": {"ssl": "maybe"}}, "must be true or false"),
+        ({"extra": {"topology": "none"}}, "topology 'none' is unknown; use one of delayed, nservicebus"),
     ):
         bad = RabbitMQDelayHook(connect("bad", **{**vhost.connection, **change}))
         well, text = bad.test_connection()
