@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
@@ -52,29 +53,53 @@ def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> No
     check_headers(message)
 
 
-def address(topology: Topology, destination: str, delay_seconds: int) -> tuple[str, str]:
-    """Return the exchange and the routing key to publish a message with.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a message is published: exchange, routing key, and the queue of a level that it enters directly, if any."""
+
+    exchange: str
+    key: str
+    level: str | None = None
+
+
+def address(
+    topology: Topology, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
+) -> Address:
+    """Return where to publish a message.
 
     What is due goes straight to its destination: a delivery exchange that has an alternate one would not return a
-    message whose queue is gone.
+    message whose queue is gone. Into a level's queue leads the default exchange with the queue's name as a second
+    routing key; the first one is the delay's, as on any other way.
 
+    :param default_exchange: whether the user may write to the default exchange.
+    :param direct: whether the destination takes a direct entry (where the topology has it).
     :raises LimitExceeded: the delay or the destination is beyond its limit.
     """
-    if delay_seconds <= 0:
-        return (destination, "") if topology.routing == "conventional" else ("", destination)
-    return topology.entry_exchange(delay_seconds), levels.routing_key(delay_seconds, destination)
+    key = levels.routing_key(delay_seconds, destination)
+    if delay_seconds <= 0 and topology.routing == "conventional":
+        return Address(destination, "")
+    if delay_seconds <= 0 and default_exchange:
+        return Address("", destination)
+    if topology.entry == "direct" and default_exchange and direct:
+        return Address("", key, topology.level_name(levels.entry_level(delay_seconds)))
+    return Address(topology.entry_exchange(delay_seconds), key)
 
 
-def properties(message: DelayedMessage, sent_at: int) -> BasicProperties:
+def properties(message: DelayedMessage, sent_at: int, level: str | None = None) -> BasicProperties:
     """Return a message's AMQP properties: persistent, its id, its headers and ours.
 
     :param sent_at: seconds since 1970.
+    :param level: the queue of a level that it enters directly. RabbitMQ takes the header ``BCC``, an array, for further
+        routing keys, removes it, and goes on to route by all of them; none matches a binding of the levels but the
+        delay's own.
     """
     from pika import BasicProperties
 
-    headers = {name: value for name, value in message.headers.items() if name not in _BROKERS_OWN}
+    headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in _BROKERS_OWN}
     headers[DUE_AT] = message.due_at.isoformat(timespec="microseconds")
     headers[DESTINATION] = message.destination
+    if level:
+        headers["BCC"] = [level]
     return BasicProperties(
         message_id=message.message_id,
         delivery_mode=2,

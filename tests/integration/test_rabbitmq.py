@@ -223,6 +223,16 @@ def test_without_install_sending_says_what_to_do(hook: RabbitMQDelayHook, vhost:
 def test_a_level_that_is_missing_is_an_error(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     with vhost.channel() as channel:
+        channel.queue_delete("delayed.level-05")
+    with pytest.raises(SendFailed, match=r"message m0: returned .* NO_ROUTE \(a delay level's queue is gone; Topology"):
+        hook.send(messages("orders", [40]))
+    assert hook.send(messages("orders", [20])).sent == 1
+
+
+def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    hook.install([])
+    vhost.declare("orders", **{"x-dead-letter-exchange": ""})
+    with vhost.channel() as channel:
         channel.exchange_delete("delayed.level-05")
     with pytest.raises(SendFailed, match=r"confirmed 0 messages and not 1: .*exchange delayed.level-05: missing"):
         hook.send(messages("orders", [40]))

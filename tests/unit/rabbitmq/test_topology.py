@@ -183,4 +183,35 @@ def test_choices_that_do_not_exist(choice: str, routing: str | None, problem: st
     ],
 )
 def test_where_a_message_is_published(topology: str, routing: str | None, delay: int, exchange: str, key: str) -> None:
-    assert properties.address(topology_of(topology, routing), "Sales", delay) == (exchange, key)
+    found = properties.address(topology_of(topology, routing), "Sales", delay)
+    assert found == properties.Address(exchange, key)
+
+
+KEY = "0." * 24 + "1.0.1.0.Sales"
+
+
+@pytest.mark.parametrize(
+    "default_exchange, direct, delay, to",
+    [
+        (True, True, 10, properties.Address("", KEY, "delayed.level-03")),
+        (True, False, 10, properties.Address("delayed.level-03", KEY)),
+        (False, True, 10, properties.Address("delayed.level-03", KEY)),
+        (True, False, 0, properties.Address("", "Sales")),
+        # by all the exchanges, and in none of their queues
+        (False, True, 0, properties.Address("delayed.level-00", "0." * 28 + "Sales")),
+    ],
+)
+def test_the_direct_entry_and_what_stands_in_for_it(
+    default_exchange: bool, direct: bool, delay: int, to: properties.Address
+) -> None:
+    found = properties.address(DELAYED, "Sales", delay, default_exchange=default_exchange, direct=direct)
+    assert found == to
+
+
+@given(delays, destinations)
+def test_a_second_routing_key_leads_nowhere_else(delay: int, destination: str) -> None:
+    """RabbitMQ routes by all keys of a message, each time it is dead-lettered."""
+    assume(not destination.startswith("delayed."))
+    level = properties.address(DELAYED, destination, max(1, delay)).level
+    keys = [part.key for part in PLANS[id(DELAYED)] if isinstance(part, Binding) and part.source.type == "topic"]
+    assert not [key for key in (*keys, DELAYED.binding_key(destination)) if matches(key, str(level))]
