@@ -1,17 +1,13 @@
-"""A message as AMQP carries it, and the limits that AMQP sets."""
+"""Where a message is published, the headers that are ours, and the limits that AMQP sets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.topology import Topology
-
-if TYPE_CHECKING:
-    from pika import BasicProperties
+from airflow_delayed.rabbitmq import levels, nservicebus
+from airflow_delayed.rabbitmq.topology import Headers, Topology
 
 #: Header with the absolute due time, ISO 8601 in UTC with microseconds: what "never early" is measured against.
 DUE_AT = "airflow-delayed-due-at"
@@ -19,9 +15,11 @@ DUE_AT = "airflow-delayed-due-at"
 DESTINATION = "airflow-delayed-destination"
 #: Header of the message that becomes the AMQP content type.
 CONTENT_TYPE = "content-type"
+#: The content type of a message that has none.
+BYTES = "application/octet-stream"
 
 #: Headers the broker writes when it dead-letters; a copy of them in a new message would look like a cycle to it.
-_BROKERS_OWN = frozenset(
+BROKERS_OWN = frozenset(
     ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason"))]
 )
 #: Headers that RabbitMQ takes for further routing keys; as text it refuses them and closes the channel.
@@ -29,18 +27,25 @@ _ROUTING = frozenset(["CC", "BCC"])
 _SHORT_STRING = 255
 
 
-def check_headers(message: DelayedMessage) -> None:
+def check_headers(message: DelayedMessage, style: Headers = "plain") -> None:
     """Check a message's headers against AMQP's limits.
 
-    :raises LimitExceeded: a name or the content type has over 255 UTF-8 bytes, or a name is CC or BCC.
+    :raises LimitExceeded: a name, or the value of one that becomes an AMQP property (the content type; NServiceBus's
+        have four), has over 255 UTF-8 bytes; or a name is CC or BCC.
     """
+    if not message.headers:
+        return
     for name in message.headers:
         if len(name.encode()) > _SHORT_STRING:
             raise LimitExceeded("headers", f"a name has more than {_SHORT_STRING} bytes in UTF-8: {name[:40]!r}...")
         if name in _ROUTING:
             raise LimitExceeded("headers", f"{name!r} is read by RabbitMQ itself as further destinations; rename it")
-    if len(message.headers.get(CONTENT_TYPE, "").encode()) > _SHORT_STRING:
-        raise LimitExceeded("headers", f"the value of {CONTENT_TYPE!r} has more than {_SHORT_STRING} bytes in UTF-8")
+    found = {"content_type": message.headers.get(CONTENT_TYPE, "")}
+    if style == "nservicebus":
+        found.update(nservicebus.amqp_properties(message.headers))
+    for name, value in found.items():
+        if len(value.encode()) > _SHORT_STRING:
+            raise LimitExceeded("headers", f"the {name} they give has more than {_SHORT_STRING} bytes in UTF-8")
 
 
 def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> None:
@@ -50,7 +55,7 @@ def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> No
     """
     levels.check_delay(delay_seconds)
     topology.check_destination(message.destination)
-    check_headers(message)
+    check_headers(message, topology.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +88,3 @@ def address(
     if topology.entry == "direct" and default_exchange and direct:
         return Address("", key, topology.level_name(levels.entry_level(delay_seconds)))
     return Address(topology.entry_exchange(delay_seconds), key)
-
-
-def properties(message: DelayedMessage, sent_at: int, level: str | None = None) -> BasicProperties:
-    """Return a message's AMQP properties: persistent, its id, its headers and ours.
-
-    :param sent_at: seconds since 1970.
-    :param level: the queue of a level that it enters directly. RabbitMQ takes the header ``BCC``, an array, for further
-        routing keys, removes it, and goes on to route by all of them; none matches a binding of the levels but the
-        delay's own.
-    """
-    from pika import BasicProperties
-
-    headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in _BROKERS_OWN}
-    headers[DUE_AT] = message.due_at.isoformat(timespec="microseconds")
-    headers[DESTINATION] = message.destination
-    if level:
-        headers["BCC"] = [level]
-    return BasicProperties(
-        message_id=message.message_id,
-        delivery_mode=2,
-        timestamp=sent_at,
-        content_type=message.headers.get(CONTENT_TYPE, "application/octet-stream"),
-        headers=headers,
-    )

@@ -16,6 +16,7 @@ from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.writer import Writer
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -39,6 +40,7 @@ class Session:
     ) -> None:
         self.opened = False
         self._topology = topology
+        self._writer = Writer(topology.headers)
         self._backlog = backlog
         self._clock = clock
         self._window = window
@@ -136,7 +138,7 @@ class Session:
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
-        properties.check_headers(message)
+        properties.check_headers(message, self._topology.headers)
         to = properties.address(
             self._topology,
             message.destination,
@@ -144,7 +146,7 @@ class Session:
             default_exchange=self._destinations.default_exchange,
             direct=self._destinations.direct[message.destination],
         )
-        sent = properties.properties(message, int(now.timestamp()), to.level)
+        sent = self._writer.properties(message, now, delay, to.level)
         self._publisher.basic_publish(to.exchange, to.key, message.body, sent, mandatory=True)
         self._backlog.published = True
         self._tag += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
@@ -199,3 +200,22 @@ def test_kombu_accepts_what_we_install_and_its_queues_get_our_messages(
     arrivals = vhost.collect("tasks", enough=3)
     assert sorted(arrival.message_id for arrival in arrivals) == ["m0", "m1", "m2"]
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+def test_nservicebus_can_read_when_what_waits_is_due(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    """By its ``delays migrate``: routing key behind 56 characters, time sent, delay (DelayCommandHelpers.cs)."""
+    hook = using("nservicebus")
+    hook.install(["Acme.Sales"], create_destinations=True)
+    (message,) = messages("Acme.Sales", [1000.5])
+    hook.send([message])
+    with vhost.channel() as channel:
+        method, found, _ = channel.basic_get("nsb.v2.delay-level-09", auto_ack=True)
+    assert method.routing_key[56:] == "Acme.Sales"
+    sent = datetime.strptime(found.headers["NServiceBus.TimeSent"], "%Y-%m-%d %H:%M:%S:%f Z").replace(
+        tzinfo=timezone.utc
+    )
+    due = sent + timedelta(seconds=found.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"])
+    assert timedelta(0) <= due - message.due_at < timedelta(seconds=1)
+    assert "BCC" not in found.headers
