@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
@@ -58,8 +58,7 @@ def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> No
     check_headers(message, topology.headers)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a message is published: exchange, routing key, and the queue of a level that it enters directly, if any."""
 
     exchange: str

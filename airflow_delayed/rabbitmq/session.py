@@ -14,6 +14,7 @@ from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyErr
 from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+from airflow_delayed.rabbitmq.corked import CorkedLoop
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.writer import Writer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
+#: How many addresses are kept: of a batch, many messages have the same destination and second.
+_ADDRESSES = 5000
 _NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
 
 
@@ -47,6 +50,7 @@ class Session:
         self._unconfirmed: dict[int, Entry] = {}
         self._returned: dict[str, str] = {}
         self._waiting: Entry | None = None
+        self._addresses: dict[tuple[str, int], properties.Address] = {}
         self._paused = True
         self._finished = False
         self._lost: BaseException | None = None
@@ -57,6 +61,7 @@ class Session:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
+            custom_ioloop=CorkedLoop(),
         )
         self._loop = self._connection.ioloop
         self._destinations = Destinations(
@@ -139,18 +144,27 @@ class Session:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
         properties.check_headers(message, self._topology.headers)
-        to = properties.address(
-            self._topology,
-            message.destination,
-            delay,
-            default_exchange=self._destinations.default_exchange,
-            direct=self._destinations.direct[message.destination],
-        )
-        sent = self._writer.properties(message, now, delay, to.level)
-        self._publisher.basic_publish(to.exchange, to.key, message.body, sent, mandatory=True)
+        exchange, key, level = self._address(message.destination, delay)
+        sent = self._writer.properties(message, now, delay, level)
+        self._publisher.basic_publish(exchange, key, message.body, sent, mandatory=True)
         self._backlog.published = True
         self._tag += 1
         self._unconfirmed[self._tag] = entry
+
+    def _address(self, destination: str, delay: int) -> properties.Address:
+        known = self._addresses.get((destination, delay))
+        if known is None:
+            known = properties.address(
+                self._topology,
+                destination,
+                delay,
+                default_exchange=self._destinations.default_exchange,
+                direct=self._destinations.direct[destination],
+            )
+            if len(self._addresses) >= _ADDRESSES:
+                self._addresses.clear()
+            self._addresses[destination, delay] = known
+        return known
 
     def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
         # the broker confirms a returned message too, right after

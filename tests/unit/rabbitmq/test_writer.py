@@ -3,6 +3,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import BasicProperties
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
@@ -14,13 +17,18 @@ NOW = datetime(2025, 11, 28, 0, 5, 18, 653_833, tzinfo=timezone.utc)
 TYPE = "Acme.OrderPlaced, Acme.Messages, Version=1.0.0.0"
 
 
+def read(written: BasicProperties) -> BasicProperties:
+    """Read properties as their receiver does."""
+    return BasicProperties().decode(b"".join(written.encode()))
+
+
 def message(delay: float = 90, **headers: str) -> DelayedMessage:
     due = NOW + timedelta(seconds=delay)
     return DelayedMessage(destination="Sales", body=b"{}", due_at=due, message_id="id-1", headers=headers)
 
 
 def test_plain_properties() -> None:
-    sent = Writer("plain").properties(message(customer="7"), NOW, 90)
+    sent = read(Writer("plain").properties(message(customer="7"), NOW, 90))
     assert (sent.message_id, sent.delivery_mode, sent.content_type) == ("id-1", 2, "application/octet-stream")
     assert sent.timestamp == 1_764_288_318
     assert sent.headers == {
@@ -28,6 +36,42 @@ def test_plain_properties() -> None:
         "airflow-delayed-due-at": "2025-11-28T00:06:48.653833+00:00",
         "airflow-delayed-destination": "Sales",
     }
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40)
+
+
+@given(
+    st.lists(
+        st.builds(
+            DelayedMessage,
+            destination=texts,
+            body=st.just(b""),
+            due_at=st.datetimes(timezones=st.just(timezone.utc)),
+            message_id=st.text("abc-1~!", min_size=1, max_size=128),
+            headers=st.dictionaries(st.sampled_from(["content-type", "a", "é" * 127]) | texts, texts, max_size=4),
+        ),
+        max_size=4,
+    ),
+    st.none() | st.sampled_from(["delayed.level-00", "delayed.level-27"]),
+)
+def test_what_is_encoded_here_is_what_pika_would_write(batch: list[DelayedMessage], level: str | None) -> None:
+    writer = Writer("plain")
+    for each in batch:
+        headers = {
+            **each.headers,
+            "airflow-delayed-due-at": each.due_at.isoformat(timespec="microseconds"),
+            "airflow-delayed-destination": each.destination,
+            **({"BCC": [level]} if level else {}),
+        }
+        by_pika = BasicProperties(
+            content_type=each.headers.get("content-type", "application/octet-stream"),
+            headers=headers,
+            delivery_mode=2,
+            message_id=each.message_id,
+            timestamp=1_764_288_318,
+        )
+        assert b"".join(writer.properties(each, NOW, 1, level).encode()) == b"".join(by_pika.encode())
 
 
 def test_nservicebus_properties() -> None:
@@ -83,7 +127,7 @@ def test_a_received_message_is_sent_without_its_deaths(style: str) -> None:
     deaths = ["x-death"]
     deaths += [f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")]
     given = {**dict.fromkeys(deaths, "old"), "airflow-delayed-due-at": "old", "airflow-delayed-destination": "old"}
-    sent = Writer(style).properties(message(**given, own="1"), NOW, 90, "delayed.level-06")
+    sent = read(Writer(style).properties(message(**given, own="1"), NOW, 90, "delayed.level-06"))
     assert not set(deaths) & set(sent.headers)
     assert "old" not in sent.headers.values()
     assert sent.headers["own"] == "1"
