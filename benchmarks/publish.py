@@ -2,9 +2,9 @@
 
     python benchmarks/publish.py [--rounds 5] [--messages 20000]
 
-Quorum queues, bodies of 200 bytes, persistent, confirmed; mandatory except by Celery, which has no such option. A private
-broker; each contestant has a virtual host of its own in each round, and the rounds alternate. CPU is user and system
-time: the client's while it publishes, the broker's from the first publish to one second after the last confirm.
+Quorum queues, bodies of 200 bytes, persistent, confirmed; mandatory except by Celery, which has no such option. A
+private broker; each contestant has a virtual host of its own in each round, and the rounds alternate. CPU is user and
+system time: the client's while it publishes, the broker's from the first publish to one second after the last confirm.
 """
 
 from __future__ import annotations
