@@ -93,7 +93,7 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
             "delayed.level-03",
             "else's",
         ),
-        ("delayed.unroutable", {}, "x-queue-type", "quorum", None),
+        ("delayed.unroutable", {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
     ],
 )
 def test_what_differs_is_reported_and_left_alone(
