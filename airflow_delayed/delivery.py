@@ -24,6 +24,8 @@ class State(str, Enum):
     CREATED = "created"
     MISSING = "missing"
     DIFFERS = "differs"
+    #: Messages are delivered, and something is to be known; ``found`` says what.
+    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Finding:
         name = f"{self.resource} {self.argument}" if self.argument else self.resource
         if self.state is State.DIFFERS:
             return f"{name}: wanted {self.wanted!r}, found {self.found!r}"
+        if self.state is State.WARNING:
+            return f"{name}: {self.found}"
         return f"{name}: {self.state.value}"
 
 

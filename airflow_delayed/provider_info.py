@@ -61,6 +61,16 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Seconds between heartbeats; empty: as the broker proposes.",
                         "schema": {"type": ["integer", "null"], "minimum": 0, "maximum": 65535},
                     },
+                    "topology": {
+                        "label": "Topology",
+                        "description": "delayed (empty), nservicebus, nservicebus-v1, celery or celery-classic.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "routing": {
+                        "label": "NServiceBus routing",
+                        "description": "conventional (empty) or direct.",
+                        "schema": {"type": ["string", "null"]},
+                    },
                 },
             }
         ],

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
@@ -13,7 +14,8 @@ from airflow.sdk import BaseHook
 from airflow_delayed.delivery import Clock, SendReport, State, TopologyReport
 from airflow_delayed.errors import TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds, utcnow
-from airflow_delayed.rabbitmq import levels, properties, topology
+from airflow_delayed.rabbitmq import levels, plan, properties
+from airflow_delayed.rabbitmq.topology import DELAYED, Topology, topology_of
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
@@ -37,10 +39,32 @@ class RabbitMQDelayHook(BaseHook):
     conn_type = "rabbitmq"
     hook_name = "RabbitMQ (delayed delivery)"
 
-    def __init__(self, conn_id: str = default_conn_name, *, clock: Clock = utcnow) -> None:
+    def __init__(
+        self,
+        conn_id: str = default_conn_name,
+        *,
+        clock: Clock = utcnow,
+        topology: Topology | str | None = None,
+        routing: str | None = None,
+    ) -> None:
         super().__init__()
         self.conn_id = conn_id
         self._clock = clock
+        self._chosen = topology, routing
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The delay levels that this hook uses.
+
+        :raises ValueError: the connection or the caller names none that is known.
+        """
+        topology, routing = self._chosen
+        if topology is None or routing is None:
+            extra = self.get_connection(self.conn_id).extra_dejson
+            # a caller's topology goes with the caller's routing, not with that of another one
+            routing = routing or (extra.get("routing") if topology is None else None)
+            topology = topology or extra.get("topology") or DELAYED
+        return topology_of(topology, routing)
 
     @property
     def horizon(self) -> timedelta:
@@ -52,27 +76,30 @@ class RabbitMQDelayHook(BaseHook):
     ) -> TopologyReport:
         """Make the 28 levels, the delivery exchange and the destinations' bindings; may be repeated at any time.
 
-        A destination is created as a durable quorum queue. If something differs or is missing, nothing is made.
+        A destination is created as a durable quorum queue (with conventional routing behind a durable fanout exchange).
+        If something differs or is missing, nothing is made.
 
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
         :raises LimitExceeded: a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
-        parts = topology.plan(destinations)
+        parts = plan.plan(self.topology, destinations)
         with self._connected() as connection:
-            found = topology.compare(connection, parts)
-            report = TopologyReport(topology.todo(parts, found, create_destinations=create_destinations))
+            found = plan.compare(connection, parts)
+            report = TopologyReport(plan.todo(parts, found, create_destinations=create_destinations))
             if dry_run:
                 return report
             if report.problems:
                 raise TopologyError(self.conn_id, report)
-            topology.apply(connection, parts)
-        return TopologyReport(topology.todo(parts, found, create_destinations=create_destinations, done=State.CREATED))
+            plan.apply(connection, parts)
+        return TopologyReport(plan.todo(parts, found, create_destinations=create_destinations, done=State.CREATED))
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
         """Compare exchanges and queues with what messages need that are delayed by up to ``max_delay``.
 
-        Changes nothing and needs no management API. Bindings cannot be seen this way; install makes them again.
+        Changes nothing and needs no management API. Bindings cannot be seen this way; install makes them again. On a
+        topology that binds by suffix (NServiceBus's, Celery's) it warns of each pair of these destinations of which one
+        also gets the messages for the other.
 
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
@@ -81,16 +108,18 @@ class RabbitMQDelayHook(BaseHook):
         if max_delay is not None:
             seconds = ceil_units(max_delay)
             top_level = levels.entry_level(seconds) if seconds else -1
-        parts = topology.plan(destinations, top_level=top_level)
+        names = list(destinations)
+        parts = plan.plan(self.topology, names, top_level=top_level)
         with self._connected() as connection:
-            return TopologyReport(topology.compare(connection, parts))
+            found = plan.compare(connection, parts)
+        return TopologyReport((*found, *plan.leaks(self.topology, names)))
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.
 
         :raises LimitExceeded: its delay, destination or headers are beyond one.
         """
-        properties.check(message, delay_seconds(message.due_at, now))
+        properties.check(message, delay_seconds(message.due_at, now), self.topology)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.
@@ -100,7 +129,8 @@ class RabbitMQDelayHook(BaseHook):
         """
         from airflow_delayed.rabbitmq.publisher import Publisher
 
-        return Publisher(self._parameters(), conn_id=self.conn_id, clock=self._clock).send(messages)
+        publisher = Publisher(self._parameters(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
+        return publisher.send(messages)
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
@@ -108,13 +138,13 @@ class RabbitMQDelayHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Log in within a few seconds; say in plain words what is wrong, or what answered."""
         try:
-            parameters = self._parameters(timeout=5)
+            parameters, levels_used = self._parameters(timeout=5), self.topology
             with self._connected(parameters):
                 pass
         except (TransportUnavailable, ValueError) as error:
             return False, str(error)
         where = f"{parameters.host}:{parameters.port}, virtual host {parameters.virtual_host!r}"
-        return True, f"Connected to RabbitMQ at {where}"
+        return True, f"Connected to RabbitMQ at {where}; topology {levels_used.name!r}"
 
     @contextmanager
     def _connected(self, parameters: ConnectionParameters | None = None) -> Iterator[BlockingConnection]:
@@ -129,7 +159,7 @@ class RabbitMQDelayHook(BaseHook):
         except ChannelClosedByBroker as error:
             raise TransportUnavailable(
                 f"connection {self.conn_id!r}: the broker refused: {error.reply_text}. To install, the user needs the"
-                " rights configure, write and read on ^delayed\\. and on the destinations"
+                f" rights configure, write and read on {self.topology.pattern} and on the destinations"
             ) from error
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error

@@ -1,9 +1,9 @@
-"""The 28 delay levels: names, keys and queue arguments. Pure arithmetic, no network.
+"""The arithmetic of the 28 delay levels: bits, keys and limits. No network, no names.
 
 A delay in whole seconds is written as 28 bits. Level n is a topic exchange and a queue that keeps a message for 2**n
-seconds if its bit is 1 and passes it on to level n-1; below level 0 lies the delivery exchange. The keys, the waits and
-the queue arguments are those of NServiceBus.RabbitMQ (DelayInfrastructure.cs, "v2"); the names are our own, so that the
-two never change each other's topology, and destinations are bound exactly (see :func:`binding_key`).
+seconds if its bit is 1 and passes it on to level n-1; below level 0 lies the delivery exchange. The keys and the waits
+are those of NServiceBus.RabbitMQ (DelayInfrastructure.cs) and of kombu (native_delayed_delivery.py); what the parts are
+called is a topology's affair (see :mod:`airflow_delayed.rabbitmq.topology`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,6 @@ TOP_LEVEL = BITS - 1
 MAX_DELAY_SECONDS = (1 << BITS) - 1
 #: Longest destination in UTF-8 bytes: a routing key holds 255, of which the bits and their dots take 56.
 MAX_DESTINATION_BYTES = 255 - 2 * BITS
-
-#: Topic exchange behind level 0, to which destinations are bound.
-DELIVERY_EXCHANGE = "delayed.delivery"
-#: Fanout exchange and queue that take what no destination took. With at-least-once dead-lettering such a message
-#: would else stay at the head of its level and block all others.
-UNROUTABLE = "delayed.unroutable"
-
-_PREFIX = "delayed.level-"
-
-
-def level_name(level: int) -> str:
-    """Return the name of a level's exchange and of its queue."""
-    return f"{_PREFIX}{level:02d}"
 
 
 def check_delay(delay_seconds: int) -> None:
@@ -62,8 +49,6 @@ def check_destination(destination: str) -> None:
             raise LimitExceeded(
                 "destination", f"{destination!r} has {word!r} as a word, which is a wildcard in RabbitMQ"
             )
-    if destination == UNROUTABLE or destination.startswith(_PREFIX):
-        raise LimitExceeded("destination", f"{destination!r} is a queue of the delay levels themselves; choose another")
 
 
 def routing_key(delay_seconds: int, destination: str) -> str:
@@ -73,9 +58,17 @@ def routing_key(delay_seconds: int, destination: str) -> str:
 
     :raises LimitExceeded: the delay or the destination is beyond its limit.
     """
-    check_delay(delay_seconds)
     check_destination(destination)
-    return ".".join(f"{max(0, delay_seconds):0{BITS}b}") + "." + destination
+    return bits(delay_seconds) + destination
+
+
+def bits(delay_seconds: int) -> str:
+    """Return a key's first part: 28 bits, highest first, each with a dot behind it.
+
+    :raises LimitExceeded: the delay is beyond its limit.
+    """
+    check_delay(delay_seconds)
+    return ".".join(f"{max(0, delay_seconds):0{BITS}b}") + "."
 
 
 def entry_level(delay_seconds: int) -> int:
@@ -90,29 +83,3 @@ def entry_level(delay_seconds: int) -> int:
 def level_key(level: int, bit: int) -> str:
     """Return the key that a level's exchange binds for one value of its bit: 1 to its queue, 0 to the next exchange."""
     return "*." * (TOP_LEVEL - level) + f"{bit}.#"
-
-
-def binding_key(destination: str) -> str:
-    """Return the key that binds a destination to the delivery exchange.
-
-    It stands for any delay and this destination alone. NServiceBus and kombu bind ``#.destination``, which also takes
-    the messages for ``other.destination``.
-
-    :raises LimitExceeded: the destination is beyond its limit.
-    """
-    check_destination(destination)
-    return "*." * BITS + destination
-
-
-def queue_arguments(level: int) -> dict[str, str | int]:
-    """Return the arguments of a level's queue; its time to live, in milliseconds, is what makes the delay.
-
-    There is no dead-letter routing key: a message keeps its own.
-    """
-    return {
-        "x-queue-type": "quorum",
-        "x-dead-letter-strategy": "at-least-once",
-        "x-overflow": "reject-publish",
-        "x-message-ttl": (1 << level) * 1000,
-        "x-dead-letter-exchange": level_name(level - 1) if level else DELIVERY_EXCHANGE,
-    }

@@ -1,15 +1,13 @@
-"""A message as AMQP carries it, and the limits that AMQP sets."""
+"""Where a message is published, the headers that are ours, and the limits that AMQP sets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels
-
-if TYPE_CHECKING:
-    from pika import BasicProperties
+from airflow_delayed.rabbitmq import levels, nservicebus
+from airflow_delayed.rabbitmq.topology import Headers, Topology
 
 #: Header with the absolute due time, ISO 8601 in UTC with microseconds: what "never early" is measured against.
 DUE_AT = "airflow-delayed-due-at"
@@ -17,9 +15,11 @@ DUE_AT = "airflow-delayed-due-at"
 DESTINATION = "airflow-delayed-destination"
 #: Header of the message that becomes the AMQP content type.
 CONTENT_TYPE = "content-type"
+#: The content type of a message that has none.
+BYTES = "application/octet-stream"
 
 #: Headers the broker writes when it dead-letters; a copy of them in a new message would look like a cycle to it.
-_BROKERS_OWN = frozenset(
+BROKERS_OWN = frozenset(
     ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason"))]
 )
 #: Headers that RabbitMQ takes for further routing keys; as text it refuses them and closes the channel.
@@ -27,58 +27,63 @@ _ROUTING = frozenset(["CC", "BCC"])
 _SHORT_STRING = 255
 
 
-def check_headers(message: DelayedMessage) -> None:
+def check_headers(message: DelayedMessage, style: Headers = "plain") -> None:
     """Check a message's headers against AMQP's limits.
 
-    :raises LimitExceeded: a name or the content type has over 255 UTF-8 bytes, or a name is CC or BCC.
+    :raises LimitExceeded: a name, or the value of one that becomes an AMQP property (the content type; NServiceBus's
+        have four), has over 255 UTF-8 bytes; or a name is CC or BCC.
     """
+    if not message.headers:
+        return
     for name in message.headers:
         if len(name.encode()) > _SHORT_STRING:
             raise LimitExceeded("headers", f"a name has more than {_SHORT_STRING} bytes in UTF-8: {name[:40]!r}...")
         if name in _ROUTING:
             raise LimitExceeded("headers", f"{name!r} is read by RabbitMQ itself as further destinations; rename it")
-    if len(message.headers.get(CONTENT_TYPE, "").encode()) > _SHORT_STRING:
-        raise LimitExceeded("headers", f"the value of {CONTENT_TYPE!r} has more than {_SHORT_STRING} bytes in UTF-8")
+    found = {"content_type": message.headers.get(CONTENT_TYPE, "")}
+    if style == "nservicebus":
+        found.update(nservicebus.amqp_properties(message.headers))
+    for name, value in found.items():
+        if len(value.encode()) > _SHORT_STRING:
+            raise LimitExceeded("headers", f"the {name} they give has more than {_SHORT_STRING} bytes in UTF-8")
 
 
-def check(message: DelayedMessage, delay_seconds: int) -> None:
+def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> None:
     """Check a message against all limits of this transport.
 
     :raises LimitExceeded: its delay, destination or headers are beyond one.
     """
     levels.check_delay(delay_seconds)
-    levels.check_destination(message.destination)
-    check_headers(message)
+    topology.check_destination(message.destination)
+    check_headers(message, topology.headers)
 
 
-def address(message: DelayedMessage, delay_seconds: int) -> tuple[str, str]:
-    """Return the exchange and the routing key to publish a message with.
+class Address(NamedTuple):
+    """Where a message is published: exchange, routing key, and the queue of a level that it enters directly, if any."""
 
-    What is due goes straight to its queue through the default exchange: the delivery exchange has an alternate one and
-    would not return a message whose queue is gone.
+    exchange: str
+    key: str
+    level: str | None = None
 
+
+def address(
+    topology: Topology, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
+) -> Address:
+    """Return where to publish a message.
+
+    What is due goes straight to its destination: a delivery exchange that has an alternate one would not return a
+    message whose queue is gone. Into a level's queue leads the default exchange with the queue's name as a second
+    routing key; the first one is the delay's, as on any other way.
+
+    :param default_exchange: whether the user may write to the default exchange.
+    :param direct: whether the destination takes a direct entry (where the topology has it).
     :raises LimitExceeded: the delay or the destination is beyond its limit.
     """
-    key = levels.routing_key(delay_seconds, message.destination)
-    if delay_seconds <= 0:
-        return "", message.destination
-    return levels.level_name(levels.entry_level(delay_seconds)), key
-
-
-def properties(message: DelayedMessage, sent_at: int) -> BasicProperties:
-    """Return a message's AMQP properties: persistent, its id, its headers and ours.
-
-    :param sent_at: seconds since 1970.
-    """
-    from pika import BasicProperties
-
-    headers = {name: value for name, value in message.headers.items() if name not in _BROKERS_OWN}
-    headers[DUE_AT] = message.due_at.isoformat(timespec="microseconds")
-    headers[DESTINATION] = message.destination
-    return BasicProperties(
-        message_id=message.message_id,
-        delivery_mode=2,
-        timestamp=sent_at,
-        content_type=message.headers.get(CONTENT_TYPE, "application/octet-stream"),
-        headers=headers,
-    )
+    key = levels.routing_key(delay_seconds, destination)
+    if delay_seconds <= 0 and topology.routing == "conventional":
+        return Address(destination, "")
+    if delay_seconds <= 0 and default_exchange:
+        return Address("", destination)
+    if topology.entry == "direct" and default_exchange and direct:
+        return Address("", key, topology.level_name(levels.entry_level(delay_seconds)))
+    return Address(topology.entry_exchange(delay_seconds), key)

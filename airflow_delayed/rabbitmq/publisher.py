@@ -14,6 +14,7 @@ from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
 from airflow_delayed.rabbitmq.connection import explain
 from airflow_delayed.rabbitmq.session import Session
+from airflow_delayed.rabbitmq.topology import DELAYED, Topology
 
 if TYPE_CHECKING:
     from pika.connection import Parameters
@@ -31,6 +32,7 @@ class Publisher:
 
     :param parameters: pika's connection parameters.
     :param conn_id: names the connection in errors.
+    :param topology: the delay levels to send through.
     :param clock: what is taken for the present; a message's delay is what then remains, rounded up to a second.
     :param reconnect_waits: seconds to wait before each try to reconnect; a confirm starts them over.
     """
@@ -40,6 +42,7 @@ class Publisher:
         parameters: Parameters,
         *,
         conn_id: str,
+        topology: Topology = DELAYED,
         clock: Clock = utcnow,
         window: int = WINDOW,
         reconnect_waits: Sequence[float] = RECONNECT_WAITS,
@@ -47,6 +50,7 @@ class Publisher:
     ) -> None:
         self._parameters = parameters
         self._conn_id = conn_id
+        self._topology = topology
         self._clock = clock
         self._window = window
         self._waits = reconnect_waits
@@ -73,7 +77,9 @@ class Publisher:
         tries = 0
         while True:
             confirmed = backlog.report.sent
-            session = Session(self._parameters, backlog, clock=self._clock, window=self._window)
+            session = Session(
+                self._parameters, backlog, topology=self._topology, clock=self._clock, window=self._window
+            )
             lost = session.run()
             if lost is None:
                 return backlog.outcome()

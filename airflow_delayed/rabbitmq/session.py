@@ -1,8 +1,9 @@
-"""One connection's part of a send: bind destinations, publish in a window, take confirms; in the caller's thread."""
+"""One connection's part of a send: publish in a window, take confirms; in the caller's thread."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from pika import SelectConnection
@@ -11,8 +12,12 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateE
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyError
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq import levels, properties
+from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+from airflow_delayed.rabbitmq.corked import CorkedLoop
+from airflow_delayed.rabbitmq.destinations import Destinations
+from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.writer import Writer
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -25,33 +30,43 @@ if TYPE_CHECKING:
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
+#: How many addresses are kept: of a batch, many messages have the same destination and second.
+_ADDRESSES = 5000
+_NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
 
 
 class Session:
     """Sends a backlog over one connection until it is done or the connection is lost."""
 
-    def __init__(self, parameters: Parameters, backlog: Backlog, *, clock: Clock, window: int) -> None:
+    def __init__(
+        self, parameters: Parameters, backlog: Backlog, *, topology: Topology, clock: Clock, window: int
+    ) -> None:
         self.opened = False
+        self._topology = topology
+        self._writer = Writer(topology.headers)
         self._backlog = backlog
         self._clock = clock
         self._window = window
         self._unconfirmed: dict[int, Entry] = {}
         self._returned: dict[str, str] = {}
-        self._bound: set[str] = set()
-        self._binding: Entry | None = None
+        self._waiting: Entry | None = None
+        self._addresses: dict[tuple[str, int], properties.Address] = {}
         self._paused = True
         self._finished = False
         self._lost: BaseException | None = None
         self._tag = 0
         self._publisher: Channel
-        self._binder: Channel
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
+            custom_ioloop=CorkedLoop(),
         )
         self._loop = self._connection.ioloop
+        self._destinations = Destinations(
+            self._connection, topology, on_ready=self._on_ready, on_refused=self._on_refused
+        )
 
     def run(self) -> BaseException | None:
         """Send; return None when the backlog is done, else why the connection ended. The rest is put back."""
@@ -59,7 +74,7 @@ class Session:
             self._loop.start()
         finally:
             self._shut()
-            held = [self._binding] if self._binding else []
+            held = [self._waiting] if self._waiting else []
             self._backlog.put_back([*self._unconfirmed.values(), *held])
         return self._lost
 
@@ -73,16 +88,7 @@ class Session:
         self._publisher = channel
         channel.add_on_close_callback(self._on_publisher_closed)
         channel.add_on_return_callback(self._on_return)
-        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._open_binder())
-
-    def _open_binder(self) -> None:
-        # a channel of its own, since the broker closes it when a destination is missing
-        self._connection.channel(on_open_callback=self._on_binder)
-
-    def _on_binder(self, channel: Channel) -> None:
-        self._binder = channel
-        channel.add_on_close_callback(self._on_binder_closed)
-        self._resume()
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
 
     def _on_closed(self, _: Connection, reason: BaseException | str) -> None:
         if not self._finished:
@@ -111,8 +117,8 @@ class Session:
         self._pump()
 
     def _pump(self) -> None:
-        """Publish until the window is full, or the backlog empty, or a destination has to be bound first."""
-        while not self._paused and self._binding is None and len(self._unconfirmed) < self._window:
+        """Publish until the window is full, or the backlog empty, or a destination has to be made ready first."""
+        while not self._paused and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
                 if not self._unconfirmed:
@@ -120,10 +126,11 @@ class Session:
                     self._finish()
                 return
             try:
-                if entry.message.destination in self._bound:
+                if entry.message.destination in self._destinations.direct:
                     self._publish(entry)
                 else:
-                    self._bind(entry)
+                    self._destinations.prepare(entry.message.destination)
+                    self._waiting = entry
             except DelayedError as error:
                 self._backlog.fail(entry, error)
             except (ChannelWrongStateError, ConnectionWrongStateError):
@@ -136,18 +143,37 @@ class Session:
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
-        properties.check_headers(message)
-        exchange, key = properties.address(message, delay)
-        self._publisher.basic_publish(
-            exchange, key, message.body, properties.properties(message, int(now.timestamp())), mandatory=True
-        )
+        properties.check_headers(message, self._topology.headers)
+        exchange, key, level = self._address(message.destination, delay)
+        sent = self._writer.properties(message, now, delay, level)
+        self._publisher.basic_publish(exchange, key, message.body, sent, mandatory=True)
         self._backlog.published = True
         self._tag += 1
         self._unconfirmed[self._tag] = entry
 
+    def _address(self, destination: str, delay: int) -> properties.Address:
+        known = self._addresses.get((destination, delay))
+        if known is None:
+            known = properties.address(
+                self._topology,
+                destination,
+                delay,
+                default_exchange=self._destinations.default_exchange,
+                direct=self._destinations.direct[destination],
+            )
+            if len(self._addresses) >= _ADDRESSES:
+                self._addresses.clear()
+            self._addresses[destination, delay] = known
+        return known
+
     def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
         # the broker confirms a returned message too, right after
-        where = f"through exchange {method.exchange!r}" if method.exchange else "queue is gone"
+        if method.exchange:
+            where = f"through exchange {method.exchange!r}"
+        elif method.routing_key == (sent.headers or {}).get(properties.DESTINATION):
+            where = "queue is gone"
+        else:
+            where = "a delay level's queue is gone; TopologyInstallOperator makes it again"
         self._returned[sent.message_id or ""] = f"returned by the broker as {method.reply_text} ({where})"
 
     def _on_confirm(self, frame: Method[Basic.Ack | Basic.Nack]) -> None:
@@ -191,48 +217,40 @@ class Session:
         for entry in self._unconfirmed.values():
             self._backlog.fail(entry, cause)
         self._unconfirmed.clear()
-        if self._binding:
-            self._backlog.fail(self._binding, cause)
-            self._binding = None
+        if self._waiting:
+            self._backlog.fail(self._waiting, cause)
+            self._waiting = None
         self._backlog.give_up(cause)
         self._paused = True
         self._finish()
 
     # destinations
 
-    def _bind(self, entry: Entry) -> None:
-        destination = entry.message.destination
-        self._binder.queue_bind(
-            destination, levels.DELIVERY_EXCHANGE, levels.binding_key(destination), callback=lambda _: self._on_bound()
-        )
-        self._binding = entry
-
-    def _on_bound(self) -> None:
-        if self._binding is None:
+    def _on_ready(self) -> None:
+        if self._waiting is None:
             return
-        entry, self._binding = self._binding, None
-        self._bound.add(entry.message.destination)
+        entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
         self._pump()
 
-    def _on_binder_closed(self, _: Channel, reason: Exception) -> None:
-        if not isinstance(reason, ChannelClosedByBroker) or self._binding is None:
+    def _on_refused(self, reason: ChannelClosedByBroker) -> None:
+        if self._waiting is None:
             return
-        entry, self._binding = self._binding, None
+        entry, self._waiting = self._waiting, None
         self._backlog.fail(entry, self._cause(reason, entry.message.destination))
-        self._open_binder()
+        self._pump()
 
     def _cause(self, reason: ChannelClosedByBroker, destination: str | None = None) -> DelayedError | str:
         conn_id, text = self._backlog.conn_id, reason.reply_text
-        if text.startswith("NOT_FOUND - no queue") and destination:
+        found = _NOT_FOUND.match(text)
+        if found and destination and found["name"] == destination:
             return DestinationMissing(
                 conn_id,
                 [destination],
-                f"declare the queue, or run TopologyInstallOperator(conn_id={conn_id!r},"
+                f"declare the {found['kind']}, or run TopologyInstallOperator(conn_id={conn_id!r},"
                 f" destinations=[{destination!r}], create_destinations=True)",
             )
-        if text.startswith("NOT_FOUND - no exchange"):
-            name = text.split("'")[1]
-            finding = Finding(state=State.MISSING, resource=f"exchange {name}")
+        if found:
+            finding = Finding(state=State.MISSING, resource=f"{found['kind']} {found['name']}")
             return TopologyError(conn_id, TopologyReport((finding,)))
         return f"the broker refused it: {text}"

@@ -1,259 +1,189 @@
-"""What has to be declared in the broker: the plan as data, its comparison with what is there, and its making.
+"""A topology: what the parts of a delay topology are called and how they are declared, as one value.
 
-Nothing here needs the management API. What AMQP cannot tell without it: which bindings exist. They are made again on
-every install, and a destination's on every connection that sends to it.
+All of them have the shape of :mod:`airflow_delayed.rabbitmq.levels`; planning, comparing, installing and sending work
+on any.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Literal, get_args
 
-from airflow_delayed.delivery import Finding, State
+from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.rabbitmq import levels
 
-if TYPE_CHECKING:
-    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+#: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
+Binding = Literal["exact", "suffix"]
+#: Where a delayed message enters: a level's queue itself, the exchange of its highest bit, that of the highest level.
+Entry = Literal["direct", "top-bit", "top-level"]
+#: What a destination is: a queue, or (NServiceBus's conventional routing) a fanout exchange before a queue of its name.
+Routing = Literal["direct", "conventional"]
+#: Which headers tell of the delay: ours alone, or NServiceBus's too.
+Headers = Literal["plain", "nservicebus"]
 
-#: AMQP reply codes that concern one declaration, not the connection.
-ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The names, queue arguments, bindings, entry and headers of one delay topology.
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A durable exchange."""
+    :param name: what a user chooses it by.
+    :param level_prefix: a level's exchange and queue are both called this and the level's number.
+    :param level_digits: how many digits that number has at least.
+    :param delivery_exchange: topic exchange behind level 0, to which destinations are bound.
+    :param arguments: of each level's queue, beside its time to live and its dead-letter exchange.
+    :param unroutable: fanout exchange and queue that take what no destination took; None for a topology that others
+        declare too, since an exchange with another argument would be refused to them. With at-least-once
+        dead-lettering such a message else stays at the head of its level and blocks all others.
+    """
 
     name: str
-    type: str
-    arguments: Mapping[str, str | int] = field(default_factory=dict)
+    level_prefix: str
+    level_digits: int
+    delivery_exchange: str
+    arguments: Mapping[str, str | int]
+    unroutable: str | None = None
+    binding: Binding = "suffix"
+    entry: Entry = "top-bit"
+    routing: Routing = "direct"
+    headers: Headers = "plain"
 
-    def __str__(self) -> str:
-        return f"exchange {self.name}"
+    def level_name(self, level: int) -> str:
+        """Return the name of a level's exchange and of its queue."""
+        return f"{self.level_prefix}{level:0{self.level_digits}d}"
 
-    def declare(self, channel: BlockingChannel, *, passive: bool = False) -> None:
-        """Declare it, or with ``passive`` ask whether it is there."""
-        channel.exchange_declare(
-            self.name, exchange_type=self.type, durable=True, passive=passive, arguments=dict(self.arguments)
-        )
+    def queue_arguments(self, level: int) -> dict[str, str | int]:
+        """Return the arguments of a level's queue; its time to live, in milliseconds, is what makes the delay.
 
+        There is no dead-letter routing key: a message keeps its own.
+        """
+        return {
+            **self.arguments,
+            "x-message-ttl": (1 << level) * 1000,
+            "x-dead-letter-exchange": self.level_name(level - 1) if level else self.delivery_exchange,
+        }
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A durable queue. A destination is only asked for, and never compared: its arguments are its owner's."""
+    def entry_exchange(self, delay_seconds: int) -> str:
+        """Return the exchange at which a message enters that cannot go into a level's queue directly.
 
-    name: str
-    arguments: Mapping[str, str | int] = field(default_factory=dict)
-    destination: bool = False
+        :raises LimitExceeded: the delay is beyond its limit.
+        """
+        return self.level_name(levels.TOP_LEVEL if self.entry == "top-level" else levels.entry_level(delay_seconds))
 
-    def __str__(self) -> str:
-        return f"queue {self.name}"
+    def check_destination(self, destination: str) -> None:
+        """Check that a destination can be one of this topology.
 
-    def declare(self, channel: BlockingChannel, *, passive: bool = False) -> None:
-        """Declare it, or with ``passive`` ask whether it is there."""
-        channel.queue_declare(self.name, durable=True, passive=passive, arguments=dict(self.arguments))
+        :raises LimitExceeded: it is longer than 199 UTF-8 bytes, has an empty word, a word that is ``*`` or ``#``, or
+            is a part of the topology itself.
+        """
+        levels.check_destination(destination)
+        if destination in (self.unroutable, self.delivery_exchange) or destination.startswith(self.level_prefix):
+            raise LimitExceeded(
+                "destination", f"{destination!r} is a part of the delay levels themselves; choose another"
+            )
 
+    def binding_key(self, destination: str) -> str:
+        """Return the key that binds a destination to the delivery exchange.
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The way from an exchange to a queue or to a further exchange."""
+        Exact: for any delay and this destination alone. Suffix, as NServiceBus and kombu bind: it also takes the
+        messages for ``other.destination``.
 
-    source: Exchange
-    target: Exchange | Queue
-    key: str = ""
+        :raises LimitExceeded: the destination is beyond its limit.
+        """
+        self.check_destination(destination)
+        return ("*." * levels.BITS if self.binding == "exact" else "#.") + destination
 
-    def __str__(self) -> str:
-        return f"binding {self.source.name} -> {self.target.name}"
+    def leaks(self, destinations: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """Return each pair of destinations of which the first also gets delayed messages for the second.
 
-    def declare(self, channel: BlockingChannel) -> None:
-        """Make it; without effect if it is there."""
-        if isinstance(self.target, Queue):
-            channel.queue_bind(self.target.name, self.source.name, self.key)
-        else:
-            channel.exchange_bind(self.target.name, self.source.name, self.key)
+        ``Sales`` gets all for ``Acme.Sales``. A name that begins like a delay's bits leaks the other way: ``0.Sales``
+        gets those for ``Sales`` whose delay is even.
+        """
+        if self.binding == "exact":
+            return ()
+        pairs = permutations(dict.fromkeys(destinations), 2)
+        return tuple((one, other) for one, other in pairs if other.endswith("." + one) or _is_bits_of(one, other))
 
-
-Declaration = Exchange | Queue | Binding
-
-_UNROUTABLE_EXCHANGE = Exchange(levels.UNROUTABLE, "fanout")
-_UNROUTABLE_QUEUE = Queue(levels.UNROUTABLE, {"x-queue-type": "quorum"})
-_DELIVERY = Exchange(levels.DELIVERY_EXCHANGE, "topic", {"alternate-exchange": levels.UNROUTABLE})
-
-
-def plan(destinations: Iterable[str] = (), *, top_level: int = levels.TOP_LEVEL) -> tuple[Declaration, ...]:
-    """Return what delays need, in an order in which each part may be made.
-
-    :param top_level: the highest level wanted; -1 for none, where no message is delayed.
-    :raises LimitExceeded: a destination's name is beyond the limits.
-    """
-    parts: list[Declaration] = [_UNROUTABLE_EXCHANGE, _UNROUTABLE_QUEUE]
-    parts += Binding(_UNROUTABLE_EXCHANGE, _UNROUTABLE_QUEUE), _DELIVERY
-    below = _DELIVERY
-    for level in range(top_level + 1):
-        name = levels.level_name(level)
-        exchange, queue = Exchange(name, "topic"), Queue(name, levels.queue_arguments(level))
-        parts += exchange, queue
-        parts += (
-            Binding(exchange, queue, levels.level_key(level, 1)),
-            Binding(exchange, below, levels.level_key(level, 0)),
-        )
-        below = exchange
-    for destination in dict.fromkeys(destinations):
-        queue = Queue(destination, {"x-queue-type": "quorum"}, destination=True)
-        parts += queue, Binding(_DELIVERY, queue, levels.binding_key(destination))
-    return tuple(parts)
+    @property
+    def pattern(self) -> str:
+        """A pattern for the names of its parts, as RabbitMQ's permissions have them."""
+        names = filter(None, (self.level_prefix, self.delivery_exchange, self.unroutable))
+        return f"^({'|'.join(name.replace('.', '[.]') for name in names)})"
 
 
-def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tuple[Finding, ...]:
-    """Say of each exchange and queue whether it is there and as planned; changes nothing.
-
-    A difference is learnt by declaring again what is there, which the broker refuses; it names the first argument that
-    differs. A user who may not configure it is told only that it is there.
-
-    :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
-    """
-    asker = _Asker(connection)
-    with _refusals_expected():
-        findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
-    asker.close()
-    return findings
+def _is_bits_of(one: str, other: str) -> bool:
+    head = one.removesuffix("." + other)
+    return head != one and set(head.split(".")) <= {"0", "1"}
 
 
-@contextmanager
-def _refusals_expected() -> Iterator[None]:
-    """Keep pika from warning of each refusal: they are answers here, and a first install would log dozens."""
-    log = logging.getLogger("pika.channel")
+_QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
-    def other(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Received remote Channel.Close")
-
-    log.addFilter(other)
-    try:
-        yield
-    finally:
-        log.removeFilter(other)
-
-
-def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
-    destination = part.name if isinstance(part, Queue) and part.destination else None
-    if refusal := asker.refuses(part, passive=True):
-        code, text = refusal
-        if code == NOT_FOUND:
-            return Finding(state=State.MISSING, resource=str(part), destination=destination)
-        return difference(part, text, destination)
-    if destination is None and (refusal := asker.refuses(part, passive=False)) and refusal[0] != ACCESS_REFUSED:
-        return difference(part, refusal[1])
-    return Finding(state=State.OK, resource=str(part), destination=destination)
-
-
-class _Asker:
-    """Declares on a channel that is replaced when the broker closes it, as it does with each refusal."""
-
-    def __init__(self, connection: BlockingConnection) -> None:
-        self._connection = connection
-        self._channel: BlockingChannel | None = None
-
-    def refuses(self, part: Exchange | Queue, *, passive: bool) -> tuple[int, str] | None:
-        from pika.exceptions import ChannelClosedByBroker
-
-        if self._channel is None:
-            self._channel = self._connection.channel()
-        try:
-            part.declare(self._channel, passive=passive)
-        except ChannelClosedByBroker as error:
-            self._channel = None
-            known = (NOT_FOUND, RESOURCE_LOCKED) if passive else (ACCESS_REFUSED, PRECONDITION_FAILED, RESOURCE_LOCKED)
-            if error.reply_code not in known:
-                raise
-            return error.reply_code, error.reply_text
-        return None
-
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
-
-# Its text is one of: inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': received the value '8000' of type
-# 'signedint' but current is the value '9000' of type 'signedint'; ... received 'topic' but current is 'fanout';
-# ... received none but current is ...
-_VALUE = r"(?:the value )?(?:'(?P<{0}>.*?)'(?: of type '\w+')?|none)"
-_INEQUIVALENT = re.compile(
-    rf"inequivalent arg '(?P<argument>[^']+)' .*: received {_VALUE.format('wanted')} but current is"
-    rf" {_VALUE.format('found')}\s*$"
+#: Ours, the default: nobody else declares it, so destinations are bound exactly and nothing unroutable gets lost.
+DELAYED = Topology(
+    name="delayed",
+    level_prefix="delayed.level-",
+    level_digits=2,
+    delivery_exchange="delayed.delivery",
+    arguments=_QUORUM,
+    unroutable="delayed.unroutable",
+    binding="exact",
+    entry="direct",
+)
+#: NServiceBus.RabbitMQ 7 and later (DelayInfrastructure.cs).
+NSERVICEBUS = Topology(
+    name="nservicebus",
+    level_prefix="nsb.v2.delay-level-",
+    level_digits=2,
+    delivery_exchange="nsb.v2.delay-delivery",
+    arguments=_QUORUM,
+    routing="conventional",
+    headers="nservicebus",
+)
+#: NServiceBus.RabbitMQ 4.3 to 6: classic queues, which can lose messages at a fail-over.
+NSERVICEBUS_V1 = replace(
+    NSERVICEBUS,
+    name="nservicebus-v1",
+    level_prefix="nsb.delay-level-",
+    delivery_exchange="nsb.delay-delivery",
+    arguments={"x-queue-mode": "lazy"},
+)
+#: Celery's native delayed delivery (kombu's native_delayed_delivery.py), as it declares it with quorum queues.
+CELERY = Topology(
+    name="celery",
+    level_prefix="celery_delayed_",
+    level_digits=1,
+    delivery_exchange="celery_delayed_delivery",
+    arguments=_QUORUM,
+)
+#: The same with ``broker_native_delayed_delivery_queue_type = "classic"``.
+CELERY_CLASSIC = replace(
+    CELERY, name="celery-classic", arguments={"x-queue-type": "classic", "x-overflow": "reject-publish"}
 )
 
+TOPOLOGIES: Mapping[str, Topology] = {
+    topology.name: topology for topology in (DELAYED, NSERVICEBUS, NSERVICEBUS_V1, CELERY, CELERY_CLASSIC)
+}
 
-def difference(part: Exchange | Queue, text: str, destination: str | None = None) -> Finding:
-    """Read the broker's refusal of a declaration: which argument differs, what was wanted, what is there."""
-    match = _INEQUIVALENT.search(text)
-    if match is None:
-        # for instance a queue that is exclusive to another connection
-        return Finding(
-            state=State.DIFFERS,
-            resource=str(part),
-            argument="declaration",
-            wanted="accepted",
-            found=text,
-            destination=destination,
-        )
-    return Finding(
-        state=State.DIFFERS,
-        resource=str(part),
-        argument=match["argument"],
-        wanted=_value(match["wanted"]),
-        found=_value(match["found"]),
-        destination=destination,
+
+def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
+    """Return the topology a user chose.
+
+    :param choice: the value itself or its name.
+    :param routing: ``conventional`` (the default) or ``direct``, as the NServiceBus endpoints have it.
+    :raises ValueError: there is none of that name, or it has no such routing.
+    """
+    if isinstance(choice, str):
+        if choice not in TOPOLOGIES:
+            raise ValueError(f"topology {choice!r} is unknown; use one of {', '.join(TOPOLOGIES)}")
+        choice = TOPOLOGIES[choice]
+    if routing in (None, "", choice.routing):
+        return choice
+    if choice.headers == "nservicebus":
+        for known in get_args(Routing):
+            if routing == known:
+                return replace(choice, routing=known)
+    raise ValueError(
+        f"topology {choice.name!r} has no routing {routing!r}; 'conventional' and 'direct' are NServiceBus's, the"
+        " others have 'direct' alone"
     )
-
-
-def _value(text: str | None) -> object:
-    """Read a value the broker quotes; it tells an argument's type only sometimes. Absent is None."""
-    return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
-
-
-def todo(
-    parts: Iterable[Declaration], found: Iterable[Finding], *, create_destinations: bool, done: State = State.PLANNED
-) -> tuple[Finding, ...]:
-    """Return the findings with what an install makes marked as ``done``; adds the bindings that need it.
-
-    A missing destination stays missing unless it is to be created. A binding is named if one of its ends is made;
-    between ends that are there it is made again without a word, since AMQP does not tell whether it exists.
-    """
-    findings = []
-    made = set()
-    for finding in found:
-        if finding.state is State.MISSING and (create_destinations or finding.destination is None):
-            made.add(finding.resource)
-            finding = replace(finding, state=done)
-        findings.append(finding)
-    for part in parts:
-        if isinstance(part, Binding) and not made.isdisjoint((str(part.source), str(part.target))):
-            findings.append(Finding(state=done, resource=str(part)))
-    return tuple(findings)
-
-
-def apply(connection: BlockingConnection, parts: Iterable[Declaration]) -> None:
-    """Make every part that is not there; what is there has to be as planned (see :func:`compare`).
-
-    :raises pika.exceptions.ChannelClosedByBroker: something differs, or a right is missing.
-    """
-    channel = connection.channel()
-    for part in parts:
-        if isinstance(part, Queue) and part.destination:
-            _make_destination(connection, channel, part)
-        else:
-            part.declare(channel)
-    channel.close()
-
-
-def _make_destination(connection: BlockingConnection, channel: BlockingChannel, queue: Queue) -> None:
-    # a queue of another kind that is there already is as good
-    asker = _Asker(connection)
-    with _refusals_expected():
-        missing = asker.refuses(queue, passive=True)
-    asker.close()
-    if missing:
-        queue.declare(channel)

@@ -19,8 +19,8 @@ from airflow_delayed.errors import (
 )
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT
+from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
 Connect = Callable[..., str]
@@ -85,15 +85,15 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
 @pytest.mark.parametrize(
     "name, arguments, argument, wanted, found",
     [
-        ("delayed.level-03", {**levels.queue_arguments(3), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
+        ("delayed.level-03", {**DELAYED.queue_arguments(3), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
         (
             "delayed.level-04",
-            {**levels.queue_arguments(4), "x-dead-letter-exchange": "else's"},
+            {**DELAYED.queue_arguments(4), "x-dead-letter-exchange": "else's"},
             "x-dead-letter-exchange",
             "delayed.level-03",
             "else's",
         ),
-        ("delayed.unroutable", {}, "x-queue-type", "quorum", None),
+        ("delayed.unroutable", {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
     ],
 )
 def test_what_differs_is_reported_and_left_alone(
@@ -223,6 +223,16 @@ def test_without_install_sending_says_what_to_do(hook: RabbitMQDelayHook, vhost:
 def test_a_level_that_is_missing_is_an_error(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     with vhost.channel() as channel:
+        channel.queue_delete("delayed.level-05")
+    with pytest.raises(SendFailed, match=r"message m0: returned .* NO_ROUTE \(a delay level's queue is gone; Topology"):
+        hook.send(messages("orders", [40]))
+    assert hook.send(messages("orders", [20])).sent == 1
+
+
+def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    hook.install([])
+    vhost.declare("orders", **{"x-dead-letter-exchange": ""})
+    with vhost.channel() as channel:
         channel.exchange_delete("delayed.level-05")
     with pytest.raises(SendFailed, match=r"confirmed 0 messages and not 1: .*exchange delayed.level-05: missing"):
         hook.send(messages("orders", [40]))
@@ -265,7 +275,7 @@ def test_a_refusal_that_passes_loses_nothing(vhost: VirtualHost, connect: Connec
 
 def _fill(hook: RabbitMQDelayHook, vhost: VirtualHost, level: int) -> None:
     """Let a level hold one message, and put 50 into it: what is under way when it gets full is still taken."""
-    name = levels.level_name(level)
+    name = DELAYED.level_name(level)
     vhost.manage(
         "PUT", "policies/{vhost}/full", {"pattern": f"^{name}$", "definition": {"max-length": 1}, "apply-to": "queues"}
     )
@@ -346,6 +356,7 @@ def test_a_connection_says_what_is_wrong_with_it(hook: RabbitMQDelayHook, vhost:
         ({"host": "no-such-host.invalid"}, "cannot be resolved"),
         ({"extra": {"ssl": True}}, "TLS"),
         ({"extra": {"ssl": "maybe"}}, "must be true or false"),
+        ({"extra": {"topology": "none"}}, "topology 'none' is unknown; use one of delayed, nservicebus"),
     ):
         bad = RabbitMQDelayHook(connect("bad", **{**vhost.connection, **change}))
         well, text = bad.test_connection()

@@ -1,0 +1,39 @@
+"""What NServiceBus.RabbitMQ makes of a message's headers (BasicPropertiesExtensions.cs). No network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+#: Header with the delay in seconds, an int32. With the time it was sent it tells NServiceBus's tools
+#: ``delays migrate`` and ``delays transfer`` when a message is due; they set one aside that lacks either.
+DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+TIME_SENT = "NServiceBus.TimeSent"
+#: A message with this header, whatever its value, may be lost when the broker restarts; the header itself is not sent.
+NON_PERSISTENT = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
+
+_PROPERTIES = {
+    "content_type": "NServiceBus.ContentType",
+    "correlation_id": "NServiceBus.CorrelationId",
+    "reply_to": "NServiceBus.ReplyToAddress",
+    "type": "NServiceBus.EnclosedMessageTypes",
+}
+
+
+def amqp_properties(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the AMQP properties that headers become, such as ``content_type``; the headers stay too.
+
+    The type is the first of the enclosed types: all up to the first comma.
+    """
+    found = {name: headers[header] for name, header in _PROPERTIES.items() if header in headers}
+    if "type" in found:
+        found["type"] = found["type"].partition(",")[0]
+    return found
+
+
+def wire_time(moment: datetime) -> str:
+    """Write a time as NServiceBus does: ``2025-11-28 00:05:18:653833 Z``.
+
+    :param moment: in UTC.
+    """
+    return f"{moment:%Y-%m-%d %H:%M:%S}:{moment.microsecond:06d} Z"

@@ -1,0 +1,221 @@
+"""Topologies that others declare too: NServiceBus's and Celery's, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+
+from airflow_delayed.delivery import State
+from airflow_delayed.errors import DestinationMissing, TopologyError
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.plan import Binding, Exchange, plan
+from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, TOPOLOGIES, Topology, topology_of
+
+Connect = Callable[..., str]
+CHOICES = [*TOPOLOGIES, "nservicebus/direct"]
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def using(vhost: VirtualHost, connect: Connect) -> Callable[[str], RabbitMQDelayHook]:
+    """Make a hook whose connection chooses a topology: "nservicebus" or "nservicebus/direct"."""
+
+    def use(choice: str) -> RabbitMQDelayHook:
+        topology, _, routing = choice.partition("/")
+        return RabbitMQDelayHook(
+            connect("rabbit", **vhost.connection, extra={"topology": topology, "routing": routing or None})
+        )
+
+    return use
+
+
+@pytest.fixture
+def kombu(vhost: VirtualHost) -> Iterator[object]:
+    from kombu import Connection
+
+    given = vhost.connection
+    with Connection(
+        transport="pyamqp",
+        hostname=given["host"],
+        port=given["port"],
+        userid=given["login"],
+        password=given["password"],
+        virtual_host=given["schema"],
+    ) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_messages_arrive_once_and_never_early(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, choice: str
+) -> None:
+    hook = using(choice)
+    assert not hook.verify(["orders"]).ok
+    hook.install(["orders", "invoices"], create_destinations=True)
+    assert hook.verify(["orders", "invoices"]).ok
+    assert set(hook.install(["orders"]).counts()) == {"ok"}
+    batch = [
+        *messages("orders", [number % 31 / 10 for number in range(93)]),
+        *messages("invoices", [2], prefix="other"),
+    ]
+    assert hook.send(batch).sent == 94
+    arrivals = vhost.collect("orders", enough=93)
+    assert sorted(arrival.message_id for arrival in arrivals) == sorted(message.message_id for message in batch[:93])
+    assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_missing_destination_is_an_error(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, choice: str
+) -> None:
+    hook = using(choice)
+    with pytest.raises(TopologyError, match="nowhere: missing") as error:
+        hook.install(["nowhere"])
+    assert error.value.report.missing_destinations == ("nowhere",)
+    hook.install([])
+    for delay in (0, 1):
+        with pytest.raises(DestinationMissing, match="has no destination nowhere; declare the"):
+            hook.send(messages("nowhere", [delay]))
+
+
+def test_a_callers_topology_goes_before_the_connections(vhost: VirtualHost, connect: Connect) -> None:
+    conn_id = connect("rabbit", **vhost.connection, extra={"topology": "nservicebus", "routing": "direct"})
+    assert RabbitMQDelayHook(conn_id).topology == topology_of("nservicebus", "direct")
+    assert RabbitMQDelayHook(conn_id, routing="conventional").topology == topology_of("nservicebus")
+    assert RabbitMQDelayHook(conn_id, topology="celery").topology is CELERY
+    assert RabbitMQDelayHook(conn_id, topology=CELERY_CLASSIC).topology is CELERY_CLASSIC
+
+
+def test_conventional_destinations_are_exchanges_and_direct_ones_queues(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    """As Routing/ConventionalRoutingTopology.cs and DirectRoutingTopology.cs bind them."""
+    kinds = {}
+    for choice in ("nservicebus", "nservicebus-v1/direct"):
+        hook = using(choice)
+        hook.install(["Acme.Sales"], create_destinations=True)
+        found = vhost.manage("GET", f"exchanges/{{vhost}}/{hook.topology.delivery_exchange}/bindings/source")
+        kinds[choice] = [(each["destination"], each["destination_type"], each["routing_key"]) for each in found]
+    assert kinds == {
+        "nservicebus": [("Acme.Sales", "exchange", "#.Acme.Sales")],
+        "nservicebus-v1/direct": [("Acme.Sales", "queue", "#.Acme.Sales")],
+    }
+    # the endpoint's own layout
+    (exchange,) = [each for each in vhost.manage("GET", "exchanges/{vhost}") if each["name"] == "Acme.Sales"]
+    assert (exchange["type"], exchange["durable"]) == ("fanout", True)
+
+
+def test_an_endpoint_without_a_queue_behind_its_exchange(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    """A sender needs the exchange alone: an endpoint's queue may have another name."""
+    hook = using("nservicebus")
+    hook.install([])
+    vhost.declare("Sales-1")
+    with vhost.channel() as channel:
+        channel.exchange_declare("Sales", exchange_type="fanout", durable=True)
+        channel.queue_bind("Sales-1", "Sales")
+    hook.send(messages("Sales", [0, 1]))
+    assert len(vhost.collect("Sales-1", enough=2)) == 2
+
+
+@pytest.mark.parametrize("choice", ["nservicebus", "nservicebus/direct", "celery"])
+def test_verify_names_the_destinations_that_leak_into_each_other(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, choice: str
+) -> None:
+    hook = using(choice)
+    names = ["Sales", "Acme.Sales", "Acme", "Big.Acme.Sales"]
+    hook.install(names, create_destinations=True)
+    report = hook.verify(names)
+    assert report.ok
+    assert [str(found) for found in report if found.state is State.WARNING] == [
+        "destination Sales: also gets delayed messages for Acme.Sales",
+        "destination Sales: also gets delayed messages for Big.Acme.Sales",
+        "destination Acme.Sales: also gets delayed messages for Big.Acme.Sales",
+    ]
+    # and so it is
+    hook.send(messages("Acme.Sales", [1] * 5))
+    eventually(lambda: [vhost.count(name) for name in names] == [5, 5, 0, 0])
+
+
+@pytest.mark.parametrize("topology", [CELERY, CELERY_CLASSIC], ids=["quorum", "classic"])
+def test_what_kombu_declares_is_what_we_expect(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object, topology: Topology
+) -> None:
+    from kombu.transport import native_delayed_delivery as delivery
+
+    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, str(topology.arguments["x-queue-type"]))
+    hook = using(topology.name)
+    assert hook.verify([]).counts() == {"ok": 28 * 2 + 1}
+
+    # argument by argument
+    queues = {each["name"]: each for each in vhost.manage("GET", "queues/{vhost}")}
+    assert {name: each["arguments"] for name, each in queues.items()} == {
+        topology.level_name(level): topology.queue_arguments(level) for level in range(levels.BITS)
+    }
+    exchanges = [each for each in vhost.manage("GET", "exchanges/{vhost}") if each["name"].startswith("celery")]
+    assert {(each["name"], each["type"], str(each["arguments"])) for each in exchanges} == {
+        (part.name, part.type, str(part.arguments)) for part in plan(topology) if isinstance(part, Exchange)
+    }
+    assert all(each["durable"] and not each["auto_delete"] for each in (*queues.values(), *exchanges))
+    bindings = {
+        (each["source"], each["destination"], each["destination_type"], each["routing_key"])
+        for each in vhost.manage("GET", "bindings/{vhost}")
+        if each["source"]
+    }
+    assert bindings == {
+        (part.source.name, part.target.name, type(part.target).__name__.lower(), part.key)
+        for part in plan(topology)
+        if isinstance(part, Binding)
+    }
+
+
+@pytest.mark.parametrize("topology", [CELERY, CELERY_CLASSIC], ids=["quorum", "classic"])
+def test_kombu_accepts_what_we_install_and_its_queues_get_our_messages(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object, topology: Topology
+) -> None:
+    from kombu import Exchange as KombuExchange
+    from kombu import Queue as KombuQueue
+    from kombu.transport import native_delayed_delivery as delivery
+
+    hook = using(topology.name)
+    hook.install([])
+    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, str(topology.arguments["x-queue-type"]))
+    tasks = KombuQueue(
+        "tasks", KombuExchange("work", type="topic"), "tasks", queue_arguments={"x-queue-type": "quorum"}
+    )
+    tasks(kombu.default_channel).declare()
+    delivery.bind_queue_to_native_delayed_delivery_exchange(kombu, tasks)
+    # bound by kombu by way of its exchange, and by us directly: one message, not two
+    hook.send(messages("tasks", [0, 1, 2.5]))
+    arrivals = vhost.collect("tasks", enough=3)
+    assert sorted(arrival.message_id for arrival in arrivals) == ["m0", "m1", "m2"]
+    assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+def test_nservicebus_can_read_when_what_waits_is_due(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    """By its ``delays migrate``: routing key behind 56 characters, time sent, delay (DelayCommandHelpers.cs)."""
+    hook = using("nservicebus")
+    hook.install(["Acme.Sales"], create_destinations=True)
+    (message,) = messages("Acme.Sales", [1000.5])
+    hook.send([message])
+    with vhost.channel() as channel:
+        method, found, _ = channel.basic_get("nsb.v2.delay-level-09", auto_ack=True)
+    assert method.routing_key[56:] == "Acme.Sales"
+    sent = datetime.strptime(found.headers["NServiceBus.TimeSent"], "%Y-%m-%d %H:%M:%S:%f Z").replace(
+        tzinfo=timezone.utc
+    )
+    due = sent + timedelta(seconds=found.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"])
+    assert timedelta(0) <= due - message.due_at < timedelta(seconds=1)
+    assert "BCC" not in found.headers

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from support.topics import delays, destinations, matches
+
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.rabbitmq import levels, properties
+from airflow_delayed.rabbitmq.plan import Binding, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, TOPOLOGIES, Topology, topology_of
+
+ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-level"))
+each_topology = pytest.mark.parametrize(
+    "topology", ALL, ids=lambda found: f"{found.name}-{found.routing}-{found.entry}"
+)
+PLANS = {id(topology): plan(topology) for topology in ALL}
+
+
+def follow(topology: Topology, exchange: str, key: str) -> tuple[int, str]:
+    """Follow a message through the plan, by its bindings and arguments alone: milliseconds waited, last exchange."""
+    bindings: dict[str, list[Binding]] = {}
+    for part in PLANS[id(topology)]:
+        if isinstance(part, Binding) and part.source.type == "topic":
+            bindings.setdefault(part.source.name, []).append(part)
+    waited = 0
+    while exchange in bindings:
+        # one way and no other
+        (way,) = [part for part in bindings[exchange] if matches(part.key, key)]
+        if isinstance(way.target, Queue):
+            waited += int(way.target.arguments["x-message-ttl"])
+            exchange = str(way.target.arguments["x-dead-letter-exchange"])
+        else:
+            exchange = way.target.name
+    return waited, exchange
+
+
+@each_topology
+@given(delay=delays, destination=destinations)
+def test_the_waits_along_a_key_add_up_to_the_delay(topology: Topology, delay: int, destination: str) -> None:
+    key = levels.routing_key(delay, destination)
+    end = (delay * 1000, topology.delivery_exchange)
+    assert follow(topology, topology.entry_exchange(delay), key) == end
+    # the short cut leaves nothing out
+    assert follow(topology, topology.level_name(levels.TOP_LEVEL), key) == end
+
+
+@given(delays, destinations, destinations)
+def test_an_exact_binding_takes_its_own_destination_and_no_other(delay: int, one: str, other: str) -> None:
+    assume(not f"{one}.{other}".startswith("delayed.") and not other.startswith("delayed."))
+    for destination in (one, f"{other}.{one}", f"{one}.{other}", other):
+        assume(len(destination.encode()) <= levels.MAX_DESTINATION_BYTES)
+        found = matches(DELAYED.binding_key(one), levels.routing_key(delay, destination))
+        assert found == (destination == one)
+
+
+@given(delays, destinations, destinations)
+def test_no_leak_of_a_suffix_binding_goes_unnamed(delay: int, one: str, other: str) -> None:
+    names = [one, f"{other}.{one}", f"0.1.{one}", other]
+    assume(all(len(name.encode()) <= levels.MAX_DESTINATION_BYTES for name in names))
+    leaks = {
+        (first, second)
+        for first in names
+        for second in names
+        if first != second and matches(CELERY.binding_key(first), levels.routing_key(delay, second))
+    }
+    assert leaks <= set(CELERY.leaks(names))
+
+
+@pytest.mark.parametrize(
+    "names, leaks",
+    [
+        (["Sales", "Acme.Sales", "Acme", "MySales", "Sales.Acme"], {("Sales", "Acme.Sales"), ("Acme", "Sales.Acme")}),
+        # the last bit of an even delay is 0
+        (["Sales", "0.Sales", "2.Sales"], {("Sales", "0.Sales"), ("0.Sales", "Sales"), ("Sales", "2.Sales")}),
+        (["Sales", "Sales"], set()),
+    ],
+)
+def test_leaks(names: list[str], leaks: set[tuple[str, str]]) -> None:
+    assert set(CELERY.leaks(names)) == leaks
+    assert DELAYED.leaks(names) == ()
+
+
+@pytest.mark.parametrize(
+    "topology, level, arguments",
+    [
+        # NServiceBus.RabbitMQ, DelayInfrastructure.cs
+        (
+            "nservicebus",
+            27,
+            {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 134_217_728_000,
+                "x-dead-letter-exchange": "nsb.v2.delay-level-26",
+            },
+        ),
+        (
+            "nservicebus",
+            0,
+            {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 1000,
+                "x-dead-letter-exchange": "nsb.v2.delay-delivery",
+            },
+        ),
+        # the same at tag 6.1.6
+        (
+            "nservicebus-v1",
+            1,
+            {"x-queue-mode": "lazy", "x-message-ttl": 2000, "x-dead-letter-exchange": "nsb.delay-level-00"},
+        ),
+        (
+            "delayed",
+            0,
+            {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 1000,
+                "x-dead-letter-exchange": "delayed.delivery",
+            },
+        ),
+        # kombu, native_delayed_delivery.py
+        (
+            "celery-classic",
+            10,
+            {
+                "x-queue-type": "classic",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 1_024_000,
+                "x-dead-letter-exchange": "celery_delayed_9",
+            },
+        ),
+    ],
+)
+def test_queue_arguments(topology: str, level: int, arguments: dict[str, object]) -> None:
+    assert topology_of(topology).queue_arguments(level) == arguments
+
+
+def test_names() -> None:
+    assert NSERVICEBUS.level_name(3) == "nsb.v2.delay-level-03"
+    assert topology_of("nservicebus-v1").delivery_exchange == "nsb.delay-delivery"
+    assert CELERY.level_name(3) == "celery_delayed_3"
+    assert NSERVICEBUS.binding_key("a.b") == "#.a.b"
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_topologys_own_parts_are_no_destinations(topology: str) -> None:
+    found = topology_of(topology)
+    for part in plan(found):
+        if isinstance(part, Exchange | Queue):
+            with pytest.raises(LimitExceeded, match="part of the delay levels") as error:
+                found.binding_key(part.name)
+            assert error.value.column == "destination"
+
+
+@pytest.mark.parametrize(
+    "choice, routing, problem",
+    [
+        ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, nservicebus-v1, celery"),
+        ("delayed", "conventional", "'delayed' has no routing 'conventional'"),
+        ("nservicebus", "fanout", "'nservicebus' has no routing 'fanout'"),
+    ],
+)
+def test_choices_that_do_not_exist(choice: str, routing: str | None, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        topology_of(choice, routing)
+
+
+@pytest.mark.parametrize(
+    "topology, routing, delay, exchange, key",
+    [
+        ("nservicebus", None, 0, "Sales", ""),
+        ("nservicebus", "direct", 0, "", "Sales"),
+        ("nservicebus", None, 10, "nsb.v2.delay-level-03", "0." * 24 + "1.0.1.0.Sales"),
+        ("celery", None, 1, "celery_delayed_0", "0." * 27 + "1.Sales"),
+        ("delayed", None, -1, "", "Sales"),
+    ],
+)
+def test_where_a_message_is_published(topology: str, routing: str | None, delay: int, exchange: str, key: str) -> None:
+    found = properties.address(topology_of(topology, routing), "Sales", delay)
+    assert found == properties.Address(exchange, key)
+
+
+KEY = "0." * 24 + "1.0.1.0.Sales"
+
+
+@pytest.mark.parametrize(
+    "default_exchange, direct, delay, to",
+    [
+        (True, True, 10, properties.Address("", KEY, "delayed.level-03")),
+        (True, False, 10, properties.Address("delayed.level-03", KEY)),
+        (False, True, 10, properties.Address("delayed.level-03", KEY)),
+        (True, False, 0, properties.Address("", "Sales")),
+        # by all the exchanges, and in none of their queues
+        (False, True, 0, properties.Address("delayed.level-00", "0." * 28 + "Sales")),
+    ],
+)
+def test_the_direct_entry_and_what_stands_in_for_it(
+    default_exchange: bool, direct: bool, delay: int, to: properties.Address
+) -> None:
+    found = properties.address(DELAYED, "Sales", delay, default_exchange=default_exchange, direct=direct)
+    assert found == to
+
+
+@given(delays, destinations)
+def test_a_second_routing_key_leads_nowhere_else(delay: int, destination: str) -> None:
+    """RabbitMQ routes by all keys of a message, each time it is dead-lettered."""
+    assume(not destination.startswith("delayed."))
+    level = properties.address(DELAYED, destination, max(1, delay)).level
+    keys = [part.key for part in PLANS[id(DELAYED)] if isinstance(part, Binding) and part.source.type == "topic"]
+    assert not [key for key in (*keys, DELAYED.binding_key(destination)) if matches(key, str(level))]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import BasicProperties
+
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.rabbitmq import nservicebus
+from airflow_delayed.rabbitmq.properties import check_headers
+from airflow_delayed.rabbitmq.writer import Writer
+
+NOW = datetime(2025, 11, 28, 0, 5, 18, 653_833, tzinfo=timezone.utc)
+TYPE = "Acme.OrderPlaced, Acme.Messages, Version=1.0.0.0"
+
+
+def read(written: BasicProperties) -> BasicProperties:
+    """Read properties as their receiver does."""
+    return BasicProperties().decode(b"".join(written.encode()))
+
+
+def message(delay: float = 90, **headers: str) -> DelayedMessage:
+    due = NOW + timedelta(seconds=delay)
+    return DelayedMessage(destination="Sales", body=b"{}", due_at=due, message_id="id-1", headers=headers)
+
+
+def test_plain_properties() -> None:
+    sent = read(Writer("plain").properties(message(customer="7"), NOW, 90))
+    assert (sent.message_id, sent.delivery_mode, sent.content_type) == ("id-1", 2, "application/octet-stream")
+    assert sent.timestamp == 1_764_288_318
+    assert sent.headers == {
+        "customer": "7",
+        "airflow-delayed-due-at": "2025-11-28T00:06:48.653833+00:00",
+        "airflow-delayed-destination": "Sales",
+    }
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40)
+
+
+@given(
+    st.lists(
+        st.builds(
+            DelayedMessage,
+            destination=texts,
+            body=st.just(b""),
+            due_at=st.datetimes(timezones=st.just(timezone.utc)),
+            message_id=st.text("abc-1~!", min_size=1, max_size=128),
+            headers=st.dictionaries(st.sampled_from(["content-type", "a", "é" * 127]) | texts, texts, max_size=4),
+        ),
+        max_size=4,
+    ),
+    st.none() | st.sampled_from(["delayed.level-00", "delayed.level-27"]),
+)
+def test_what_is_encoded_here_is_what_pika_would_write(batch: list[DelayedMessage], level: str | None) -> None:
+    writer = Writer("plain")
+    for each in batch:
+        headers = {
+            **each.headers,
+            "airflow-delayed-due-at": each.due_at.isoformat(timespec="microseconds"),
+            "airflow-delayed-destination": each.destination,
+            **({"BCC": [level]} if level else {}),
+        }
+        by_pika = BasicProperties(
+            content_type=each.headers.get("content-type", "application/octet-stream"),
+            headers=headers,
+            delivery_mode=2,
+            message_id=each.message_id,
+            timestamp=1_764_288_318,
+        )
+        assert b"".join(writer.properties(each, NOW, 1, level).encode()) == b"".join(by_pika.encode())
+
+
+def test_nservicebus_properties() -> None:
+    headers = {
+        "NServiceBus.ContentType": "application/json",
+        "NServiceBus.CorrelationId": "c",
+        "NServiceBus.EnclosedMessageTypes": TYPE,
+        "NServiceBus.ReplyToAddress": "Shop",
+    }
+    sent = Writer("nservicebus").properties(message(**headers), NOW, 90)
+    assert (sent.message_id, sent.delivery_mode) == ("id-1", 2)
+    assert (sent.content_type, sent.correlation_id, sent.reply_to) == ("application/json", "c", "Shop")
+    assert sent.type == "Acme.OrderPlaced"
+    ours = {name: value for name, value in sent.headers.items() if not name.startswith("airflow-delayed-")}
+    assert ours == {
+        **headers,
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": 90,
+        "NServiceBus.TimeSent": "2025-11-28 00:05:18:653833 Z",
+    }
+
+
+def test_nservicebus_properties_of_a_message_with_no_headers() -> None:
+    sent = Writer("nservicebus").properties(message(), NOW, 90)
+    assert sent.content_type == "application/octet-stream"
+    assert (sent.correlation_id, sent.reply_to, sent.type) == (None, None, None)
+
+
+def test_the_delay_is_an_int32() -> None:
+    encoded = b"".join(Writer("nservicebus").properties(message(), NOW, 90).encode())
+    name = b"NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+    assert bytes([len(name)]) + name + b"I\x00\x00\x00\x5a" in encoded
+
+
+def test_a_message_that_may_be_lost() -> None:
+    name = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
+    sent = Writer("nservicebus").properties(message(**{name: "True"}), NOW, 90)
+    assert sent.delivery_mode == 1
+    assert name not in sent.headers
+
+
+@pytest.mark.parametrize("delay, time_sent", [(0, "2020-01-01 00:00:00:000000 Z"), (90, nservicebus.wire_time(NOW))])
+def test_a_message_that_is_passed_on_is_not_migrated_early(delay: int, time_sent: str) -> None:
+    """``delays migrate`` takes time sent and delay for the due time."""
+    given = {nservicebus.TIME_SENT: "2020-01-01 00:00:00:000000 Z", nservicebus.DELAY: "3"}
+    sent = Writer("nservicebus").properties(message(delay, **given), NOW, delay)
+    assert sent.headers[nservicebus.TIME_SENT] == time_sent
+    assert sent.headers.get(nservicebus.DELAY) == (delay or None)
+
+
+@pytest.mark.parametrize("style", ["plain", "nservicebus"])
+def test_a_received_message_is_sent_without_its_deaths(style: str) -> None:
+    """RabbitMQ before 4.0.1 takes them for a cycle and drops the message (celery, task.py: X_DEATH_HEADERS)."""
+    deaths = ["x-death"]
+    deaths += [f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")]
+    given = {**dict.fromkeys(deaths, "old"), "airflow-delayed-due-at": "old", "airflow-delayed-destination": "old"}
+    sent = read(Writer(style).properties(message(**given, own="1"), NOW, 90, "delayed.level-06"))
+    assert not set(deaths) & set(sent.headers)
+    assert "old" not in sent.headers.values()
+    assert sent.headers["own"] == "1"
+    assert sent.headers["BCC"] == ["delayed.level-06"]
+
+
+@pytest.mark.parametrize("header", ["ContentType", "CorrelationId", "ReplyToAddress", "EnclosedMessageTypes"])
+def test_what_becomes_a_property_has_its_limit(header: str) -> None:
+    long = message(**{f"NServiceBus.{header}": "é" * 128})
+    check_headers(long)
+    with pytest.raises(LimitExceeded, match="more than 255 bytes") as error:
+        check_headers(long, "nservicebus")
+    assert error.value.column == "headers"
+
+
+def test_only_the_first_type_has_to_fit() -> None:
+    check_headers(message(**{"NServiceBus.EnclosedMessageTypes": f"{TYPE};{'x' * 300}"}), "nservicebus")
