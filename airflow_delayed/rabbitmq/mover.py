@@ -8,31 +8,25 @@ and none is returned on purpose, because a quorum queue counts each return and l
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pika.exceptions import AMQPError, NackError, UnroutableError
-
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
-from airflow_delayed.errors import LimitExceeded, TopologyError, TransportUnavailable
+from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.aside import Aside
-from airflow_delayed.rabbitmq.connection import explain
 from airflow_delayed.rabbitmq.moved import MoveReport
 from airflow_delayed.rabbitmq.place import Place, same
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.received import Reading, read, read_waited
 from airflow_delayed.rabbitmq.rewriter import Rewriter, Taken
+from airflow_delayed.rabbitmq.taker import Read, Taker
 
 if TYPE_CHECKING:
-    from pika import BasicProperties
-    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+    from datetime import datetime
 
-    _Read = Callable[[BasicProperties, str, str, datetime], Reading]
-    _Bad = Callable[[Taken, Reading, str], None]
+    from pika import BasicProperties
+    from pika.adapters.blocking_connection import BlockingConnection
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +34,14 @@ log = logging.getLogger(__name__)
 WINDOW = 32
 #: A message that was returned so often is moved at once and alone.
 RETURNS = 3
-_LOG_SECONDS = 10.0
 #: Between two looks at queues that seem empty: a message on its way from one level to the next is in neither.
 _SETTLE_SECONDS = 0.5
+#: What the session says of a message that itself is at fault.
+_AT_FAULT = ("PRECONDITION_FAILED", "not to be written as AMQP")
 
 
 class Mover:
-    """Takes messages from queues of one place and sends them to another.
+    """Takes messages from queues of one place and sends them to another; each object for one call.
 
     :param clock: what is taken for the present.
     """
@@ -57,12 +52,9 @@ class Mover:
         self._clock = clock
         self._window = window
         self._problems: dict[str, str | None] = {}
-        self._reports = _Progress(source, target)
-        self._connection: BlockingConnection
-        self._channel: BlockingChannel
-        self._aside: Aside
+        self._report = MoveReport(str(source), str(target))
+        self._taker: Taker
         self._alone: Taken | None = None
-        self._lost: AMQPError | None = None
 
     def migrate(self, *, dry_run: bool = False) -> MoveReport:
         """Move all that waits in the source's levels, from the highest to the lowest, until nothing is left.
@@ -76,28 +68,25 @@ class Mover:
             raise ValueError(f"messages cannot be moved from {self._source} to the same place")
         topology = self._source.topology
         names = {topology.level_name(level): level for level in range(levels.TOP_LEVEL, -1, -1)}
-        queues = {name: names[name] for name in self._source.existing(names)}
+        queues = self._source.existing(names)
         if not queues:
             raise TopologyError(self._source.conn_id, _missing(topology.level_name(levels.TOP_LEVEL)))
         self._target.require()
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
-            return read(found, key, topology=topology, level=queues[queue], now=now)
-
-        def bad(taken: Taken, found: Reading, reason: str) -> None:
-            self._aside.set_aside(taken, found, reason)
-            self._reports.report.add_set_aside(reason)
+            return read(found, key, topology=topology, level=names[queue], now=now)
 
         with self._source.connect() as connection:
-            self._open(connection)
-            report = self._look(queues, dry_run=dry_run)
-            empty = 0
-            while not dry_run and empty < 2:
-                before = self._reports.handled
-                self._move(self._takings(queues, reading, bad))
-                empty = 0 if self._reports.handled > before else empty + 1
-                connection.sleep(_SETTLE_SECONDS if empty == 1 else 0)
-        return report
+            self._open(connection, reading, queues, put_back=False)
+            empty = 0 if not dry_run else 2
+            while empty < 2:
+                before = self._taker.handled
+                self._move(self._taker.take(queues))
+                empty = 0 if self._taker.handled > before else empty + 1
+                if empty == 1:
+                    self._taker.sleep(_SETTLE_SECONDS)
+        self._report.dry_run = dry_run
+        return self._report
 
     def redrive(self, queue: str, *, limit: int | None = None, dry_run: bool = False) -> MoveReport:
         """Send what no destination took to its destination, where there is one by now.
@@ -117,76 +106,78 @@ class Mover:
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
             return read_waited(found, key, now=now)
 
-        def bad(taken: Taken, found: Reading, reason: str) -> None:
-            self._aside.put_back(taken, found)
-            self._reports.report.add_left(reason)
-
         with self._source.connect() as connection:
-            self._open(connection)
-            report = self._look([queue], dry_run=dry_run)
+            self._open(connection, reading, [queue], put_back=True)
             if not dry_run:
-                self._move(self._takings([queue], reading, bad, limit))
-        return report
+                self._move(self._taker.take([queue], limit))
+        self._report.dry_run = dry_run
+        return self._report
 
-    def _open(self, connection: BlockingConnection) -> None:
-        self._connection, self._channel = connection, connection.channel()
-        self._aside = Aside(connection, self._source.user)
-
-    def _look(self, queues: Iterable[str], *, dry_run: bool) -> MoveReport:
-        counts = {queue: self._count(queue) for queue in queues}
-        report = self._reports.report
-        report.dry_run = dry_run
-        report.waiting.update({queue: count for queue, count in counts.items() if count})
-        return report
-
-    def _count(self, queue: str) -> int:
-        count: int = self._channel.queue_declare(queue, passive=True).method.message_count
-        return count
-
-    # taking
-
-    def _takings(
-        self,
-        queues: Iterable[str],
-        reading: _Read,
-        bad: _Bad,
-        limit: int | None = None,
-    ) -> Iterator[Taken]:
-        """Take what is in each queue at the moment; yield what can be sent, and put the rest where it belongs."""
-        for queue in queues:
-            count = self._count(queue)
-            for _ in range(count if limit is None else min(limit, count)):
-                taken = self._take(queue, reading)
-                if taken is None:
-                    break
-                message, found = taken
-                reason = found.problem or self._problem(message, found)
-                if reason is None:
-                    yield message
-                else:
-                    bad(message, found, reason)
-                    self._channel.basic_ack(message.delivery_tag)
-                    self._reports.add_bad()
-
-    def _take(self, queue: str, reading: _Read) -> tuple[Taken, Reading] | None:
-        method, original, body = self._channel.basic_get(queue)
-        if method is None or original is None or body is None:
-            return None
-        now, key = self._clock(), method.routing_key or ""
-        found = reading(original, key, queue, now)
-        taken = Taken(
-            destination=found.destination or "",
-            body=body,
-            due_at=found.due_at or now,
-            message_id=original.message_id or "",
-            original=original,
-            queue=queue,
-            routing_key=key,
-            delivery_tag=method.delivery_tag or 0,
+    def _open(self, connection: BlockingConnection, reading: Read, queues: Sequence[str], *, put_back: bool) -> None:
+        self._taker = Taker(
+            connection,
+            self._report,
+            conn_id=self._source.conn_id,
+            user=self._source.user,
+            clock=self._clock,
+            read=reading,
+            put_back=put_back,
         )
-        return taken, found
+        counts = {queue: self._taker.count(queue) for queue in queues}
+        self._report.waiting.update({queue: count for queue, count in counts.items() if count})
 
-    def _problem(self, message: Taken, found: Reading) -> str | None:
+    def _move(self, takings: Iterator[tuple[Taken, Reading]]) -> None:
+        """Send all; a message that was returned often waits for those before it, and is sent alone."""
+        publisher = Publisher(
+            self._target.parameters,
+            conn_id=self._target.conn_id,
+            topology=self._target.topology,
+            clock=self._clock,
+            window=self._window,
+            sleep=self._taker.sleep,
+            writer=Rewriter(self._target.topology.headers, self._target.user),
+            on_confirm=self._on_confirm,
+        )
+        more = True
+        while more:
+            try:
+                publisher.send(self._until_alone(takings))
+            except (SendFailed, InputError):
+                self._one_by_one(publisher)
+                continue
+            more = self._alone is not None
+            if self._alone:
+                self._alone = None
+                self._one_by_one(publisher)
+        self._taker.check()
+
+    def _until_alone(self, takings: Iterator[tuple[Taken, Reading]]) -> Iterator[Taken]:
+        for taken, reading in takings:
+            reason = reading.problem or self._problem(taken)
+            if reason is not None:
+                self._taker.reject(taken, reading, reason)
+                continue
+            if taken.returns >= RETURNS:
+                self._alone = taken
+                return
+            yield taken
+
+    def _one_by_one(self, publisher: Publisher) -> None:
+        """Send what is held, and reject what the target cannot take by the message's own fault."""
+        for taken, reading in list(self._taker.held.values()):
+            self._taker.check()
+            try:
+                publisher.send([taken])
+            except (SendFailed, InputError) as error:
+                self._problems.pop(taken.destination, None)
+                reason = self._problem(taken)
+                if reason is None and any(text in str(error) for text in _AT_FAULT):
+                    reason = str(error.failures[0][1] if isinstance(error, SendFailed) else error)
+                if reason is None:
+                    raise
+                self._taker.reject(taken, reading, reason)
+
+    def _problem(self, message: Taken) -> str | None:
         try:
             levels.check_delay(delay_seconds(message.due_at, self._clock()))
         except LimitExceeded as error:
@@ -195,92 +186,9 @@ class Mover:
             self._problems[message.destination] = self._target.problem(message.destination)
         return self._problems[message.destination]
 
-    # sending
-
-    def _move(self, takings: Iterator[Taken]) -> None:
-        """Send all; a message that was returned often waits for those before it, and is sent alone."""
-        publisher = Publisher(
-            self._target.parameters,
-            conn_id=self._target.conn_id,
-            topology=self._target.topology,
-            clock=self._clock,
-            window=self._window,
-            sleep=self._sleep,
-            writer=Rewriter(self._target.topology.headers, self._target.user),
-            on_confirm=self._on_confirm,
-        )
-        try:
-            while True:
-                publisher.send(self._until_alone(takings))
-                if self._alone is None:
-                    break
-                alone, self._alone = self._alone, None
-                publisher.send([alone])
-                self._check()
-            self._check()
-        except (UnroutableError, NackError) as error:
-            raise TransportUnavailable(
-                f"connection {self._source.conn_id!r}: a queue took no message that was to be put there"
-            ) from error
-        finally:
-            log.info("%s", self._reports.report)
-
-    def _until_alone(self, takings: Iterator[Taken]) -> Iterator[Taken]:
-        for taken in takings:
-            self._check()
-            self._reports.tick()
-            if taken.returns >= RETURNS:
-                self._alone = taken
-                return
-            yield taken
-
     def _on_confirm(self, message: DelayedMessage) -> None:
         assert isinstance(message, Taken)
-        try:
-            self._channel.basic_ack(message.delivery_tag)
-        except AMQPError as error:
-            # it is in the target, and will be moved again with the same id
-            self._lost = self._lost or error
-            return
-        self._reports.add(message)
-
-    def _check(self) -> None:
-        if self._lost is not None:
-            raise TransportUnavailable(
-                f"connection {self._source.conn_id!r}: {explain(self._lost)}. {self._reports.report.moved:,} messages"
-                " were moved; run it again for the rest"
-            ) from self._lost
-
-    def _sleep(self, seconds: float) -> None:
-        """Wait for the target, and keep the source's connection alive."""
-        end = time.monotonic() + seconds
-        try:
-            self._connection.sleep(seconds)
-        except AMQPError as error:
-            self._lost = self._lost or error
-            time.sleep(max(0.0, end - time.monotonic()))
-
-
-class _Progress:
-    """The report of a move, and a line of it in the log now and then."""
-
-    def __init__(self, source: Place, target: Place) -> None:
-        self.report = MoveReport(str(source), str(target))
-        self.handled = 0
-        self._next = time.monotonic() + _LOG_SECONDS
-
-    def add(self, message: Taken) -> None:
-        self.report.add(message.destination, message.queue)
-        self.handled += 1
-
-    def add_bad(self) -> None:
-        self.handled += 1
-        self.tick()
-
-    def tick(self) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LOG_SECONDS
-            log.info("%s so far", self.report)
+        self._taker.done(message)
 
 
 def _missing(queue: str) -> TopologyReport:
