@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.rabbitmq.moved import MoveReport
+    from airflow_delayed.rabbitmq.place import Place
+
 
 class RabbitMQDelayHook(BaseHook):
     """Delivers messages to RabbitMQ queues at their due time; an :class:`airflow_delayed.delivery.DelayedDelivery`.
@@ -131,6 +134,70 @@ class RabbitMQDelayHook(BaseHook):
 
         publisher = Publisher(self._parameters(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
         return publisher.send(messages)
+
+    def migrate(
+        self,
+        source: Topology | str | RabbitMQDelayHook,
+        target: Topology | str | RabbitMQDelayHook,
+        *,
+        dry_run: bool = False,
+    ) -> MoveReport:
+        """Move the messages that wait in one topology's levels to another's, with the delay that remains, rounded up.
+
+        Goes from the highest level to the lowest until nothing is left, so senders should use the target by then. It
+        may be killed and run again at any moment: nothing is lost or early, and what comes twice has the same id.
+        Messages keep their properties and headers but those of the way behind them. What cannot be moved, since
+        nothing tells where it goes or when it is due, or its destination does not exist in the target, is put into the
+        queue ``delayed.set-aside`` of the source's broker. How due times are read, and how late a message may become
+        by it: see :func:`airflow_delayed.rabbitmq.received.read`.
+
+        :param source: a topology on this hook's connection, or a hook: another connection with its topology.
+        :param target: likewise. Its levels and the messages' destinations have to be there.
+        :param dry_run: take and change nothing; the report has what waits, by level.
+        :raises ValueError: source and target are one, or a topology is unknown.
+        :raises TopologyError: the source's levels do not exist, or the target is not installed.
+        :raises TransportUnavailable: a connection failed. What was not moved is where it was.
+        :raises SendFailed: the target did not take some messages; they are where they were.
+        """
+        from airflow_delayed.rabbitmq.mover import Mover
+
+        return Mover(self._place(source), self._place(target), clock=self._clock).migrate(dry_run=dry_run)
+
+    def redrive(self, *, queue: str | None = None, limit: int | None = None, dry_run: bool = False) -> MoveReport:
+        """Send the messages that no destination took, to those destinations that exist by now.
+
+        A message that still waits for its due time waits on; usually it is past. One whose destination is still
+        missing goes to the end of the queue; each is looked at once.
+
+        :param queue: where they are: by default the topology's queue for what is unroutable; ``delayed.set-aside`` is
+            where :meth:`migrate` puts what it cannot move.
+        :param limit: look at no more than so many messages.
+        :param dry_run: take and change nothing; the report has how many there are.
+        :raises ValueError: the topology has no such queue, or the limit is negative.
+        :raises TopologyError: the queue does not exist, or the delay levels are not installed.
+        :raises TransportUnavailable: the connection failed. What was not sent is where it was.
+        :raises SendFailed: the broker did not take some messages; they are where they were.
+        """
+        from airflow_delayed.rabbitmq.mover import Mover
+
+        queue = queue or self.topology.unroutable
+        if queue is None:
+            raise ValueError(f"topology {self.topology.name!r} has no queue for what is unroutable; name one by queue=")
+        if limit is not None and limit < 0:
+            raise ValueError("limit must not be negative")
+        here = self._place(self)
+        return Mover(here, here, clock=self._clock).redrive(queue, limit=limit, dry_run=dry_run)
+
+    def _place(self, choice: Topology | str | RabbitMQDelayHook) -> Place:
+        from airflow_delayed.rabbitmq.place import Place
+
+        hook = choice if isinstance(choice, RabbitMQDelayHook) else self
+        if choice is hook or choice == hook.topology.name:
+            topology = hook.topology
+        else:
+            assert not isinstance(choice, RabbitMQDelayHook)
+            topology = topology_of(choice)
+        return Place(hook.conn_id, topology, hook._parameters(), hook._connected)
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import SendReport
@@ -29,6 +29,8 @@ class Backlog:
 
     conn_id: str
     source: Iterator[DelayedMessage]
+    #: Called with each message that the broker confirmed.
+    on_confirm: Callable[[DelayedMessage], None] | None = None
     report: SendReport = field(default_factory=SendReport)
     #: Whether anything was written to a broker.
     published: bool = False
@@ -56,6 +58,8 @@ class Backlog:
     def confirm(self, entry: Entry) -> None:
         """Count a message that the broker confirmed."""
         self.report.add(entry.message)
+        if self.on_confirm:
+            self.on_confirm(entry.message)
 
     def put_back(self, entries: Iterable[Entry]) -> None:
         """Have messages sent again, before all others and in their order."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from airflow_delayed.message import UTC
+
 #: Header with the delay in seconds, an int32. With the time it was sent it tells NServiceBus's tools
 #: ``delays migrate`` and ``delays transfer`` when a message is due; they set one aside that lacks either.
 DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 TIME_SENT = "NServiceBus.TimeSent"
+#: When a delayed retry was scheduled (DelayedRetry.cs); the time it was sent stays that of the first try.
+RETRIED = "NServiceBus.Retries.Timestamp"
 #: A message with this header, whatever its value, may be lost when the broker restarts; the header itself is not sent.
 NON_PERSISTENT = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
 
@@ -37,3 +41,13 @@ def wire_time(moment: datetime) -> str:
     :param moment: in UTC.
     """
     return f"{moment:%Y-%m-%d %H:%M:%S}:{moment.microsecond:06d} Z"
+
+
+def parse_time(text: object) -> datetime | None:
+    """Read what :func:`wire_time` writes; None if it is something else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S:%f Z").replace(tzinfo=UTC)
+    except ValueError:
+        return None

@@ -13,6 +13,9 @@ from airflow_delayed.rabbitmq.topology import Headers, Topology
 DUE_AT = "airflow-delayed-due-at"
 #: Header with the destination, which a message that waits or was unroutable could else lose from view.
 DESTINATION = "airflow-delayed-destination"
+#: Headers of a message that was set aside, or put back: why, the queue it came from, and the routing key it had.
+SET_ASIDE = SET_ASIDE_REASON, SET_ASIDE_FROM = ("airflow-delayed-set-aside-reason", "airflow-delayed-set-aside-from")
+ORIGINAL_KEY = "airflow-delayed-routing-key"
 #: Header of the message that becomes the AMQP content type.
 CONTENT_TYPE = "content-type"
 #: The content type of a message that has none.

@@ -15,6 +15,7 @@ from airflow_delayed.rabbitmq.backlog import Backlog
 from airflow_delayed.rabbitmq.connection import explain
 from airflow_delayed.rabbitmq.session import Session
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology
+from airflow_delayed.rabbitmq.writer import PropertiesWriter
 
 if TYPE_CHECKING:
     from pika.connection import Parameters
@@ -35,6 +36,8 @@ class Publisher:
     :param topology: the delay levels to send through.
     :param clock: what is taken for the present; a message's delay is what then remains, rounded up to a second.
     :param reconnect_waits: seconds to wait before each try to reconnect; a confirm starts them over.
+    :param writer: of the messages' AMQP properties; by default in the style of the topology.
+    :param on_confirm: called with each message that the broker confirmed.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Publisher:
         window: int = WINDOW,
         reconnect_waits: Sequence[float] = RECONNECT_WAITS,
         sleep: Callable[[float], None] = time.sleep,
+        writer: PropertiesWriter | None = None,
+        on_confirm: Callable[[DelayedMessage], None] | None = None,
     ) -> None:
         self._parameters = parameters
         self._conn_id = conn_id
@@ -55,6 +60,8 @@ class Publisher:
         self._window = window
         self._waits = reconnect_waits
         self._sleep = sleep
+        self._writer = writer
+        self._on_confirm = on_confirm
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send all messages over one connection; return when every one is confirmed.
@@ -73,12 +80,17 @@ class Publisher:
         first = next(source, None)
         if first is None:
             return SendReport()
-        backlog = Backlog(self._conn_id, chain([first], source))
+        backlog = Backlog(self._conn_id, chain([first], source), self._on_confirm)
         tries = 0
         while True:
             confirmed = backlog.report.sent
             session = Session(
-                self._parameters, backlog, topology=self._topology, clock=self._clock, window=self._window
+                self._parameters,
+                backlog,
+                topology=self._topology,
+                clock=self._clock,
+                window=self._window,
+                writer=self._writer,
             )
             lost = session.run()
             if lost is None:

@@ -17,7 +17,7 @@ from airflow_delayed.rabbitmq.backlog import Backlog, Entry
 from airflow_delayed.rabbitmq.corked import CorkedLoop
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.topology import Topology
-from airflow_delayed.rabbitmq.writer import Writer
+from airflow_delayed.rabbitmq.writer import PropertiesWriter, Writer
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -39,11 +39,18 @@ class Session:
     """Sends a backlog over one connection until it is done or the connection is lost."""
 
     def __init__(
-        self, parameters: Parameters, backlog: Backlog, *, topology: Topology, clock: Clock, window: int
+        self,
+        parameters: Parameters,
+        backlog: Backlog,
+        *,
+        topology: Topology,
+        clock: Clock,
+        window: int,
+        writer: PropertiesWriter | None = None,
     ) -> None:
         self.opened = False
         self._topology = topology
-        self._writer = Writer(topology.headers)
+        self._writer = writer or Writer(topology.headers)
         self._backlog = backlog
         self._clock = clock
         self._window = window
@@ -183,7 +190,8 @@ class Session:
             entry = self._unconfirmed.pop(tag)
             if refused:
                 self._refuse(entry)
-            elif self._returned and (reason := self._returned.pop(entry.message.message_id, None)):
+            elif self._returned and (reason := self._returned.get(entry.message.message_id)):
+                # kept, since another one under way may have the same id, or none
                 self._backlog.fail(entry, reason)
             else:
                 self._backlog.confirm(entry)

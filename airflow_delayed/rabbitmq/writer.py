@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from pika import BasicProperties
 from pika.data import encode_table
@@ -27,6 +27,16 @@ class Encoded(BasicProperties):
     def encode(self) -> list[bytes]:
         """Return the properties as AMQP has them."""
         return [self._encoded]
+
+
+class PropertiesWriter(Protocol):
+    """Writes the AMQP properties of a message; :class:`Writer` for messages that users make."""
+
+    def properties(
+        self, message: DelayedMessage, now: datetime, delay_seconds: int, level: str | None = None
+    ) -> BasicProperties:
+        """Return the properties with which a message is published."""
+        ...
 
 
 class Writer:
