@@ -108,7 +108,7 @@ class Session:
         if self._connection.is_open:
             self._connection.close()
         # a broker that takes no messages reads no farewell either
-        self._loop.call_later(0 if self.blocked else _CLOSE_SECONDS, self._loop.hang_up)
+        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._loop.hang_up)
 
     def _shut(self) -> None:
         """Close what an interrupt left open, and the loop."""
@@ -140,20 +140,18 @@ class Session:
         self._paused = self._finished
         self._pump()
 
+    @property
+    def _held(self) -> bool:
+        return self._paused or self.blocked is not None
+
     def _pump(self) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first."""
-        while not self._paused and self._waiting is None and len(self._unconfirmed) < self._window:
-            if self.blocked and self._unconfirmed:
-                return
+        while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
                 if not self._unconfirmed:
                     self._paused = True
                     self._finish()
-                return
-            if self.blocked:
-                # it was taken only to know whether there is one
-                self._backlog.put_back([entry])
                 return
             try:
                 if entry.message.destination in self._destinations.direct:
