@@ -14,9 +14,11 @@ from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages, virtual_host
 
 from airflow_delayed.delivery import delivery_for
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.rabbitmq.parameters import parameters
+from airflow_delayed.rabbitmq.publisher import Publisher
 
 Connect = Callable[..., str]
 DEAD = "127.0.0.1:1"
@@ -133,6 +135,39 @@ def test_one_host_whose_connection_is_cut_again_and_again(
     counts = account(vhost, batch)
     assert counts.pop("twice") <= 3000
     assert counts == {"arrived": 3000, "lost": 0, "early": 0}
+
+
+def test_when_no_host_comes_back_each_is_named(
+    hook: RabbitMQDelayHook, vhost: VirtualHost, proxies: tuple[Proxy, Proxy]
+) -> None:
+    given = vhost.connection
+    names = [f"127.0.0.1:{each.port}" for each in proxies]
+    hosts = parameters(
+        "rabbit",
+        host=",".join(names),
+        login=str(given["login"]),
+        password=str(given["password"]),
+        schema=vhost.name,
+    )
+    waited: list[float] = []
+
+    def stream() -> Iterator[DelayedMessage]:
+        yield from messages("orders", [0] * 1100)
+        for each in proxies:
+            each.close()
+        yield from messages("orders", [0] * 10, prefix="last")
+
+    with pytest.raises(SendFailed) as error:
+        Publisher(hosts, conn_id="rabbit", reconnect_waits=(0.1, 0.2), sleep=waited.append).send(stream())
+    assert [seconds for seconds in waited if seconds] == [0.1, 0.2]
+    dead = "nothing listens on that host and port"
+    cause = error.value.__cause__
+    assert isinstance(cause, TransportUnavailable)
+    assert str(cause).startswith("connection 'rabbit': 127.0.0.1:")
+    for name in names:
+        assert f"{name}: {dead}" in str(cause)
+    assert str(cause).endswith("; 5 tries to connect again")
+    assert 100 <= error.value.report.sent <= 1100
 
 
 def test_a_connection_that_falls_silent_is_lost_by_its_heartbeat(

@@ -44,7 +44,8 @@ class Proxy:
 
     def close(self) -> None:
         # a close alone does not wake the thread that accepts
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
 
