@@ -179,6 +179,7 @@ _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
 BUILT_IN: Mapping[str, str] = {
     "rabbitmq": "airflow_delayed.hooks.rabbitmq:RabbitMQDelayHook",
     "amqp": "airflow_delayed.hooks.rabbitmq:RabbitMQDelayHook",
+    "amqps": "airflow_delayed.hooks.rabbitmq:RabbitMQDelayHook",
     "aws": "airflow_delayed.hooks.sqs:SqsDelayHook",
     "sqlite": _STORE,
     "postgres": _STORE,

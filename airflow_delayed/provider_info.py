@@ -48,7 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "RabbitMQ (delayed delivery)",
                 "ui-field-behaviour": {
                     "relabeling": {"schema": "Virtual host"},
-                    "placeholders": {"host": "localhost", "port": "5672", "schema": "/"},
+                    "placeholders": {"host": "rabbit1,rabbit2:5673", "port": "5672", "schema": "/"},
                 },
                 "conn-fields": {
                     "ssl": {
@@ -60,6 +60,47 @@ def get_provider_info() -> dict[str, Any]:
                         "label": "Heartbeat",
                         "description": "Seconds between heartbeats; empty: as the broker proposes.",
                         "schema": {"type": ["integer", "null"], "minimum": 0, "maximum": 65535},
+                    },
+                    "cacertfile": {
+                        "label": "Authorities (file)",
+                        "description": "PEM file of those that may have signed the broker's certificate; empty: the"
+                        " system's.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "certfile": {
+                        "label": "Client certificate (file)",
+                        "description": "PEM file, if the broker demands one.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "keyfile": {
+                        "label": "Client key (file)",
+                        "description": "PEM file without a passphrase; empty: it is in the certificate's file.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "verify": {
+                        "label": "Verify the broker",
+                        "description": "verify_peer (empty) or verify_none.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "server_name_indication": {
+                        "label": "Name in the broker's certificate",
+                        "description": "Empty: the host.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "auth_mechanism": {
+                        "label": "Login by",
+                        "description": "plain (empty): login and password; external: the client certificate.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "connection_timeout": {
+                        "label": "Connection timeout",
+                        "description": "Milliseconds to connect to a host; empty: 15000.",
+                        "schema": {"type": ["integer", "null"], "minimum": 1},
+                    },
+                    "blocked_timeout": {
+                        "label": "Blocked timeout",
+                        "description": "Seconds to wait for a broker that is short of memory or disk; empty: 300.",
+                        "schema": {"type": ["number", "null"], "exclusiveMinimum": 0},
                     },
                     "topology": {
                         "label": "Topology",

@@ -10,24 +10,39 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from services import packages, process
 
 PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # not the wrapper in /usr/sbin: it insists on /var/lib
+CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 USER = "rabbitmq"
 #: The management API listens this far above AMQP, as with RabbitMQ's own default ports.
 MANAGEMENT_OFFSET = 10_000
 
 
-class Broker:
-    """One node. ``stop()`` and ``start()`` keep its data and its ports."""
+class CertificateFiles(Protocol):
+    """PEM files of a certificate authority, and of a server's certificate and its key."""
 
-    def __init__(self, folder: Path) -> None:
+    cacertfile: Path
+    certfile: Path
+    keyfile: Path
+
+
+class Broker:
+    """One node. ``stop()`` and ``start()`` keep its data and its ports.
+
+    :param tls: have it listen for TLS too, at ``tls_port``: clients must show a certificate of that authority, and may
+        log in by its common name (EXTERNAL).
+    """
+
+    def __init__(self, folder: Path, tls: CertificateFiles | None = None) -> None:
         self.folder = folder
         self.port = _free_pair()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
         self.management_url = f"http://guest:guest@127.0.0.1:{self.port + MANAGEMENT_OFFSET}"
-        self._environment = self._configure()
+        self.tls_port = process.free_port() if tls else None
+        self._environment = self._configure(tls)
         self._running = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -46,12 +61,24 @@ class Broker:
         """Stop the node and its epmd."""
         self._running.close()
 
+    def ctl(self, *arguments: str) -> str:
+        """Run rabbitmqctl on the node, and return what it says; takes one to two seconds."""
+        done = subprocess.run(
+            [*_as_user(), CONTROL, *arguments],
+            env={**os.environ, **self._environment},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout
+
     def _ready(self, server: subprocess.Popen[bytes]) -> bool:
         if server.poll() is not None:
             raise RuntimeError(f"it ended with status {server.returncode}")
         return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self.port + MANAGEMENT_OFFSET)
 
-    def _configure(self) -> dict[str, str]:
+    def _configure(self, tls: CertificateFiles | None) -> dict[str, str]:
         folder = self.folder
         cookie = folder / ".erlang.cookie"
         cookie.write_text(os.urandom(16).hex())
@@ -60,10 +87,12 @@ class Broker:
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
             "management.tcp.ip = 127.0.0.1\n"
             f"management.tcp.port = {self.port + MANAGEMENT_OFFSET}\n"
-            "disk_free_limit.absolute = 100MB\n"
+            "disk_free_limit.absolute = 100MB\n" + (self._listen_tls(tls) if tls else "")
         )
         (folder / "advanced.config").write_text("[].")
-        (folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (folder / "enabled_plugins").write_text(
+            f"[rabbitmq_management{',rabbitmq_auth_mechanism_ssl' if tls else ''}]."
+        )
         (folder / "rabbitmq-env.conf").touch()
         for name in ("mnesia", "log", "schema", "generated"):
             (folder / name).mkdir()
@@ -90,16 +119,26 @@ class Broker:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
 
+    def _listen_tls(self, tls: CertificateFiles) -> str:
+        lines = [f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}"]
+        for name in ("cacertfile", "certfile", "keyfile"):
+            # copied: the server's own user has to be able to read it
+            path = shutil.copy(getattr(tls, name), self.folder / f"{name}.pem")
+            lines.append(f"ssl_options.{name} = {path}")
+        lines += ["ssl_options.verify = verify_peer", "ssl_options.fail_if_no_peer_cert = true"]
+        lines += ["auth_mechanisms.1 = PLAIN", "auth_mechanisms.2 = EXTERNAL", "ssl_cert_login_from = common_name"]
+        return "\n".join(lines) + "\n"
+
 
 @contextlib.contextmanager
-def running() -> Iterator[Broker]:
+def running(tls: CertificateFiles | None = None) -> Iterator[Broker]:
     """Run a RabbitMQ of one's own until the block ends, however it ends; its data is deleted then."""
     packages.require(PROGRAM, "rabbitmq-server")
     # not below a folder of the test run's: the server's own user has to be able to enter
     folder = Path(tempfile.mkdtemp(prefix="airflow-delayed-rabbitmq-"))
     try:
         folder.chmod(0o755)
-        broker = Broker(folder)
+        broker = Broker(folder, tls)
         try:
             broker.start()
             yield broker

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
@@ -31,8 +30,21 @@ class RabbitMQDelayHook(BaseHook):
     A destination is a queue. Delays are whole seconds, rounded up, of at most 268,435,455 s, by the sender's clock.
     Needs RabbitMQ 3.10 or later for its quorum queues with a time to live and at-least-once dead-lettering.
 
-    The connection (type ``rabbitmq`` or ``amqp``): host, port (5672, with ssl 5671), login, password, schema = virtual
-    host (``/``); extra: ``ssl`` (true: TLS, the broker's certificate is verified), ``heartbeat`` (seconds).
+    The connection (type ``rabbitmq``, ``amqp``, or ``amqps`` for TLS): host, port (5672, with TLS 5671), login,
+    password, schema = virtual host (``/``). Of several hosts, ``rabbit1,rabbit2:5673``, which share all else, the first
+    that answers is used, and the next when a connection is lost. As a URI: ``amqps://user:password@rabbit1/%2F?verify=
+    verify_peer&heartbeat=30``; several hosts have to be percent-encoded there (``rabbit1%2Crabbit2%3A5673``).
+
+    Its extra has the names of RabbitMQ's own URI parameters:
+
+    - ``ssl`` (not RabbitMQ's): true for TLS; ``cacertfile``: PEM file of the authorities that may have signed the
+      broker's certificate, by default the system's; ``verify``: ``verify_peer`` (the default) or ``verify_none``;
+      ``server_name_indication``: the name that the certificate has to be for, by default the host;
+    - ``certfile``, ``keyfile``: PEM files of the client's certificate and of its private key, without a passphrase (the
+      key may be in ``certfile``); ``auth_mechanism``: ``plain`` (the default), or ``external`` to log in by it;
+    - ``heartbeat``: seconds, by default as the broker proposes (60); a connection on which nothing comes for that long
+      and 5 s more is lost; 0 turns it off; ``connection_timeout``: **milliseconds** to connect (15000);
+    - ``blocked_timeout`` (not RabbitMQ's): seconds to wait for a broker that is short of memory or disk (300).
 
     :param clock: what is taken for the present.
     """
@@ -132,7 +144,7 @@ class RabbitMQDelayHook(BaseHook):
         """
         from airflow_delayed.rabbitmq.publisher import Publisher
 
-        publisher = Publisher(self._parameters(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
+        publisher = Publisher(self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
         return publisher.send(messages)
 
     def migrate(
@@ -197,31 +209,36 @@ class RabbitMQDelayHook(BaseHook):
         else:
             assert not isinstance(choice, RabbitMQDelayHook)
             topology = topology_of(choice)
-        return Place(hook.conn_id, topology, hook._parameters(), hook._connected)
+        return Place(hook.conn_id, topology, hook._hosts(), hook._connected)
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
 
     def test_connection(self) -> tuple[bool, str]:
         """Log in within a few seconds; say in plain words what is wrong, or what answered."""
+        from airflow_delayed.rabbitmq.hosts import host_name, test
+
         try:
-            parameters, levels_used = self._parameters(timeout=5), self.topology
-            with self._connected(parameters):
-                pass
+            hosts, topology = self._hosts(), self.topology
         except (TransportUnavailable, ValueError) as error:
             return False, str(error)
-        where = f"{parameters.host}:{parameters.port}, virtual host {parameters.virtual_host!r}"
-        return True, f"Connected to RabbitMQ at {where}; topology {levels_used.name!r}"
+        causes = [(host_name(host), cause) for host, cause in zip(hosts, test(hosts), strict=True)]
+        bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
+        good = ", ".join(name for name, cause in causes if not cause)
+        if not good:
+            return False, f"connection {self.conn_id!r}: {bad}"
+        text = f"Connected to RabbitMQ at {good}, virtual host {hosts[0].virtual_host!r}; topology {topology.name!r}"
+        return True, f"{text}. Not all hosts can be used: {bad}" if bad else text
 
     @contextmanager
-    def _connected(self, parameters: ConnectionParameters | None = None) -> Iterator[BlockingConnection]:
-        from pika import BlockingConnection
+    def _connected(self) -> Iterator[BlockingConnection]:
         from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
         from airflow_delayed.rabbitmq.connection import explain
+        from airflow_delayed.rabbitmq.hosts import connect
 
         try:
-            with BlockingConnection(parameters or self._parameters()) as connection:
+            with connect(self.conn_id, self._hosts()) as connection:
                 yield connection
         except ChannelClosedByBroker as error:
             raise TransportUnavailable(
@@ -231,36 +248,21 @@ class RabbitMQDelayHook(BaseHook):
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error
 
-    def _parameters(self, timeout: float = 15) -> ConnectionParameters:
-        from pika import ConnectionParameters, PlainCredentials, SSLOptions
+    def _hosts(self) -> list[ConnectionParameters]:
+        from airflow_delayed.rabbitmq.parameters import parameters
 
         given = self.get_connection(self.conn_id)
-        extra: dict[str, Any] = given.extra_dejson
-        host = given.host or "localhost"
-        secure = _flag(extra.get("ssl", False))
-        heartbeat = extra.get("heartbeat")
-        return ConnectionParameters(
-            host=host,
-            port=given.port or (5671 if secure else 5672),
-            virtual_host=given.schema or "/",
-            credentials=PlainCredentials(given.login or "guest", given.password or "guest", erase_on_connect=False),
-            ssl_options=SSLOptions(ssl.create_default_context(), host) if secure else None,
-            heartbeat=None if heartbeat in (None, "") else int(heartbeat),
-            socket_timeout=timeout,
-            stack_timeout=timeout,
-            # a broker short of memory or disk stops reading; wait, but not for ever
-            blocked_connection_timeout=300,
-            client_properties={"connection_name": f"airflow-delayed {self.conn_id}"},
+        extra = given.extra_dejson
+        # Airflow takes one that it cannot read for an empty one, and that would be a connection without TLS
+        if not isinstance(extra, dict) or (given.extra and not extra and given.extra.strip() not in ("{}", "null")):
+            raise ValueError(f"connection {self.conn_id!r}: the extra is no JSON object")
+        return parameters(
+            self.conn_id,
+            conn_type=given.conn_type,
+            host=given.host,
+            port=given.port,
+            login=given.login,
+            password=given.password,
+            schema=given.schema,
+            extra=extra,
         )
-
-
-def _flag(value: object) -> bool:
-    """Read an extra that may come from a URI or a form as text."""
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text in ("true", "1", "yes", "on"):
-        return True
-    if text in ("false", "0", "no", "off", "", "none"):
-        return False
-    raise ValueError("the extra 'ssl' must be true or false")

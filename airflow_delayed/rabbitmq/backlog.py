@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import DelayedError, SendFailed
+from airflow_delayed.errors import DelayedError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 
 
@@ -73,8 +73,15 @@ class Backlog:
             self._cause = cause
 
     def give_up(self, cause: DelayedError | str) -> None:
-        """Give up all messages that were taken and are not confirmed."""
+        """Give up all messages that were taken and are not confirmed.
+
+        The connection's failure is told as the cause of all, also if a message had failed before: whoever sends again
+        counts nothing against the messages then.
+        """
         self._ended = True
+        if isinstance(cause, TransportUnavailable) and not self._from_source:
+            cause.report = self.report
+            self._cause = cause
         while self._again:
             self.fail(self._again.popleft(), cause)
 
@@ -82,9 +89,10 @@ class Backlog:
         """Return the report if all went well.
 
         :raises SendFailed: messages were given up.
-        :raises DelayedError: the first one's cause, if nothing at all was published.
+        :raises DelayedError: the cause, if nothing at all was published, or if the connection was lost and all that
+            was taken is confirmed.
         """
-        if self._cause is not None and (self._from_source or not self.published):
+        if self._cause is not None and (self._from_source or not self.published or not self._failures):
             raise self._cause
         if self._failures:
             raise SendFailed(self.conn_id, self.report, self._failures) from self._cause

@@ -129,7 +129,7 @@ class Mover:
     def _move(self, takings: Iterator[tuple[Taken, Reading]]) -> None:
         """Send all; a message that was returned often waits for those before it, and is sent alone."""
         publisher = Publisher(
-            self._target.parameters,
+            self._target.hosts,
             conn_id=self._target.conn_id,
             topology=self._target.topology,
             clock=self._clock,

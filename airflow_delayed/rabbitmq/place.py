@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,12 +23,13 @@ class Place:
     """One end of a move.
 
     :param conn_id: names the connection in errors.
+    :param hosts: at least one; who logs in is the same at all.
     :param connect: opens a connection of its own for a while.
     """
 
     conn_id: str
     topology: Topology
-    parameters: Parameters
+    hosts: Sequence[Parameters]
     connect: Callable[[], AbstractContextManager[BlockingConnection]]
 
     def __str__(self) -> str:
@@ -37,7 +38,7 @@ class Place:
     @property
     def user(self) -> str | None:
         """Who is logged in; None if that is told by a certificate."""
-        return getattr(self.parameters.credentials, "username", None)
+        return getattr(self.hosts[0].credentials, "username", None)
 
     def require(self) -> None:
         """Check that the delay levels are there.

@@ -6,19 +6,19 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+
+from pika.connection import Parameters
+from pika.exceptions import ConnectionBlockedTimeout
 
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.hosts import Turns, host_name
 from airflow_delayed.rabbitmq.session import Session
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology
 from airflow_delayed.rabbitmq.writer import PropertiesWriter
-
-if TYPE_CHECKING:
-    from pika.connection import Parameters
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +31,19 @@ RECONNECT_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 10.0)
 class Publisher:
     """Sends messages through the delay levels.
 
-    :param parameters: pika's connection parameters.
+    :param parameters: pika's connection parameters, or those of several hosts, which are tried in turn.
     :param conn_id: names the connection in errors.
     :param topology: the delay levels to send through.
     :param clock: what is taken for the present; a message's delay is what then remains, rounded up to a second.
-    :param reconnect_waits: seconds to wait before each try to reconnect; a confirm starts them over.
+    :param reconnect_waits: seconds to wait before each try to reconnect, of several hosts after each round of all; a
+        confirm starts them over.
     :param writer: of the messages' AMQP properties; by default in the style of the topology.
     :param on_confirm: called with each message that the broker confirmed.
     """
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | Sequence[Parameters],
         *,
         conn_id: str,
         topology: Topology = DELAYED,
@@ -53,7 +54,7 @@ class Publisher:
         writer: PropertiesWriter | None = None,
         on_confirm: Callable[[DelayedMessage], None] | None = None,
     ) -> None:
-        self._parameters = parameters
+        self._hosts = [parameters] if isinstance(parameters, Parameters) else list(parameters)
         self._conn_id = conn_id
         self._topology = topology
         self._clock = clock
@@ -64,28 +65,31 @@ class Publisher:
         self._on_confirm = on_confirm
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Send all messages over one connection; return when every one is confirmed.
+        """Send all messages over one connection at a time; return when every one is confirmed.
 
-        A lost connection or a refusal (nack) has what is unconfirmed sent again with the same ids. After a message
+        A lost connection or a refusal (nack) has what is unconfirmed sent again with the same ids, after a lost
+        connection by way of the next host. A broker whose alarm blocks the connection is waited for. After a message
         that cannot be sent no more are taken; those under way are brought to an end first.
 
-        :raises TransportUnavailable: the broker cannot be reached. Nothing was sent.
+        :raises TransportUnavailable: no host can be reached, or an alarm lasts. Nothing was sent.
         :raises DestinationMissing: the first message's queue does not exist. Nothing was sent.
         :raises TopologyError: the delay levels are not installed. Nothing was confirmed.
         :raises LimitExceeded: the first message is beyond a limit. Nothing was sent.
         :raises SendFailed: any of this after messages had been published, a message returned, a message refused five
-            times, or a connection lost that did not come back. It counts the confirmed and names the others.
+            times, a connection lost that did not come back, or an alarm that lasts longer than the connection's
+            ``blocked_timeout``. It counts the confirmed and names the others; its cause is TransportUnavailable if
+            the connection was at fault.
         """
         source = iter(messages)
         first = next(source, None)
         if first is None:
             return SendReport()
         backlog = Backlog(self._conn_id, chain([first], source), self._on_confirm)
-        tries = 0
+        turns = Turns(self._hosts, self._waits)
         while True:
             confirmed = backlog.report.sent
             session = Session(
-                self._parameters,
+                turns.host,
                 backlog,
                 topology=self._topology,
                 clock=self._clock,
@@ -95,20 +99,36 @@ class Publisher:
             lost = session.run()
             if lost is None:
                 return backlog.outcome()
-            why = explain(lost)
-            if not backlog.published and not session.opened:
-                raise TransportUnavailable(f"connection {self._conn_id!r}: {why}. Nothing was sent") from lost
             if backlog.report.sent > confirmed:
-                tries = 0
-            if tries == len(self._waits):
-                backlog.give_up(f"not confirmed: {why}; {tries} tries to connect again")
-                return backlog.outcome()
+                turns.succeeded()
+            if isinstance(lost, ConnectionBlockedTimeout):
+                return self._give_up(backlog, self._alarm(turns.host, session.blocked), lost)
+            why = explain(lost, turns.host)
+            turns.failed(why, opened=session.opened)
+            if not backlog.published and turns.all_shut:
+                return self._give_up(backlog, str(turns), lost)
+            wait = turns.wait()
+            if wait is None:
+                return self._give_up(backlog, f"{turns}; {turns.tries} tries to connect again", lost)
             log.warning(
                 "Connection %r was lost after %s confirmed messages (%s); what is unconfirmed is sent again in %s s",
                 self._conn_id,
                 f"{backlog.report.sent:,}",
                 why,
-                self._waits[tries],
+                wait,
             )
-            self._sleep(self._waits[tries])
-            tries += 1
+            self._sleep(wait)
+
+    def _alarm(self, host: Parameters, reason: str | None) -> str:
+        return (
+            f"{host_name(host)}: the broker's alarm ({reason or 'no reason given'}) has kept it from taking messages"
+            f" for {host.blocked_connection_timeout:g} s; free memory or disk on the broker, or wait longer with the"
+            " connection's extra blocked_timeout"
+        )
+
+    def _give_up(self, backlog: Backlog, why: str, lost: BaseException) -> SendReport:
+        nothing = "" if backlog.published else ". Nothing was sent"
+        cause = TransportUnavailable(f"connection {self._conn_id!r}: {why}{nothing}")
+        cause.__cause__ = lost
+        backlog.give_up(cause)
+        return backlog.outcome()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pika.connection import Connection, Parameters
     from pika.frame import Method
     from pika.spec import Basic
+    from pika.spec import Connection as Methods
+
+log = logging.getLogger(__name__)
 
 #: How often a message that the broker refuses (basic.nack: a level is full or has no leader) is sent.
 TRIES = 5
@@ -49,6 +53,8 @@ class Session:
         writer: PropertiesWriter | None = None,
     ) -> None:
         self.opened = False
+        #: The broker's reason why it takes no messages, from its alarm until it goes on.
+        self.blocked: str | None = None
         self._topology = topology
         self._writer = writer or Writer(topology.headers)
         self._backlog = backlog
@@ -63,14 +69,14 @@ class Session:
         self._lost: BaseException | None = None
         self._tag = 0
         self._publisher: Channel
+        self._loop = CorkedLoop()
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
-            custom_ioloop=CorkedLoop(),
+            custom_ioloop=self._loop,
         )
-        self._loop = self._connection.ioloop
         self._destinations = Destinations(
             self._connection, topology, on_ready=self._on_ready, on_refused=self._on_refused
         )
@@ -89,6 +95,8 @@ class Session:
 
     def _on_open(self, connection: Connection) -> None:
         self.opened = True
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
         connection.channel(on_open_callback=self._on_publisher)
 
     def _on_publisher(self, channel: Channel) -> None:
@@ -106,16 +114,32 @@ class Session:
         self._finished = True
         if self._connection.is_open:
             self._connection.close()
+        # a broker that takes no messages reads no farewell either
+        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._loop.hang_up)
 
     def _shut(self) -> None:
         """Close what an interrupt left open, and the loop."""
         with contextlib.suppress(Exception):
             if not self._connection.is_closed:
-                self._finished = True
-                self._connection.close()
-                self._loop.call_later(_CLOSE_SECONDS, self._loop.stop)
+                self._finish()
+                self._loop.call_later(_CLOSE_SECONDS + 1, self._loop.stop)
                 self._loop.start()
         self._loop.close()
+
+    # alarms
+
+    def _on_blocked(self, _: Connection, frame: Method[Methods.Blocked]) -> None:
+        self.blocked = frame.method.reason
+        log.warning(
+            "Connection %r: the broker takes no messages, since it is %s; sending goes on when its alarm ends",
+            self._backlog.conn_id,
+            self.blocked,
+        )
+
+    def _on_unblocked(self, _: Connection, __: Method[Methods.Unblocked]) -> None:
+        log.warning("Connection %r: the broker's alarm has ended; sending goes on", self._backlog.conn_id)
+        self.blocked = None
+        self._pump()
 
     # publishing
 
@@ -123,9 +147,13 @@ class Session:
         self._paused = self._finished
         self._pump()
 
+    @property
+    def _held(self) -> bool:
+        return self._paused or self.blocked is not None
+
     def _pump(self) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first."""
-        while not self._paused and self._waiting is None and len(self._unconfirmed) < self._window:
+        while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
                 if not self._unconfirmed:

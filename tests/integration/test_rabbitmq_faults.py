@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.stores import Store
 
+from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.publisher import Publisher
+from airflow_delayed.store.dispatch import Dispatcher
+from airflow_delayed.store.report import DispatchFailed, DispatchReport
 from services import rabbitmq
 
 
@@ -112,7 +118,7 @@ def test_a_broker_that_stays_away(broker: rabbitmq.Broker, hook: RabbitMQDelayHo
         with pytest.raises(SendFailed, match="nothing listens on that host and port; 2 tries") as error:
             publisher.send(stream())
         assert waited == [0.1, 0.2]
-        with pytest.raises(TransportUnavailable, match=r"'rabbit': nothing listens .* Nothing was sent"):
+        with pytest.raises(TransportUnavailable, match=r"'rabbit': 127.0.0.1:\d+: nothing listens .* Nothing was sent"):
             hook.send(messages("orders", [1]))
     finally:
         broker.start()
@@ -122,6 +128,61 @@ def test_a_broker_that_stays_away(broker: rabbitmq.Broker, hook: RabbitMQDelayHo
     sure = {message.message_id for message in batch[:1100]} - named
     arrived = {arrival.message_id for arrival in vhost.collect("orders", enough=sure)}
     assert sure <= arrived
+
+
+def test_a_broker_that_stays_away_is_no_fault_of_stored_messages(
+    broker: rabbitmq.Broker, hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Callable[..., str], tmp_path: Path
+) -> None:
+    """Stopped in the middle of a dispatcher's batch: what is confirmed leaves the store, the rest is as it was."""
+    store = Store(connect("store", conn_type="sqlite", host=str(tmp_path / "store.db")), None)
+    stored = store.installed(deliver_conn_id="rabbit")
+    batch = [
+        DelayedMessage(destination="orders", body=b"", due_at=stored.now(), message_id=f"m{number}")
+        for number in range(1500)
+    ]
+    stored.send(batch)
+
+    class Impatient(RabbitMQDelayHook):
+        def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+            waits = {"reconnect_waits": (0.1, 0.2), "sleep": lambda seconds: None}
+            return Publisher(vhost.parameters, conn_id="rabbit", clock=self._clock, **waits).send(messages)
+
+    class Stopping:
+        """The dispatcher's clock, asked once for each message that is published."""
+
+        def __init__(self, clock: Callable[[], datetime]) -> None:
+            self.clock, self.asked = clock, 0
+
+        def __call__(self) -> datetime:
+            self.asked += 1
+            if self.asked == 1200:
+                broker.stop()
+            return self.clock()
+
+    def dispatch(clock: Callable[[Clock], Clock]) -> DispatchReport:
+        return Dispatcher(
+            stored.engine,
+            stored.table,
+            conn_id="store",
+            transports=lambda conn_id, given: Impatient(conn_id, clock=clock(given)),
+            deliver_conn_ids=["rabbit"],
+            lookahead=timedelta(0),
+            batch_size=1500,
+        ).run()
+
+    try:
+        with pytest.raises(DispatchFailed, match="nothing listens on that host and port; 2 tries") as error:
+            dispatch(Stopping)
+    finally:
+        broker.start()
+    left = store.failures_of(stored)
+    assert (len(left), error.value.report.failed) == (1500 - error.value.report.dispatched, 0)
+    assert 100 <= error.value.report.dispatched <= 1300
+    assert set(left.values()) == {0}
+    assert dispatch(lambda clock: clock).dispatched == len(left)
+    stored.close()
+    ids = {message.message_id for message in batch}
+    assert {arrival.message_id for arrival in vhost.collect("orders", enough=ids)} == ids
 
 
 def test_an_interrupt_loses_nothing_that_was_written(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

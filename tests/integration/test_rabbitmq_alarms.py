@@ -1,0 +1,152 @@
+"""A broker short of memory blocks its publishers: sending waits, and what was sent is counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.rabbitmq import VirtualHost, messages, virtual_host
+
+from airflow_delayed.errors import SendFailed, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage
+from services import rabbitmq
+
+Hook = Callable[..., RabbitMQDelayHook]
+CALM, ALARM = ("set_vm_memory_high_watermark", "0.4"), ("set_vm_memory_high_watermark", "absolute", "1MB")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[rabbitmq.Broker]:
+    """A broker that may be alarmed: one of the tests' own, whatever RABBITMQ_URL says."""
+    with rabbitmq.running() as broker:
+        yield broker
+
+
+@pytest.fixture
+def vhost(broker: rabbitmq.Broker) -> Iterator[VirtualHost]:
+    with virtual_host(broker.url) as host:
+        yield host
+
+
+@pytest.fixture
+def hook(vhost: VirtualHost, connect: Callable[..., str]) -> Hook:
+    def make(**extra: object) -> RabbitMQDelayHook:
+        return RabbitMQDelayHook(connect("rabbit", **{**vhost.connection, "extra": extra}))
+
+    make().install(["orders"], create_destinations=True)
+    return make
+
+
+@contextmanager
+def alarm(broker: rabbitmq.Broker) -> Iterator[None]:
+    try:
+        broker.ctl(*ALARM)
+        yield
+    finally:
+        broker.ctl(*CALM)
+
+
+def test_an_alarm_that_ends_loses_nothing(
+    broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = messages("orders", [number % 3 for number in range(4000)])
+    taken_by_the_end: list[int] = []
+    taken = 0
+
+    def end() -> None:
+        taken_by_the_end.append(taken)
+        broker.ctl(*CALM)
+
+    timer = threading.Timer(2, end)
+
+    def stream() -> Iterator[DelayedMessage]:
+        nonlocal taken
+        for taken, message in enumerate(batch):
+            if taken == 1500:
+                broker.ctl(*ALARM)
+                timer.start()
+            yield message
+
+    try:
+        report = hook().send(stream())
+    finally:
+        timer.join()
+        broker.ctl(*CALM)
+    assert report.sent == 4000
+    # writing stopped at once: no more was taken than what may be unconfirmed at a time
+    assert 1500 <= taken_by_the_end[0] <= 2501
+    blocked = [text for text in caplog.messages if text.startswith("Connection 'rabbit': the broker")]
+    assert blocked == [
+        "Connection 'rabbit': the broker takes no messages, since it is low on memory; sending goes on when its alarm"
+        " ends",
+        "Connection 'rabbit': the broker's alarm has ended; sending goes on",
+    ]
+    arrivals = vhost.collect("orders", enough=4000)
+    times = Counter(arrival.message_id for arrival in arrivals)
+    assert (len(times), sum(times.values())) == (4000, 4000)
+    assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+def test_an_alarm_that_lasts_is_an_error(broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost) -> None:
+    batch = messages("orders", [0] * 3000)
+
+    def stream() -> Iterator[DelayedMessage]:
+        for number, message in enumerate(batch):
+            if number == 1500:
+                broker.ctl(*ALARM)
+            yield message
+
+    try:
+        with pytest.raises(SendFailed) as error:
+            hook(blocked_timeout=0.5).send(stream())
+    finally:
+        broker.ctl(*CALM)
+    named = [message_id for message_id, _ in error.value.failures]
+    confirmed = error.value.report.sent
+    assert 500 <= confirmed <= 2500
+    assert 1 <= len(named) <= 1000
+    # in order, and each is one or the other
+    assert named == [message.message_id for message in batch[confirmed : confirmed + len(named)]]
+    text = str(error.value)
+    assert f"confirmed {confirmed:,} messages and not {len(named):,}: message m{confirmed}: " in text
+    assert "the broker's alarm (low on memory) has kept it from taking messages for 0.5 s; free memory or disk" in text
+    cause = error.value.__cause__
+    assert isinstance(cause, TransportUnavailable)
+    assert cause.report is error.value.report
+    # what was written may still arrive, and what was confirmed does
+    sure = {message.message_id for message in batch[:confirmed]}
+    assert sure <= {arrival.message_id for arrival in vhost.collect("orders", enough=sure)}
+
+
+def test_nothing_is_sent_while_an_alarm_lasts_from_the_start(
+    broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost
+) -> None:
+    sender = hook(blocked_timeout=0.5)
+    with alarm(broker):
+        started = time.monotonic()
+        with pytest.raises(TransportUnavailable, match=r"alarm \(low on memory\) .* 0\.5 s; .* Nothing was sent"):
+            sender.send(messages("orders", [0] * 10))
+        assert time.monotonic() - started < 30
+        # what sends nothing is served
+        assert sender.verify(["orders"]).ok
+        assert sender.test_connection()[0]
+    assert sender.send(messages("orders", [0])).sent == 1
+    assert [arrival.message_id for arrival in vhost.collect("orders", enough=1)] == ["m0"]
+
+
+def test_an_interrupt_during_an_alarm(broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost) -> None:
+    """A task that is stopped ends at once: a broker that takes no messages would not read a farewell either."""
+    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    with alarm(broker):
+        interrupt.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            hook(blocked_timeout=120).send(messages("orders", [0] * 10))
+        assert time.monotonic() - started < 60

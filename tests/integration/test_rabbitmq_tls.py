@@ -1,0 +1,158 @@
+"""TLS, on a broker that demands client certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.certificates import Authority, Files
+from support.rabbitmq import VirtualHost, messages, virtual_host
+
+from airflow_delayed.delivery import delivery_for
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from services import rabbitmq
+
+Connect = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ours"), "ours")
+
+
+@pytest.fixture(scope="module")
+def client(ours: Authority) -> Files:
+    return ours.sign("scheduler")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Authority(tmp_path_factory.mktemp("theirs"), "theirs").sign("scheduler")
+
+
+@pytest.fixture(scope="module")
+def broker(ours: Authority) -> Iterator[rabbitmq.Broker]:
+    with rabbitmq.running(ours.sign("localhost")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def vhost(broker: rabbitmq.Broker) -> Iterator[VirtualHost]:
+    with virtual_host(broker.url) as host:
+        yield host
+
+
+@pytest.fixture
+def fields(broker: rabbitmq.Broker, vhost: VirtualHost) -> dict[str, object]:
+    return {**vhost.connection, "conn_type": "amqps", "host": "localhost", "port": broker.tls_port}
+
+
+def extra(files: Files, *names: str, **more: object) -> dict[str, object]:
+    return {**{name: str(getattr(files, name)) for name in names}, **more}
+
+
+ALL = ("cacertfile", "certfile", "keyfile")
+
+
+@pytest.mark.parametrize(
+    "change, more",
+    [
+        ({}, {}),
+        ({"conn_type": "rabbitmq"}, {"ssl": True}),
+        # the certificate is for localhost, and verified by that name
+        ({"host": "127.0.0.1"}, {"server_name_indication": "localhost"}),
+        ({"host": "127.0.0.1"}, {"verify": "verify_none", "cacertfile": ""}),
+    ],
+)
+def test_messages_arrive_over_tls(
+    fields: dict[str, object],
+    vhost: VirtualHost,
+    client: Files,
+    connect: Connect,
+    change: dict[str, object],
+    more: dict[str, object],
+) -> None:
+    hook = delivery_for(connect("secure", **{**fields, **change, "extra": extra(client, *ALL, **more)}))
+    assert isinstance(hook, RabbitMQDelayHook)
+    well, text = hook.test_connection()
+    assert well, text
+    hook.install(["orders"], create_destinations=True)
+    assert hook.send(messages("orders", [0] * 20)).sent == 20
+    assert len(vhost.collect("orders", enough=20, more=0.1)) == 20
+
+
+def test_a_uri_has_it_all(
+    broker: rabbitmq.Broker, fields: dict[str, object], vhost: VirtualHost, client: Files, connect: Connect
+) -> None:
+    name = vhost.name.replace("/", "%2F")
+    query = "&".join(f"{key}={value}" for key, value in extra(client, *ALL, verify="verify_peer", heartbeat=30).items())
+    hook = delivery_for(connect("secure", f"amqps://guest:guest@localhost:{broker.tls_port}/{name}?{query}"))
+    hook.install(["orders"], create_destinations=True)
+    assert hook.verify(["orders"]).ok
+
+
+def test_the_certificate_may_be_the_login(
+    broker: rabbitmq.Broker, fields: dict[str, object], vhost: VirtualHost, client: Files, connect: Connect
+) -> None:
+    nobody = {**fields, "login": "nobody", "password": "none"}
+    hook = RabbitMQDelayHook(connect("secure", **nobody, extra=extra(client, *ALL, auth_mechanism="external")))
+    with pytest.raises(TransportUnavailable, match="login by certificate refused; the broker needs a user of the"):
+        hook.verify([])
+    vhost.manage("PUT", "users/scheduler", {"password_hash": "", "tags": ""})
+    vhost.manage("PUT", "permissions/{vhost}/scheduler", {"configure": ".*", "write": ".*", "read": ".*"})
+    hook.install(["orders"], create_destinations=True)
+    assert hook.send(messages("orders", [0])).sent == 1
+    # a login of the plain kind is not one
+    hook = RabbitMQDelayHook(connect("secure", **nobody, extra=extra(client, *ALL)))
+    with pytest.raises(TransportUnavailable, match="login refused; check user and password"):
+        hook.verify([])
+
+
+NO_CERTIFICATE = "may demand a client certificate, by an authority that it knows (certfile, keyfile)"
+
+
+@pytest.mark.parametrize(
+    "case, change, cause",
+    [
+        ("no client certificate", {}, NO_CERTIFICATE),
+        ("a stranger's client certificate", {}, NO_CERTIFICATE),
+        ("a stranger's authority", {}, "certificate is not trusted ("),
+        ("the system's authorities", {}, "certificate is not trusted ("),
+        ("another host", {"host": "127.0.0.1"}, "certificate is for another host; use a name that it is for"),
+        ("another name", {}, "certificate is for another host"),
+        ("no TLS", {"conn_type": "amqp"}, "does not speak AMQP 0-9-1; check the port, and whether it wants ssl"),
+        ("TLS at the port without", {}, "the TLS handshake failed; check the port"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    broker: rabbitmq.Broker,
+    fields: dict[str, object],
+    client: Files,
+    stranger: Files,
+    connect: Connect,
+    case: str,
+    change: dict[str, object],
+    cause: str,
+) -> None:
+    extras = {
+        "no client certificate": extra(client, "cacertfile"),
+        "a stranger's client certificate": extra(stranger, "certfile", "keyfile", cacertfile=str(client.cacertfile)),
+        "a stranger's authority": extra(client, "certfile", "keyfile", cacertfile=str(stranger.cacertfile)),
+        "the system's authorities": extra(client, "certfile", "keyfile"),
+        "another name": extra(client, *ALL, server_name_indication="rabbit.example"),
+        "no TLS": {},
+    }
+    port = {"port": broker.port} if case == "TLS at the port without" else {}
+    used = {**fields, **change, **port, "extra": extras.get(case, extra(client, *ALL))}
+    hook = RabbitMQDelayHook(connect("secure", **used))
+    name = f"{used['host']}:{used['port']}: "
+    for use in (lambda: hook.verify([]), lambda: hook.send(messages("orders", [1]))):
+        with pytest.raises(TransportUnavailable) as error:
+            use()
+        assert f"connection 'secure': {name}" in str(error.value)
+        assert cause in str(error.value)
+    well, text = hook.test_connection()
+    assert not well
+    assert name in text
+    assert cause in text
