@@ -14,8 +14,8 @@ from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyErr
 from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
-from airflow_delayed.rabbitmq.corked import CorkedLoop
 from airflow_delayed.rabbitmq.destinations import Destinations
+from airflow_delayed.rabbitmq.gathering import GatheringServices
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.writer import Writer
 
@@ -61,7 +61,7 @@ class Session:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
-            custom_ioloop=CorkedLoop(),
+            custom_ioloop=GatheringServices(),
         )
         self._loop = self._connection.ioloop
         self._destinations = Destinations(
