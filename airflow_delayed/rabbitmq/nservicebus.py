@@ -9,6 +9,10 @@ from datetime import datetime
 #: ``delays migrate`` and ``delays transfer`` when a message is due; they set one aside that lacks either.
 DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 TIME_SENT = "NServiceBus.TimeSent"
+#: How long a message may wait to be received, as a .NET TimeSpan. NServiceBus makes the AMQP expiration of the
+#: dispatch property of that name, never of the header, and refuses it for a delayed message; so on a message that is
+#: due the header here goes along as any other.
+TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
 #: A message with this header, whatever its value, may be lost when the broker restarts; the header itself is not sent.
 NON_PERSISTENT = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
 
@@ -36,4 +40,5 @@ def wire_time(moment: datetime) -> str:
 
     :param moment: in UTC.
     """
-    return f"{moment:%Y-%m-%d %H:%M:%S}:{moment.microsecond:06d} Z"
+    text = moment.isoformat(" ", "microseconds")
+    return f"{text[:19]}:{text[20:26]} Z"

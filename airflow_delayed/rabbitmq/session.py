@@ -143,7 +143,7 @@ class Session:
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
-        properties.check_headers(message, self._topology.headers)
+        properties.check_headers(message, self._topology.headers, delay)
         exchange, key, level = self._address(message.destination, delay)
         sent = self._writer.properties(message, now, delay, level)
         self._publisher.basic_publish(exchange, key, message.body, sent, mandatory=True)
