@@ -115,6 +115,11 @@ class GatheringServices(SelectorIOServicesAdapter):
         loop: Any = self._gathering
         super().__init__(loop)
 
+    def write(self, data: bytes) -> None:
+        """Write whole frames among pika's own; nothing if the connection is lost, which pika tells then."""
+        if self._gathering.transport is not None:
+            self._gathering.transport.write(data)
+
     def create_streaming_connection(
         self,
         protocol_factory: Callable[[], AbstractStreamProtocol],

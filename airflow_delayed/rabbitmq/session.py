@@ -15,6 +15,7 @@ from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
 from airflow_delayed.rabbitmq.destinations import Destinations
+from airflow_delayed.rabbitmq.frames import Frames
 from airflow_delayed.rabbitmq.gathering import GatheringServices
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.writer import Writer
@@ -56,12 +57,14 @@ class Session:
         self._lost: BaseException | None = None
         self._tag = 0
         self._publisher: Channel
+        self._frames: Frames
+        self._services = GatheringServices()
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
-            custom_ioloop=GatheringServices(),
+            custom_ioloop=self._services,
         )
         self._loop = self._connection.ioloop
         self._destinations = Destinations(
@@ -86,6 +89,7 @@ class Session:
 
     def _on_publisher(self, channel: Channel) -> None:
         self._publisher = channel
+        self._frames = Frames(channel.channel_number, self._connection.params.frame_max)
         channel.add_on_close_callback(self._on_publisher_closed)
         channel.add_on_return_callback(self._on_return)
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
@@ -146,7 +150,9 @@ class Session:
         properties.check_headers(message, self._topology.headers, delay)
         exchange, key, level = self._address(message.destination, delay)
         sent = self._writer.properties(message, now, delay, level)
-        self._publisher.basic_publish(exchange, key, message.body, sent, mandatory=True)
+        if not self._publisher.is_open:
+            raise ChannelWrongStateError("the channel is closed")
+        self._services.write(self._frames.message(exchange, key, message.body, sent))
         self._backlog.published = True
         self._tag += 1
         self._unconfirmed[self._tag] = entry
