@@ -53,6 +53,7 @@ class Session:
         self._waiting: Entry | None = None
         self._addresses: dict[tuple[str, int], properties.Address] = {}
         self._paused = True
+        self._yields = False
         self._finished = False
         self._lost: BaseException | None = None
         self._tag = 0
@@ -121,7 +122,12 @@ class Session:
         self._pump()
 
     def _pump(self) -> None:
-        """Publish until the window is full, or the backlog empty, or a destination has to be made ready first."""
+        """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
+
+        Or until a source that is slow would be asked again: what it gave goes out first.
+        """
+        if self._yields:
+            return
         while not self._paused and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
@@ -143,6 +149,15 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
+            if self._backlog.slow:
+                self._yields = True
+                # in this turn of the loop timers come before the socket, in the next one after it
+                self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
+                return
+
+    def _go_on(self) -> None:
+        self._yields = False
+        self._pump()
 
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
@@ -237,6 +252,8 @@ class Session:
             return
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
+        # it has waited enough, also for what the source gives next
+        self._backlog.slow = True
         self._pump()
 
     def _on_refused(self, reason: ChannelClosedByBroker) -> None:

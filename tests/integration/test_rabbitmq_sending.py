@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from uuid import uuid4
@@ -94,6 +95,18 @@ def test_a_user_without_rights(
         manage(vhost.url, "DELETE", f"users/{name}")
     assert error.value.report.sent == 0
     assert "secret" not in str(error.value)
+
+
+def test_what_a_slow_source_gave_does_not_wait_for_the_rest(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    vhost.declare("orders")
+
+    def stream() -> Iterator[DelayedMessage]:
+        for number, message in enumerate(messages("orders", [0] * 5)):
+            eventually(lambda: vhost.count("orders") == number)  # noqa: B023
+            time.sleep(0.005)
+            yield message
+
+    assert hook.send(stream()).sent == 5
 
 
 def test_bodies_of_any_size(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
