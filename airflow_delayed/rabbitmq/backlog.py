@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,9 +9,6 @@ from dataclasses import dataclass, field
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, SendFailed
 from airflow_delayed.message import DelayedMessage
-
-#: Seconds that a source may take over a message without being slow.
-_SLOW_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -36,8 +32,6 @@ class Backlog:
     report: SendReport = field(default_factory=SendReport)
     #: Whether anything was written to a broker.
     published: bool = False
-    #: Whether the source took its time over the last message: what was written should not wait for the next one.
-    slow: bool = False
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -50,7 +44,6 @@ class Backlog:
             return self._again.popleft()
         if self._ended:
             return None
-        asked = time.monotonic()
         try:
             message = next(self.source, None)
         except Exception as error:
@@ -58,7 +51,6 @@ class Backlog:
         if message is None:
             self._ended = True
             return None
-        self.slow = time.monotonic() - asked > _SLOW_SECONDS
         return Entry(message)
 
     def confirm(self, entry: Entry) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from typing import TYPE_CHECKING
 
 from pika import SelectConnection
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
+_TURN_SECONDS = 0.002
 #: How many addresses are kept: of a batch, many messages have the same destination and second.
 _ADDRESSES = 5000
 _NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
@@ -121,13 +123,15 @@ class Session:
         self._paused = self._finished
         self._pump()
 
-    def _pump(self) -> None:
+    def _pump(self, began: float | None = None) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
 
-        Or until a source that is slow would be asked again: what it gave goes out first.
+        Or until it has lasted a while since it ``began``: what a source gave that is slow goes out before it is asked
+        again.
         """
         if self._yields:
             return
+        began = time.monotonic() if began is None else began
         while not self._paused and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
@@ -149,7 +153,7 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
-            if self._backlog.slow:
+            if time.monotonic() - began > _TURN_SECONDS:
                 self._yields = True
                 # in this turn of the loop timers come before the socket, in the next one after it
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
@@ -253,8 +257,7 @@ class Session:
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
         # it has waited enough, also for what the source gives next
-        self._backlog.slow = True
-        self._pump()
+        self._pump(began=0.0)
 
     def _on_refused(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is None:
