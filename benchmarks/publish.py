@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / ".ci"), str(ROOT / "tests"), str(Path(__file__).parent)]
@@ -33,6 +34,9 @@ from airflow_delayed.rabbitmq.plan import apply, plan  # noqa: E402
 from airflow_delayed.rabbitmq.publisher import Publisher  # noqa: E402
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, Topology  # noqa: E402
 from services import rabbitmq  # noqa: E402
+
+if TYPE_CHECKING:
+    from celery import Celery, Task
 
 DELAY = 1000
 BODY = b"x" * 200
@@ -118,6 +122,18 @@ def by_kombu(host: VirtualHost, count: int) -> Work:
 
 
 def by_celery(host: VirtualHost, count: int) -> Work:
+    app, task = celery_app(host)
+    body = "x" * 120  # 200 bytes with what Celery puts around it
+
+    def work() -> None:
+        for _ in range(count):
+            task.apply_async((body,), countdown=DELAY)
+        app.close()
+
+    return work
+
+
+def celery_app(host: VirtualHost) -> tuple[Celery, Task]:
     """Set up as Celery's own page on quorum queues and native delayed delivery does, with confirms."""
     from celery import Celery
     from kombu import Exchange, Queue
@@ -148,14 +164,7 @@ def by_celery(host: VirtualHost, count: int) -> Work:
     def task(_: str) -> None:
         """Is not run here."""
 
-    body = "x" * 120  # 200 bytes with what Celery puts around it
-
-    def work() -> None:
-        for _ in range(count):
-            task.apply_async((body,), countdown=DELAY)
-        app.close()
-
-    return work
+    return app, task
 
 
 def _celery_url(host: VirtualHost) -> str:
@@ -185,11 +194,11 @@ def measure(contestant: Contestant, broker: rabbitmq.Broker, messages: int) -> R
         work = contestant.prepare(host, count)
         time.sleep(0.5)
         gc.collect()
-        broker_before, client_before, start = _broker_cpu(broker), time.process_time(), time.perf_counter()
+        broker_before, client_before, start = broker_cpu(broker), time.process_time(), time.perf_counter()
         work()
         seconds, client = time.perf_counter() - start, time.process_time() - client_before
         time.sleep(1)
-        broker_used = _broker_cpu(broker) - broker_before
+        broker_used = broker_cpu(broker) - broker_before
         _check(host, count)
     return Result(count / seconds, client / count * 1e6, broker_used / count * 1e6)
 
@@ -207,7 +216,7 @@ def _check(host: VirtualHost, count: int) -> None:
         raise SystemExit(f"{count} messages were confirmed, and {found} are there")
 
 
-def _broker_cpu(broker: rabbitmq.Broker) -> float:
+def broker_cpu(broker: rabbitmq.Broker) -> float:
     """Seconds of CPU that the broker has used since it started."""
     fields = Path("/proc", (broker.folder / "pid").read_text().strip(), "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -13,6 +13,10 @@ DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 TIME_SENT = "NServiceBus.TimeSent"
 #: When a delayed retry was scheduled (DelayedRetry.cs); the time it was sent stays that of the first try.
 RETRIED = "NServiceBus.Retries.Timestamp"
+#: How long a message may wait to be received, as a .NET TimeSpan. NServiceBus makes the AMQP expiration of the
+#: dispatch property of that name, never of the header, and refuses it for a delayed message; so on a message that is
+#: due the header here goes along as any other.
+TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
 #: A message with this header, whatever its value, may be lost when the broker restarts; the header itself is not sent.
 NON_PERSISTENT = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
 
@@ -40,7 +44,8 @@ def wire_time(moment: datetime) -> str:
 
     :param moment: in UTC.
     """
-    return f"{moment:%Y-%m-%d %H:%M:%S}:{moment.microsecond:06d} Z"
+    text = moment.isoformat(" ", "microseconds")
+    return f"{text[:19]}:{text[20:26]} Z"
 
 
 def parse_time(text: object) -> datetime | None:

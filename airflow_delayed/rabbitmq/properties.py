@@ -27,14 +27,17 @@ BROKERS_OWN = frozenset(
 )
 #: Headers that RabbitMQ takes for further routing keys; as text it refuses them and closes the channel.
 _ROUTING = frozenset(["CC", "BCC"])
+#: Headers, in lower case, by which a message would ask to be dropped while it waits.
+_EXPIRING = frozenset(["expiration", nservicebus.TIME_TO_BE_RECEIVED.lower()])
 _SHORT_STRING = 255
 
 
-def check_headers(message: DelayedMessage, style: Headers = "plain") -> None:
+def check_headers(message: DelayedMessage, style: Headers = "plain", delay_seconds: int = 0) -> None:
     """Check a message's headers against AMQP's limits.
 
     :raises LimitExceeded: a name, or the value of one that becomes an AMQP property (the content type; NServiceBus's
-        have four), has over 255 UTF-8 bytes; or a name is CC or BCC.
+        have four), has over 255 UTF-8 bytes; a name is CC or BCC; or with a delay, one is ``expiration`` (in any case)
+        or ``NServiceBus.TimeToBeReceived``, which NServiceBus refuses too.
     """
     if not message.headers:
         return
@@ -43,6 +46,13 @@ def check_headers(message: DelayedMessage, style: Headers = "plain") -> None:
             raise LimitExceeded("headers", f"a name has more than {_SHORT_STRING} bytes in UTF-8: {name[:40]!r}...")
         if name in _ROUTING:
             raise LimitExceeded("headers", f"{name!r} is read by RabbitMQ itself as further destinations; rename it")
+        if delay_seconds > 0 and name.lower() in _EXPIRING:
+            raise LimitExceeded(
+                "headers",
+                f"{name!r}: postponed delivery of messages with a time to be received is not supported, since it would"
+                " pass in a delay level already; remove it, or give expires_at and let the message wait in a store"
+                " (store_conn_id=...)",
+            )
     found = {"content_type": message.headers.get(CONTENT_TYPE, "")}
     if style == "nservicebus":
         found.update(nservicebus.amqp_properties(message.headers))
@@ -58,7 +68,7 @@ def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> No
     """
     levels.check_delay(delay_seconds)
     topology.check_destination(message.destination)
-    check_headers(message, topology.headers)
+    check_headers(message, topology.headers, delay_seconds)
 
 
 class Address(NamedTuple):

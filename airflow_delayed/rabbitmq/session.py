@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from typing import TYPE_CHECKING
 
 from pika import SelectConnection
@@ -15,8 +16,9 @@ from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyErr
 from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq import properties
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
-from airflow_delayed.rabbitmq.corked import CorkedLoop
 from airflow_delayed.rabbitmq.destinations import Destinations
+from airflow_delayed.rabbitmq.frames import Frames
+from airflow_delayed.rabbitmq.gathering import GatheringServices
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.writer import PropertiesWriter, Writer
 
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
+_TURN_SECONDS = 0.002
 #: How many addresses are kept: of a batch, many messages have the same destination and second.
 _ADDRESSES = 5000
 _NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
@@ -65,18 +68,21 @@ class Session:
         self._waiting: Entry | None = None
         self._addresses: dict[tuple[str, int], properties.Address] = {}
         self._paused = True
+        self._yields = False
         self._finished = False
         self._lost: BaseException | None = None
         self._tag = 0
         self._publisher: Channel
-        self._loop = CorkedLoop()
+        self._frames: Frames
+        self._services = GatheringServices()
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
-            custom_ioloop=self._loop,
+            custom_ioloop=self._services,
         )
+        self._loop = self._connection.ioloop
         self._destinations = Destinations(
             self._connection, topology, on_ready=self._on_ready, on_refused=self._on_refused
         )
@@ -101,6 +107,7 @@ class Session:
 
     def _on_publisher(self, channel: Channel) -> None:
         self._publisher = channel
+        self._frames = Frames(channel.channel_number, self._connection.params.frame_max)
         channel.add_on_close_callback(self._on_publisher_closed)
         channel.add_on_return_callback(self._on_return)
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
@@ -115,7 +122,7 @@ class Session:
         if self._connection.is_open:
             self._connection.close()
         # a broker that takes no messages reads no farewell either
-        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._loop.hang_up)
+        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._services.hang_up)
 
     def _shut(self) -> None:
         """Close what an interrupt left open, and the loop."""
@@ -151,8 +158,15 @@ class Session:
     def _held(self) -> bool:
         return self._paused or self.blocked is not None
 
-    def _pump(self) -> None:
-        """Publish until the window is full, or the backlog empty, or a destination has to be made ready first."""
+    def _pump(self, began: float | None = None) -> None:
+        """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
+
+        Or until it has lasted a while since it ``began``: what a source gave that is slow goes out before it is asked
+        again.
+        """
+        if self._yields:
+            return
+        began = time.monotonic() if began is None else began
         while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = self._backlog.take()
             if entry is None:
@@ -174,14 +188,25 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
+            if time.monotonic() - began > _TURN_SECONDS:
+                self._yields = True
+                # in this turn of the loop timers come before the socket, in the next one after it
+                self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
+                return
+
+    def _go_on(self) -> None:
+        self._yields = False
+        self._pump()
 
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
-        properties.check_headers(message, self._topology.headers)
+        properties.check_headers(message, self._topology.headers, delay)
         exchange, key, level = self._address(message.destination, delay)
         sent = self._writer.properties(message, now, delay, level)
-        self._publisher.basic_publish(exchange, key, message.body, sent, mandatory=True)
+        if not self._publisher.is_open:
+            raise ChannelWrongStateError("the channel is closed")
+        self._services.write(self._frames.message(exchange, key, message.body, sent))
         self._backlog.published = True
         self._tag += 1
         self._unconfirmed[self._tag] = entry
@@ -267,7 +292,8 @@ class Session:
             return
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
-        self._pump()
+        # it has waited enough, also for what the source gives next
+        self._pump(began=0.0)
 
     def _on_refused(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is None:

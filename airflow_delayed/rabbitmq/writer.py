@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from pika import BasicProperties
-from pika.data import encode_table
 
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import nservicebus
+from airflow_delayed.rabbitmq.encoding import Encoded, header, headers, number, short
 from airflow_delayed.rabbitmq.properties import BROKERS_OWN, BYTES, CONTENT_TYPE, DESTINATION, DUE_AT
 from airflow_delayed.rabbitmq.topology import Headers
-
-
-class Encoded(BasicProperties):
-    """Properties that are bytes already; pika asks for no more than these.
-
-    What pika itself does for each message, field by field, is half of the client's work.
-    """
-
-    def __init__(self, encoded: bytes) -> None:
-        # not super's: it would set fourteen fields that nobody reads
-        self._encoded = encoded
-
-    def encode(self) -> list[bytes]:
-        """Return the properties as AMQP has them."""
-        return [self._encoded]
 
 
 class PropertiesWriter(Protocol):
@@ -61,85 +47,91 @@ class Writer:
             further routing keys, removes it, and goes on to route by all of them; none matches a binding of the levels
             but the delay's own.
         """
-        headers: dict[str, Any] = {}
-        content_type = BYTES
-        if message.headers:
-            headers = {name: value for name, value in message.headers.items() if name not in _NOT_COPIED}
-            content_type = message.headers.get(CONTENT_TYPE, BYTES)
         if self._style == "nservicebus":
-            headers[DUE_AT] = _time(message.due_at)
-            headers[DESTINATION] = message.destination
-            if level:
-                headers["BCC"] = [level]
-            return _nservicebus(message, headers, content_type, now, delay_seconds)
-        return Encoded(self._plain(message, headers, content_type, int(now.timestamp()), level))
+            return Encoded(self._nservicebus(message, now, delay_seconds, level))
+        return Encoded(self._plain(message, now, level))
 
-    def _plain(
-        self, message: DelayedMessage, headers: dict[str, Any], content_type: str, sent_at: int, level: str | None
-    ) -> bytes:
-        given = _table(headers) if headers else b""
-        known = self._known.get((message.destination, level))
-        if known is None:
-            known = _table({DESTINATION: message.destination, **({"BCC": [level]} if level else {})})
-            self._known[message.destination, level] = known
-        kind, message_id = content_type.encode(), message.message_id.encode()
+    def _plain(self, message: DelayedMessage, now: datetime, level: str | None) -> bytes:
+        given = message.headers
         return b"".join(
             (
-                _FLAGS,
-                bytes((len(kind),)),
-                kind,
-                (len(given) + len(_DUE_AT) + _TIME_LENGTH + len(known)).to_bytes(4, "big"),
-                given,
-                _DUE_AT,
-                _time(message.due_at).encode(),
-                known,
+                _PLAIN_FLAGS,
+                short(given[CONTENT_TYPE]) if given and CONTENT_TYPE in given else _BYTES,
+                self._table(message, level),
                 _PERSISTENT,
-                bytes((len(message_id),)),
-                message_id,
-                sent_at.to_bytes(8, "big"),
+                short(message.message_id),
+                int(now.timestamp()).to_bytes(8, "big"),
             )
         )
 
+    def _nservicebus(self, message: DelayedMessage, now: datetime, delay_seconds: int, level: str | None) -> bytes:
+        # The time sent of a delayed message is that of this publish, even if its headers have another: NServiceBus's
+        # tools add the delay to it, and a message that is passed on would else come early.
+        given = message.headers
+        if delay_seconds > 0:
+            time_sent = header(nservicebus.TIME_SENT, nservicebus.wire_time(now))
+            table = self._table(message, level, _REPLACED, number(nservicebus.DELAY, delay_seconds) + time_sent)
+        elif nservicebus.TIME_SENT in given:
+            table = self._table(message, level, _REMOVED)
+        else:
+            time_sent = header(nservicebus.TIME_SENT, nservicebus.wire_time(now))
+            table = self._table(message, level, _REMOVED, time_sent)
+        found = nservicebus.amqp_properties(given)
+        flags = _NSERVICEBUS_FLAGS
+        for name in found:
+            flags |= _FLAG_OF[name]
+        return b"".join(
+            (
+                flags.to_bytes(2, "big"),
+                short(found.get("content_type", given.get(CONTENT_TYPE, BYTES))),
+                table,
+                _TRANSIENT if nservicebus.NON_PERSISTENT in given else _PERSISTENT,
+                *(short(found[name]) for name in ("correlation_id", "reply_to") if name in found),
+                short(message.message_id),
+                short(found["type"]) if "type" in found else b"",
+            )
+        )
 
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds")
-
-
-def _table(headers: dict[str, Any]) -> bytes:
-    """Return headers as they stand in an AMQP table, without the table's length."""
-    pieces: list[bytes] = []
-    encode_table(pieces, headers)
-    return b"".join(pieces[1:])
+    def _table(
+        self, message: DelayedMessage, level: str | None, left_out: Container[str] = (), more: bytes = b""
+    ) -> bytes:
+        """Return all headers: the message's own but those left out, ours, and more that are encoded."""
+        known = self._known.get((message.destination, level))
+        if known is None:
+            known = headers({DESTINATION: message.destination, **({"BCC": [level]} if level else {})})
+            self._known[message.destination, level] = known
+        given = message.headers
+        own = (
+            b"".join(
+                header(name, value) for name, value in given.items() if name not in _NOT_COPIED and name not in left_out
+            )
+            if given
+            else b""
+        )
+        table = b"".join((own, _DUE_AT, message.due_at.isoformat(timespec="microseconds").encode(), known, more))
+        return len(table).to_bytes(4, "big") + table
 
 
 _NOT_COPIED = {*BROKERS_OWN, DUE_AT, DESTINATION}
-_FLAGS = (
+#: What NServiceBus does not send on, or not as it was.
+_REMOVED = {nservicebus.NON_PERSISTENT, nservicebus.DELAY}
+_REPLACED = {*_REMOVED, nservicebus.TIME_SENT}
+
+_NSERVICEBUS_FLAGS = (
     BasicProperties.FLAG_CONTENT_TYPE
     | BasicProperties.FLAG_HEADERS
     | BasicProperties.FLAG_DELIVERY_MODE
     | BasicProperties.FLAG_MESSAGE_ID
-    | BasicProperties.FLAG_TIMESTAMP
-).to_bytes(2, "big")
-_PERSISTENT = b"\x02"
+)
+_PLAIN_FLAGS = (_NSERVICEBUS_FLAGS | BasicProperties.FLAG_TIMESTAMP).to_bytes(2, "big")
+_FLAG_OF = {
+    "content_type": BasicProperties.FLAG_CONTENT_TYPE,
+    "correlation_id": BasicProperties.FLAG_CORRELATION_ID,
+    "reply_to": BasicProperties.FLAG_REPLY_TO,
+    "type": BasicProperties.FLAG_TYPE,
+}
+_PERSISTENT, _TRANSIENT = b"\x02", b"\x01"
+_BYTES = short(BYTES)
 #: A time in UTC with microseconds always has this many characters.
 _TIME_LENGTH = len("2026-01-31T08:30:00.000000+00:00")
-_DUE_AT = _table({DUE_AT: "x" * _TIME_LENGTH})[:-_TIME_LENGTH]
-
-
-def _nservicebus(
-    message: DelayedMessage, headers: dict[str, Any], content_type: str, now: datetime, delay_seconds: int
-) -> BasicProperties:
-    # The time sent of a delayed message is that of this publish, even if its headers have another: NServiceBus's tools
-    # add the delay to it, and a message that is passed on would else come early.
-    persistent = headers.pop(nservicebus.NON_PERSISTENT, None) is None
-    headers.pop(nservicebus.DELAY, None)
-    if delay_seconds > 0:
-        # pika writes a whole number that fits as int32
-        headers[nservicebus.DELAY] = delay_seconds
-        headers[nservicebus.TIME_SENT] = nservicebus.wire_time(now)
-    else:
-        headers.setdefault(nservicebus.TIME_SENT, nservicebus.wire_time(now))
-    given: dict[str, Any] = {"content_type": content_type, **nservicebus.amqp_properties(message.headers)}
-    return BasicProperties(
-        message_id=message.message_id, delivery_mode=2 if persistent else 1, headers=headers, **given
-    )
+_DUE_AT = header(DUE_AT, "x" * _TIME_LENGTH)[:-_TIME_LENGTH]

@@ -323,6 +323,7 @@ def test_sending_nothing_needs_no_broker(connect: Connect) -> None:
         ({"headers": {"CC": "other"}}, "headers"),
         ({"headers": {"n" * 256: "long"}}, "headers"),
         ({"headers": {"content-type": "t" * 256}}, "headers"),
+        ({"headers": {"expiration": "5000"}, "due_at": utcnow() + timedelta(days=1)}, "headers"),
     ],
 )
 def test_limits_are_known_before_and_kept_when_sending(

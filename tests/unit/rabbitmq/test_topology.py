@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,42 +9,70 @@ from support.topics import delays, destinations, matches
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.rabbitmq import levels, properties
-from airflow_delayed.rabbitmq.plan import Binding, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.plan import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, TOPOLOGIES, Topology, topology_of
 
-ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-level"))
+ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-bit", "top-level")]
+ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-level"), *ENTRIES)
 each_topology = pytest.mark.parametrize(
     "topology", ALL, ids=lambda found: f"{found.name}-{found.routing}-{found.entry}"
 )
-PLANS = {id(topology): plan(topology) for topology in ALL}
 
 
-def follow(topology: Topology, exchange: str, key: str) -> tuple[int, str]:
-    """Follow a message through the plan, by its bindings and arguments alone: milliseconds waited, last exchange."""
-    bindings: dict[str, list[Binding]] = {}
-    for part in PLANS[id(topology)]:
-        if isinstance(part, Binding) and part.source.type == "topic":
-            bindings.setdefault(part.source.name, []).append(part)
-    waited = 0
-    while exchange in bindings:
-        # one way and no other
-        (way,) = [part for part in bindings[exchange] if matches(part.key, key)]
-        if isinstance(way.target, Queue):
-            waited += int(way.target.arguments["x-message-ttl"])
-            exchange = str(way.target.arguments["x-dead-letter-exchange"])
+def deliver(parts: Iterable[Declaration], way: properties.Address) -> list[tuple[int, str]]:
+    """Follow a message through a plan as a broker routes it: milliseconds waited and last queue, of each copy.
+
+    By the bindings, queue arguments and alternate exchanges that the plan declares, and the default exchange. A message
+    is routed by all its keys, each time: the one it was published with and that of ``BCC``.
+    """
+    exchanges = {part.name: part for part in parts if isinstance(part, Exchange)}
+    queues = {part.name: part for part in parts if isinstance(part, Queue)}
+    bindings = [part for part in parts if isinstance(part, Binding)]
+    keys = [way.key, *([way.level] if way.level else [])]
+
+    def route(exchange: str) -> set[str]:
+        if not exchange:
+            return {key for key in keys if key in queues}
+        found: set[str] = set()
+        for part in bindings:
+            fanout = part.source.type == "fanout"
+            if part.source.name == exchange and (fanout or any(matches(part.key, key) for key in keys)):
+                found |= {part.target.name} if isinstance(part.target, Queue) else route(part.target.name)
+        alternate = exchanges[exchange].arguments.get("alternate-exchange")
+        return route(str(alternate)) if alternate and not found else found
+
+    ended = []
+    under_way = [(0, name) for name in route(way.exchange)]
+    while under_way:
+        waited, name = under_way.pop()
+        arguments = queues[name].arguments
+        if "x-message-ttl" in arguments:
+            waited += int(arguments["x-message-ttl"])
+            under_way += [(waited, queue) for queue in route(str(arguments["x-dead-letter-exchange"]))]
         else:
-            exchange = way.target.name
-    return waited, exchange
+            ended.append((waited, name))
+    return ended
 
 
 @each_topology
-@given(delay=delays, destination=destinations)
-def test_the_waits_along_a_key_add_up_to_the_delay(topology: Topology, delay: int, destination: str) -> None:
-    key = levels.routing_key(delay, destination)
-    end = (delay * 1000, topology.delivery_exchange)
-    assert follow(topology, topology.entry_exchange(delay), key) == end
-    # the short cut leaves nothing out
-    assert follow(topology, topology.level_name(levels.TOP_LEVEL), key) == end
+@given(delay=delays, destination=destinations, other=destinations)
+def test_a_message_waits_for_its_delay_and_ends_at_its_destination_alone(
+    topology: Topology, delay: int, destination: str, other: str
+) -> None:
+    names = [destination, other]
+    assume(destination != other and not topology.leaks(names))
+    assume(not any(name.startswith(("delayed.", "nsb.", "celery_")) for name in names))
+    parts = plan(topology, names)
+    for default_exchange in (True, False):
+        for direct in (True, False):
+            way = properties.address(topology, destination, delay, default_exchange=default_exchange, direct=direct)
+            assert deliver(parts, way) == [(delay * 1000, destination)]
+
+
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_message_whose_queue_is_gone_ends_as_unroutable(delay: int) -> None:
+    way = properties.address(DELAYED, "gone", delay, default_exchange=False)
+    assert deliver(plan(DELAYED, ["Sales"]), way) == [(delay * 1000, "delayed.unroutable")]
 
 
 @given(delays, destinations, destinations)
@@ -213,5 +242,5 @@ def test_a_second_routing_key_leads_nowhere_else(delay: int, destination: str) -
     """RabbitMQ routes by all keys of a message, each time it is dead-lettered."""
     assume(not destination.startswith("delayed."))
     level = properties.address(DELAYED, destination, max(1, delay)).level
-    keys = [part.key for part in PLANS[id(DELAYED)] if isinstance(part, Binding) and part.source.type == "topic"]
+    keys = [part.key for part in plan(DELAYED) if isinstance(part, Binding) and part.source.type == "topic"]
     assert not [key for key in (*keys, DELAYED.binding_key(destination)) if matches(key, str(level))]

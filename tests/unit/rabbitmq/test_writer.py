@@ -41,37 +41,76 @@ def test_plain_properties() -> None:
 texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40)
 
 
-@given(
-    st.lists(
-        st.builds(
-            DelayedMessage,
-            destination=texts,
-            body=st.just(b""),
-            due_at=st.datetimes(timezones=st.just(timezone.utc)),
-            message_id=st.text("abc-1~!", min_size=1, max_size=128),
-            headers=st.dictionaries(st.sampled_from(["content-type", "a", "é" * 127]) | texts, texts, max_size=4),
-        ),
-        max_size=4,
+NAMES = ["content-type", "a", "é" * 127, nservicebus.TIME_SENT, nservicebus.DELAY, nservicebus.NON_PERSISTENT]
+NAMES += [f"NServiceBus.{name}" for name in ("ContentType", "CorrelationId", "ReplyToAddress", "EnclosedMessageTypes")]
+batches = st.lists(
+    st.builds(
+        DelayedMessage,
+        destination=texts,
+        body=st.just(b""),
+        due_at=st.datetimes(timezones=st.just(timezone.utc)),
+        message_id=st.text("abc-1~!", min_size=1, max_size=128),
+        headers=st.dictionaries(st.sampled_from(NAMES) | texts, texts | st.just("") | st.just("A, B"), max_size=6),
     ),
-    st.none() | st.sampled_from(["delayed.level-00", "delayed.level-27"]),
+    max_size=4,
 )
+levels_entered = st.none() | st.sampled_from(["delayed.level-00", "delayed.level-27"])
+
+
+def ours(message: DelayedMessage, level: str | None) -> dict[str, object]:
+    """The headers that every message gets."""
+    due_at = message.due_at.isoformat(timespec="microseconds")
+    return {
+        "airflow-delayed-due-at": due_at,
+        "airflow-delayed-destination": message.destination,
+        **({"BCC": [level]} if level else {}),
+    }
+
+
+@given(batches, levels_entered)
 def test_what_is_encoded_here_is_what_pika_would_write(batch: list[DelayedMessage], level: str | None) -> None:
     writer = Writer("plain")
     for each in batch:
-        headers = {
-            **each.headers,
-            "airflow-delayed-due-at": each.due_at.isoformat(timespec="microseconds"),
-            "airflow-delayed-destination": each.destination,
-            **({"BCC": [level]} if level else {}),
-        }
         by_pika = BasicProperties(
             content_type=each.headers.get("content-type", "application/octet-stream"),
-            headers=headers,
+            headers={**each.headers, **ours(each, level)},
             delivery_mode=2,
             message_id=each.message_id,
             timestamp=1_764_288_318,
         )
         assert b"".join(writer.properties(each, NOW, 1, level).encode()) == b"".join(by_pika.encode())
+
+
+@given(batches, levels_entered, st.sampled_from([-1, 0, 1, 90, 268_435_455]))
+def test_nservicebus_properties_are_what_pika_would_write(
+    batch: list[DelayedMessage], level: str | None, delay: int
+) -> None:
+    """By BasicPropertiesExtensions.cs, with ours among the headers."""
+    writer = Writer("nservicebus")
+    for each in batch:
+        headers: dict[str, object] = {**each.headers, **ours(each, level)}
+        persistent = headers.pop(nservicebus.NON_PERSISTENT, None) is None
+        headers.pop(nservicebus.DELAY, None)
+        if delay > 0:
+            headers |= {nservicebus.DELAY: delay, nservicebus.TIME_SENT: nservicebus.wire_time(NOW)}
+        else:
+            headers.setdefault(nservicebus.TIME_SENT, nservicebus.wire_time(NOW))
+        types = each.headers.get("NServiceBus.EnclosedMessageTypes")
+        wanted = BasicProperties(
+            content_type=each.headers.get(
+                "NServiceBus.ContentType", each.headers.get("content-type", "application/octet-stream")
+            ),
+            headers=headers,
+            delivery_mode=2 if persistent else 1,
+            correlation_id=each.headers.get("NServiceBus.CorrelationId"),
+            reply_to=each.headers.get("NServiceBus.ReplyToAddress"),
+            message_id=each.message_id,
+            type=None if types is None else types.partition(",")[0],
+        )
+        written = b"".join(writer.properties(each, NOW, delay, level).encode())
+        # the same to the byte but for the order of the headers
+        assert len(written) == len(b"".join(wanted.encode()))
+        assert vars(BasicProperties().decode(written)) == vars(read(wanted))
 
 
 def test_nservicebus_properties() -> None:
@@ -81,7 +120,7 @@ def test_nservicebus_properties() -> None:
         "NServiceBus.EnclosedMessageTypes": TYPE,
         "NServiceBus.ReplyToAddress": "Shop",
     }
-    sent = Writer("nservicebus").properties(message(**headers), NOW, 90)
+    sent = read(Writer("nservicebus").properties(message(**headers), NOW, 90))
     assert (sent.message_id, sent.delivery_mode) == ("id-1", 2)
     assert (sent.content_type, sent.correlation_id, sent.reply_to) == ("application/json", "c", "Shop")
     assert sent.type == "Acme.OrderPlaced"
@@ -94,7 +133,7 @@ def test_nservicebus_properties() -> None:
 
 
 def test_nservicebus_properties_of_a_message_with_no_headers() -> None:
-    sent = Writer("nservicebus").properties(message(), NOW, 90)
+    sent = read(Writer("nservicebus").properties(message(), NOW, 90))
     assert sent.content_type == "application/octet-stream"
     assert (sent.correlation_id, sent.reply_to, sent.type) == (None, None, None)
 
@@ -107,7 +146,7 @@ def test_the_delay_is_an_int32() -> None:
 
 def test_a_message_that_may_be_lost() -> None:
     name = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
-    sent = Writer("nservicebus").properties(message(**{name: "True"}), NOW, 90)
+    sent = read(Writer("nservicebus").properties(message(**{name: "True"}), NOW, 90))
     assert sent.delivery_mode == 1
     assert name not in sent.headers
 
@@ -116,7 +155,7 @@ def test_a_message_that_may_be_lost() -> None:
 def test_a_message_that_is_passed_on_is_not_migrated_early(delay: int, time_sent: str) -> None:
     """``delays migrate`` takes time sent and delay for the due time."""
     given = {nservicebus.TIME_SENT: "2020-01-01 00:00:00:000000 Z", nservicebus.DELAY: "3"}
-    sent = Writer("nservicebus").properties(message(delay, **given), NOW, delay)
+    sent = read(Writer("nservicebus").properties(message(delay, **given), NOW, delay))
     assert sent.headers[nservicebus.TIME_SENT] == time_sent
     assert sent.headers.get(nservicebus.DELAY) == (delay or None)
 
@@ -145,3 +184,22 @@ def test_what_becomes_a_property_has_its_limit(header: str) -> None:
 
 def test_only_the_first_type_has_to_fit() -> None:
     check_headers(message(**{"NServiceBus.EnclosedMessageTypes": f"{TYPE};{'x' * 300}"}), "nservicebus")
+
+
+@pytest.mark.parametrize("name", ["expiration", "Expiration", "NServiceBus.TimeToBeReceived"])
+@pytest.mark.parametrize("style", ["plain", "nservicebus"])
+def test_what_would_expire_while_it_waits_is_refused(style: str, name: str) -> None:
+    """As NServiceBus refuses it; what is due takes the header along, and does not expire by it."""
+    expiring = message(**{name: "00:00:05"})
+    with pytest.raises(LimitExceeded, match=f"{name}': postponed delivery of messages with a time") as error:
+        check_headers(expiring, style, 1)
+    assert error.value.column == "headers"
+    check_headers(expiring, style, 0)
+    sent = read(Writer(style).properties(expiring, NOW, 0))
+    assert sent.headers[name] == "00:00:05"
+    assert sent.expiration is None
+
+
+def test_a_time_as_nservicebus_writes_it() -> None:
+    assert nservicebus.wire_time(NOW) == "2025-11-28 00:05:18:653833 Z"
+    assert nservicebus.wire_time(datetime(2026, 1, 2, tzinfo=timezone.utc)) == "2026-01-02 00:00:00:000000 Z"

@@ -1,0 +1,124 @@
+"""Sending on a real broker where something is in the way: full, gone, not allowed; all is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from uuid import uuid4
+
+import pytest
+from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
+
+from airflow_delayed.errors import SendFailed
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage, utcnow
+
+Connect = Callable[..., str]
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    hook.install([])
+    return hook
+
+
+def test_a_destination_that_is_full(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    """Each message is either confirmed and there, or named."""
+    vhost.declare("full", **{"x-queue-type": "classic", "x-max-length": 5, "x-overflow": "reject-publish"})
+    vhost.declare("orders")
+    batch = [*messages("orders", [0] * 3, prefix="o"), *messages("full", [0] * 20)]
+    with pytest.raises(
+        SendFailed, match=r"confirmed \d+ messages and not \d+: .*refused by the broker 5 times"
+    ) as error:
+        hook.send(batch)
+    confirmed = error.value.report.by_destination
+    failed = {message_id for message_id, _ in error.value.failures}
+    assert confirmed["orders"] == vhost.count("orders") == 3
+    assert confirmed["full"] < 20
+    arrived = [arrival.message_id for arrival in vhost.collect("full", enough=confirmed["full"])]
+    assert sorted(arrived) == sorted({message.message_id for message in batch[3:]} - failed)
+    assert len(arrived) == confirmed["full"]
+
+
+def test_a_queue_deleted_in_the_middle_of_a_batch(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    vhost.declare("gone", "orders")
+    taken = 0
+
+    def stream() -> Iterator[DelayedMessage]:
+        nonlocal taken
+        yield from messages("gone", [0], prefix="before")
+        yield from messages("orders", [0])
+        eventually(lambda: vhost.count("gone") == 1)
+        with vhost.channel() as channel:
+            channel.queue_delete("gone")
+        yield from messages("gone", [0], prefix="after")
+        # without an end: it is told at once
+        for taken in count(1):
+            yield messages("orders", [0], prefix=f"more{taken}-")[0]
+
+    with pytest.raises(SendFailed, match=r"not 1: message after0: returned .* as NO_ROUTE \(queue is gone\)") as error:
+        hook.send(stream())
+    assert error.value.report.by_destination == {"gone": 1, "orders": 1 + taken}
+    eventually(lambda: vhost.count("orders") == 1 + taken)
+
+
+@pytest.mark.parametrize(
+    "rights, reason",
+    [
+        # to bind the destination; which access it is, RabbitMQ says since 4.0
+        ({"write": "^orders$", "read": "^$"}, "(read )?access to exchange 'delayed.delivery'"),
+        ({"write": "^$", "read": ".*"}, "(write )?access to queue 'orders'"),
+        # to enter, neither by the default exchange nor by the level's
+        ({"write": "^orders$", "read": ".*"}, "(write )?access to exchange 'delayed.level-03'"),
+    ],
+)
+def test_a_user_without_rights(
+    hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect, rights: dict[str, str], reason: str
+) -> None:
+    vhost.declare("orders")
+    name = f"sender-{uuid4().hex[:8]}"
+    manage(vhost.url, "PUT", f"users/{name}", {"password": "secret", "tags": ""})
+    try:
+        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {"configure": "^$", **rights})
+        sender = RabbitMQDelayHook(connect("sender", **{**vhost.connection, "login": name, "password": "secret"}))
+        with pytest.raises(SendFailed, match=f"confirmed 0 messages and not .*ACCESS_REFUSED - {reason}") as error:
+            sender.send(messages("orders", [9.5] * 3))
+    finally:
+        manage(vhost.url, "DELETE", f"users/{name}")
+    assert error.value.report.sent == 0
+    assert "secret" not in str(error.value)
+
+
+def test_what_a_slow_source_gave_does_not_wait_for_the_rest(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    vhost.declare("orders")
+
+    def stream() -> Iterator[DelayedMessage]:
+        for number, message in enumerate(messages("orders", [0] * 5)):
+            eventually(lambda: vhost.count("orders") == number)  # noqa: B023
+            time.sleep(0.005)
+            yield message
+
+    assert hook.send(stream()).sent == 5
+
+
+def test_bodies_of_any_size(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    """A frame takes 131,072 bytes, so some take several."""
+    vhost.declare("orders")
+    bodies = [b"", b"x", b"y" * 131_064, b"z" * 131_065, b"w" * 1_000_000]
+    now = utcnow()
+    hook.send(
+        DelayedMessage(destination="orders", body=body, due_at=now, message_id=str(number))
+        for number, body in enumerate(bodies)
+    )
+    arrivals = vhost.collect("orders", enough=len(bodies))
+    assert {arrival.message_id: arrival.body for arrival in arrivals} == {
+        str(number): body for number, body in enumerate(bodies)
+    }
