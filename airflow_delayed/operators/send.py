@@ -69,6 +69,9 @@ class DelayedSendOperator(BaseOperator):
     :param max_past: see ``past_due``.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
+    :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
+        "nservicebus-v1", "celery", "celery-classic". Not with a store: its dispatcher goes by the connection.
+    :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
@@ -94,6 +97,8 @@ class DelayedSendOperator(BaseOperator):
         "expires_at",
         "timezone",
         "rejects",
+        "topology",
+        "routing",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json"}
     ui_color = "#e8f1fb"
@@ -125,6 +130,8 @@ class DelayedSendOperator(BaseOperator):
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
         source_format: Literal["parquet", "json"] | None = None,
+        topology: str | None = None,
+        routing: str | None = None,
         dry_run: bool = False,
         clock: Clock = utcnow,
         **kwargs: Any,
@@ -154,6 +161,8 @@ class DelayedSendOperator(BaseOperator):
         self.unknown_columns = unknown_columns
         self.require_success = require_success
         self.source_format = source_format
+        self.topology = topology
+        self.routing = routing
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
         self.clock = clock
@@ -254,7 +263,13 @@ class DelayedSendOperator(BaseOperator):
         return fs, path
 
     def _route(self, closing: ExitStack) -> Route:
-        delivery = delivery_for(self.conn_id)
+        options = {name: given for name in ("topology", "routing") if (given := getattr(self, name)) is not None}
+        if options and self.store_conn_id is not None:
+            raise InputError(
+                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection says;"
+                f" set the extra of {self.conn_id!r} instead"
+            )
+        delivery = delivery_for(self.conn_id, **options)
         closing.callback(delivery.close)
         if delivery.horizon == timedelta(0):
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:

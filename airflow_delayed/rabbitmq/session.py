@@ -70,6 +70,8 @@ class Session:
         self._paused = True
         self._yields = False
         self._finished = False
+        #: Nothing more is taken; what was written is still to be confirmed.
+        self._stopped = False
         self._lost: BaseException | None = None
         self._tag = 0
         self._publisher: Channel
@@ -125,11 +127,14 @@ class Session:
         self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._services.hang_up)
 
     def _shut(self) -> None:
-        """Close what an interrupt left open, and the loop."""
+        """After an interrupt, wait a while for confirms of what was written; then close, and the loop too."""
         with contextlib.suppress(Exception):
             if not self._connection.is_closed:
-                self._finish()
-                self._loop.call_later(_CLOSE_SECONDS + 1, self._loop.stop)
+                self._stopped = True
+                self._resume()
+                wait = _CLOSE_SECONDS if self.blocked is None else 0
+                self._loop.call_later(wait, self._finish)
+                self._loop.call_later(wait + _CLOSE_SECONDS + 1, self._loop.stop)
                 self._loop.start()
         self._loop.close()
 
@@ -168,7 +173,7 @@ class Session:
             return
         began = time.monotonic() if began is None else began
         while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
-            entry = self._backlog.take()
+            entry = None if self._stopped else self._backlog.take()
             if entry is None:
                 if not self._unconfirmed:
                     self._paused = True

@@ -28,7 +28,7 @@ def main() -> None:
     host = VirtualHost(*sys.argv[1:])
     here = host.parameters
     source, target = (
-        Place("rabbit", topology, here, lambda: pika.BlockingConnection(here)) for topology in (DELAYED, CELERY)
+        Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here)) for topology in (DELAYED, CELERY)
     )
     Mover(source, target, clock=now).migrate()
 

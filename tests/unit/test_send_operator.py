@@ -37,8 +37,13 @@ class Run:
         self.store = Recorder("store", destinations=())
         self.states = States()
         self.run_id = "run-1"
-        monkeypatch.setattr(send, "delivery_for", lambda conn_id: self.transport)
+        self.options = None
+        monkeypatch.setattr(send, "delivery_for", self.delivery)
         monkeypatch.setattr(send, "store_for", lambda conn_id, deliver: self.store)
+
+    def delivery(self, conn_id, **options):
+        self.options = options
+        return self.transport
 
     def task(self, **arguments):
         given = {"conn_id": "recorder", "destination": "mail", **arguments}
@@ -272,6 +277,15 @@ def test_connection_that_is_a_store_holds_all_by_itself(run):
     assert run.execute(messages=rows(3))["held"] == 3
     with pytest.raises(AirflowFailException, match="leave store_conn_id= out"):
         run.execute(messages=rows(3), store_conn_id="store")
+
+
+def test_topology_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
+    run.execute(messages=rows(1))
+    assert run.options == {}
+    run.execute(messages=rows(1), topology="nservicebus", routing="direct")
+    assert run.options == {"topology": "nservicebus", "routing": "direct"}
+    with pytest.raises(AirflowFailException, match="topology= cannot go with store_conn_id=.* extra of 'recorder'"):
+        run.execute(messages=rows(1), topology="celery", store_conn_id="store")
 
 
 def test_dry_run_sends_nothing_and_tells_where_and_when(run, log):
