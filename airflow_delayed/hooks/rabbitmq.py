@@ -42,8 +42,8 @@ class RabbitMQDelayHook(BaseHook):
       ``server_name_indication``: the name that the certificate has to be for, by default the host;
     - ``certfile``, ``keyfile``: PEM files of the client's certificate and of its private key, without a passphrase (the
       key may be in ``certfile``); ``auth_mechanism``: ``plain`` (the default), or ``external`` to log in by it;
-    - ``heartbeat``: seconds, by default as the broker proposes (60); a connection on which nothing comes for that long
-      and 5 s more is lost; 0 turns it off; ``connection_timeout``: **milliseconds** to connect (15000);
+    - ``heartbeat``: seconds, by default as the broker proposes (60); a connection on which nothing comes is given up
+      after that and 5 s, at most twice as long; 0: never; ``connection_timeout``: **milliseconds** to connect (15000);
     - ``blocked_timeout`` (not RabbitMQ's): seconds to wait for a broker that is short of memory or disk (300).
 
     :param clock: what is taken for the present.
