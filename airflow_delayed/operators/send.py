@@ -369,7 +369,8 @@ class DelayedSendOperator(BaseOperator):
                 f"create it, or run TopologyInstallOperator(conn_id={self.conn_id!r}, destinations=[...],"
                 " create_destinations=True). Nothing was sent",
             )
-        if not report.ok:
+        # what only blocks passes, and the messages wait until then
+        if report.unready:
             raise TopologyError(self.conn_id, report)
         if route.store is not None and not route.holds_all:
             report = route.store.verify(())

@@ -1,0 +1,38 @@
+"""What a broker says of itself when a connection is opened."""
+
+from __future__ import annotations
+
+from pika import ConnectionParameters, SelectConnection
+
+
+def version(parameters: ConnectionParameters) -> str | None:
+    """Return a broker's version, such as ``3.13.7``, as its AMQP greeting has it; None if it does not say.
+
+    :raises pika.exceptions.AMQPError: it cannot be reached.
+    """
+    found: list[str] = []
+    errors: list[BaseException] = []
+
+    def opened(connection: SelectConnection) -> None:
+        said = (connection.server_properties or {}).get("version")
+        found.append(said.decode() if isinstance(said, bytes) else str(said or ""))
+        connection.close()
+
+    def failed(connection: SelectConnection, error: BaseException | str) -> None:
+        errors.append(error if isinstance(error, BaseException) else ConnectionError(error))
+        connection.ioloop.stop()
+
+    # pika's blocking connection has this too, and does not show it
+    connection = SelectConnection(
+        parameters,
+        on_open_callback=opened,
+        on_open_error_callback=failed,
+        on_close_callback=lambda closed, _: closed.ioloop.stop(),
+    )
+    try:
+        connection.ioloop.start()
+    finally:
+        connection.ioloop.close()
+    if errors:
+        raise errors[0]
+    return next(iter(found), None) or None
