@@ -61,6 +61,11 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Seconds between heartbeats; empty: as the broker proposes.",
                         "schema": {"type": ["integer", "null"], "minimum": 0, "maximum": 65535},
                     },
+                    "management_url": {
+                        "label": "Management API",
+                        "description": "http(s)://host:port; empty: 10,000 ports above AMQP's; none: do without.",
+                        "schema": {"type": ["string", "null"]},
+                    },
                     "topology": {
                         "label": "Topology",
                         "description": "delayed (empty), nservicebus, nservicebus-v1, celery or celery-classic.",

@@ -94,8 +94,8 @@ class RabbitMQDelayHook(BaseHook):
 
         :param replace: delete and make anew exchanges and queues of the topology that differ. Refused, with nothing
             changed, while messages wait in such a queue; for the delivery exchange, and on topologies of classic
-            queues, while any wait. Destinations' bindings are put back, without the management API those of ``destinations``
-            alone.
+            queues, while any wait. Destinations' bindings are put back, without the management API those of
+            ``destinations`` alone.
         :param unroutable_policy: on a topology that others declare too (NServiceBus's, Celery's), set a policy by which
             what no destination takes goes into a queue of ours, such as ``nsb.v2.delay-unroutable``. Needs the
             management API, and the tag policymaker. The default topology has such a queue anyway.

@@ -109,8 +109,13 @@ def differences(part: Exchange | Queue, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def bindings(topology: Topology, parts: Sequence[Declaration], facts: Facts) -> Iterator[Finding]:
-    """Judge the bindings of the levels, the delivery exchange and the destinations."""
+def bindings(
+    topology: Topology, parts: Sequence[Declaration], found: Iterable[Finding], facts: Facts
+) -> Iterator[Finding]:
+    """Judge the bindings of the levels, the delivery exchange and the destinations.
+
+    :param found: of the parts; a binding is gone with either of its ends, and not named too.
+    """
     if facts.bindings is None:
         yield _unknown("binding", "bindings", facts.why)
         return
@@ -118,8 +123,9 @@ def bindings(topology: Topology, parts: Sequence[Declaration], facts: Facts) -> 
     planned = {_facts(part): part for part in parts if isinstance(part, Binding)}
     exchanges = {part.name for part in parts if isinstance(part, Exchange) and not part.destination}
     exchanges.discard(topology.delivery_exchange)
+    missing = {one.resource for one in found if one.state is State.MISSING}
     for wanted, part in planned.items():
-        if wanted not in there:
+        if wanted not in there and missing.isdisjoint((str(part.source), str(part.target))):
             yield _absent(part, [one.key for one in there if one[:3] == wanted[:3]])
     for extra in sorted(there - planned.keys()):
         if extra.source in exchanges:

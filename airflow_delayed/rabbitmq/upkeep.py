@@ -53,7 +53,7 @@ class Upkeep:
     def _judge(
         self,
         parts: Sequence[Declaration],
-        found: Iterable[Finding],
+        found: Sequence[Finding],
         facts: Facts,
         broker: str | None,
         destinations: Sequence[str],
@@ -65,7 +65,7 @@ class Upkeep:
         yield from checks.coded(checks.exact_arguments(parts, found, facts))
         yield from checks.version(broker)
         yield from checks.flags(self.topology, broker, facts)
-        yield from checks.bindings(self.topology, parts, facts)
+        yield from checks.bindings(self.topology, parts, found, facts)
         yield from checks.leaks(self.topology, destinations, facts)
         yield from checks.destinations(self.topology, facts, counts)
         yield from checks.stuck(self.topology, top_level, facts)
