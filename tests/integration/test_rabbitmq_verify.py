@@ -120,6 +120,8 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     eventually(lambda: vhost.count("small") == 3)
     hook.send(messages("small", [1] * 20, prefix="small"))
     eventually(lambda: stuck(vhost, "delayed.level-00") > 0)
+    # a queue that was just made has no statistics, and that is not taken for 0
+    eventually(lambda: hook.waiting().stuck is not None)
     report = hook.verify(["orders"])
     assert not report.ok
     (line,) = told(report, "destination-full")

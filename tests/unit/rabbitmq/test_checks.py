@@ -91,7 +91,7 @@ def test_arguments_of_a_queue(wanted: dict[str, Any], facts: Facts, differ: list
 def test_arguments_of_an_exchange() -> None:
     facts = Facts(exchanges={"e": ExchangeFacts(name="e", type="fanout", arguments={"alternate-exchange": "x"})})
     found = [(one.argument, one.wanted, one.found) for one in checks.differences(Exchange("e", "topic"), facts)]
-    assert found == [("alternate-exchange", None, "x"), ("type", "topic", "fanout")]
+    assert found == [("type", "topic", "fanout"), ("alternate-exchange", None, "x")]
 
 
 def test_what_amqp_saw_counts_unless_the_user_may_not_ask() -> None:
