@@ -53,7 +53,7 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
     if not wants_flags(broker):
         return
     wanted = {
-        "quorum_queue": topology.arguments.get("x-queue-type") == "quorum",
+        "quorum_queue": topology.is_quorum,
         "stream_queue": topology.keeps_stuck,
     }
     for name in (name for name, needed in wanted.items() if needed):
@@ -288,7 +288,7 @@ def policies(topology: Topology, top_level: int, facts: Facts) -> Iterator[Findi
         return
     for level in range(top_level + 1):
         name = topology.level_name(level)
-        kind = f"{topology.arguments.get('x-queue-type', 'classic')}_queues"
+        kind = "quorum_queues" if topology.is_quorum else "classic_queues"
         for policy in facts.applied(name, kind):
             for setting, value in sorted(policy.definition.items()):
                 if judged := _on_level(topology, level, setting, value):

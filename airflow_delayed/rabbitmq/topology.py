@@ -66,6 +66,11 @@ class Topology:
         return f"{name}unroutable" if name != self.delivery_exchange else f"{name}.unroutable"
 
     @property
+    def is_quorum(self) -> bool:
+        """Whether the levels' queues are quorum queues."""
+        return self.arguments.get("x-queue-type") == "quorum"
+
+    @property
     def keeps_stuck(self) -> bool:
         """Whether a level keeps what cannot move on (at-least-once dead-lettering); else such a message is lost."""
         return self.arguments.get("x-dead-letter-strategy") == "at-least-once"

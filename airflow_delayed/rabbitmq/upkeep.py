@@ -97,7 +97,8 @@ class Upkeep:
         parts = plan.plan(self.topology, destinations, unroutable=by_policy)
         facts = self._facts()
         policy = self._policy_finding(facts) if by_policy else None
-        found = tuple(checks.coded(checks.exact_arguments(parts, plan.compare(self.connection, parts), facts)))
+        compared = plan.compare(self.connection, parts)
+        found = tuple(checks.coded(checks.exact_arguments(parts, compared, facts)))
         differing = _differing(parts, found) if replace_differing else ()
         blocked = self._blocked(differing, found, facts)
         if differing and not blocked:
@@ -120,7 +121,7 @@ class Upkeep:
         if report.problems:
             raise TopologyError(self.conn_id, report, _REPLACE)
         if differing:
-            self._remove(differing, facts, parts, "then replace what differs")
+            self._remove(differing, compared, facts, parts, "then replace what differs")
         plan.apply(self.connection, parts)
         if differing:
             rebind(self.connection, self._destination_bindings(facts))
@@ -150,6 +151,16 @@ class Upkeep:
             return known.arguments.get("x-dead-letter-strategy") == "at-least-once"
         kinds = [one for one in found if one.resource == f"queue {name}" and one.argument == "x-queue-type"]
         return name != self.topology.unroutable_queue and self.topology.keeps_stuck and not kinds
+
+    def _is_classic(self, name: str, found: Sequence[Finding], facts: Facts) -> bool:
+        """Whether a queue is known to be a classic one."""
+        known = (facts.queues or {}).get(name)
+        if known is not None:
+            return known.type == "classic"
+        differs = [one for one in found if one.resource == f"queue {name}" and one.state is State.DIFFERS]
+        if differs:
+            return any(one.argument == "x-queue-type" and one.found in (None, "classic") for one in differs)
+        return name != self.topology.unroutable_queue and not self.topology.is_quorum
 
     def _waiting_in(self, names: Iterable[str], unsure: Iterable[str], facts: Facts) -> dict[str, int | None]:
         found = {name: count for name, count in plan.counts(self.connection, names).items() if count is not None}
@@ -228,7 +239,7 @@ class Upkeep:
         else:
             kept = tuple(p for p in parts if not isinstance(p, plan.Binding) or _ends(p) <= {str(t) for t in there})
             kept = tuple(p for p in kept if isinstance(p, plan.Binding) or p in there)
-            self._remove(there, facts, kept, "then uninstall")
+            self._remove(there, (), facts, kept, "then uninstall")
         if self.management and any(one.resource == str(self._policy()) for one in findings):
             self.management.delete_policy(self._policy().name)
         return TopologyReport(tuple(_done(one) for one in findings))
@@ -266,18 +277,24 @@ class Upkeep:
         return [one for one in facts.bindings or () if one.source == self.topology.delivery_exchange]
 
     def _remove(
-        self, parts: Sequence[Exchange | Queue], facts: Facts, put_back: Sequence[Declaration], then: str
+        self,
+        parts: Sequence[Exchange | Queue],
+        found: Sequence[Finding],
+        facts: Facts,
+        put_back: Sequence[Declaration],
+        then: str,
     ) -> None:
         # from the highest level down: what moves on meanwhile comes to a queue that is still there
         queues = [part.name for part in reversed(parts) if isinstance(part, Queue)]
         removal = Removal(
             self.connection,
             queues=queues,
+            classic={name for name in queues if self._is_classic(name, found, facts)},
             exchanges=[part.name for part in reversed(parts) if isinstance(part, Exchange)],
             parts=put_back,
             bindings=self._destination_bindings(facts),
         )
-        stuck_in = [name for name in queues if self._may_be_stuck(name, (), facts)]
+        stuck_in = [name for name in queues if self._may_be_stuck(name, found, facts)]
         try:
             removal.run(self.management, stuck_in=stuck_in)
         except NotEmpty as error:
