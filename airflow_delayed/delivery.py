@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import Parameter, signature
 from typing import Protocol, cast
 
-from airflow_delayed.errors import UnsupportedConnection
+from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
 from airflow_delayed.message import DelayedMessage
 
 Clock = Callable[[], datetime]
@@ -24,8 +25,17 @@ class State(str, Enum):
     CREATED = "created"
     MISSING = "missing"
     DIFFERS = "differs"
+    WOULD_DELETE = "would delete"
+    DELETED = "deleted"
+    #: All is there, and yet messages cannot pass for the time being; ``found`` says why.
+    BLOCKED = "blocked"
     #: Messages are delivered, and something is to be known; ``found`` says what.
     WARNING = "warning"
+    #: It could not be looked at, which is neither good nor bad; ``found`` says why.
+    UNKNOWN = "unknown"
+
+
+_UNREADY = (State.MISSING, State.DIFFERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +49,17 @@ class Finding:
     found: object = None
     #: The destination whose messages cannot be delivered because of it.
     destination: str | None = None
+    #: A short name of this kind of finding that stays the same, such as ``destination-full``.
+    code: str | None = None
 
     def __str__(self) -> str:
         name = f"{self.resource} {self.argument}" if self.argument else self.resource
         if self.state is State.DIFFERS:
             return f"{name}: wanted {self.wanted!r}, found {self.found!r}"
-        if self.state is State.WARNING:
+        if self.state in (State.WARNING, State.BLOCKED):
             return f"{name}: {self.found}"
+        if self.state is State.UNKNOWN:
+            return f"{name}: unknown: {self.found}"
         return f"{name}: {self.state.value}"
 
 
@@ -58,7 +72,12 @@ class TopologyReport:
     @property
     def problems(self) -> tuple[Finding, ...]:
         """Findings that keep messages from being delivered."""
-        return tuple(found for found in self.findings if found.state in (State.MISSING, State.DIFFERS))
+        return tuple(found for found in self.findings if found.state in (*_UNREADY, State.BLOCKED))
+
+    @property
+    def unready(self) -> tuple[Finding, ...]:
+        """Those of the problems that do not pass by themselves: what has to be made or changed before sending."""
+        return tuple(found for found in self.findings if found.state in _UNREADY)
 
     @property
     def ok(self) -> bool:
@@ -188,11 +207,14 @@ BUILT_IN: Mapping[str, str] = {
 }
 
 
-def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery:
+def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object) -> DelayedDelivery:
     """Return the hook that serves a connection, chosen by the connection's type.
 
     :param clock: what the hook takes for the present; by default this machine's clock.
+    :param options: further keyword arguments of that hook, such as RabbitMQ's ``topology``; one that is None is left
+        out.
     :raises UnsupportedConnection: nothing serves that type.
+    :raises UnsupportedOption: that transport has no such option.
     """
     from airflow.sdk import BaseHook
 
@@ -201,7 +223,24 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None) -> DelayedDelivery
     targets = {**others, **BUILT_IN}
     if conn_type not in targets:
         raise UnsupportedConnection(conn_id, conn_type, sorted(targets))
-    return cast(DelayedDelivery, _load(targets[conn_type])(conn_id, **({"clock": clock} if clock else {})))
+    hook = _load(targets[conn_type])
+    given = {name: value for name, value in options.items() if value is not None}
+    check_options(conn_id, conn_type, hook, given)
+    return cast(DelayedDelivery, hook(conn_id, **given, **({"clock": clock} if clock else {})))
+
+
+def check_options(
+    conn_id: str, conn_type: str | None, function: Callable[..., object], options: Mapping[str, object]
+) -> None:
+    """Check that a transport's hook, or a method of it, knows these keyword arguments.
+
+    :raises UnsupportedOption: it lacks one.
+    """
+    known = signature(function).parameters.values()
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known):
+        return
+    if unknown := sorted(options.keys() - {parameter.name for parameter in known}):
+        raise UnsupportedOption(conn_id, conn_type, unknown)
 
 
 def store_for(conn_id: str, deliver_conn_id: str) -> HoldingStore:

@@ -6,7 +6,7 @@ connection's (:class:`TransportUnavailable`), and single messages' (:class:`Send
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,15 +77,38 @@ class DestinationMissing(InputError):
 
 
 class TopologyError(DelayedError):
-    """What a transport needs is missing or differs from what was wanted. ``report`` has each finding."""
+    """What a transport needs is missing or differs from what was wanted. ``report`` has each finding.
 
-    def __init__(self, conn_id: str, report: TopologyReport) -> None:
+    :param remedy: what to do about what differs.
+    """
+
+    def __init__(
+        self, conn_id: str, report: TopologyReport, remedy: str = "what differs has to be changed by hand first"
+    ) -> None:
         problems = [str(finding) for finding in report.problems]
         super().__init__(
             f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
-            " makes what is missing, its dry_run=True shows the plan; what differs has to be changed by hand first"
+            f" makes what is missing, its dry_run=True shows the plan; {remedy}"
         )
         self.report = report
+
+
+class MessagesWaiting(DelayedError):
+    """Queues were not deleted, since messages wait in them or may do so.
+
+    ``waiting`` counts them by queue; None where some may be stuck in dead-lettering, which could not be seen.
+    """
+
+    def __init__(self, conn_id: str, waiting: Mapping[str, int | None], remedy: str) -> None:
+        known = {queue: count for queue, count in waiting.items() if count is not None}
+        texts = [f"{count:,} in {queue}" for queue, count in known.items()]
+        if unseen := [queue for queue in waiting if queue not in known]:
+            texts.append(
+                f"unknown is how many are stuck in dead-lettering in {some(unseen, separator=', ')}, which the"
+                " management API alone tells"
+            )
+        super().__init__(f"connection {conn_id!r}: messages wait: {some(texts)}. {remedy}")
+        self.waiting = dict(waiting)
 
 
 class Interrupted(DelayedError):
@@ -106,6 +129,17 @@ class UnsupportedConnection(DelayedError):
             f"connection {conn_id!r} is of type {conn_type!r}, which no transport serves; use one of"
             f" {', '.join(known)}, or a package that offers it (entry point group 'airflow_delayed.delivery')"
         )
+
+
+class UnsupportedOption(InputError):
+    """A transport was given options that another one has."""
+
+    def __init__(self, conn_id: str, conn_type: str | None, options: Sequence[str]) -> None:
+        super().__init__(
+            f"connection {conn_id!r} is of type {conn_type!r}, which has no {some(options, separator=', ')}; leave it"
+            " out, or use a connection of the type that has it (for topologies: rabbitmq)"
+        )
+        self.options = tuple(options)
 
 
 class TransportUnavailable(DelayedError):

@@ -102,6 +102,11 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Seconds to wait for a broker that is short of memory or disk; empty: 300.",
                         "schema": {"type": ["number", "null"], "exclusiveMinimum": 0},
                     },
+                    "management_url": {
+                        "label": "Management API",
+                        "description": "http(s)://host:port; empty: 10,000 ports above AMQP's; none: do without.",
+                        "schema": {"type": ["string", "null"]},
+                    },
                     "topology": {
                         "label": "Topology",
                         "description": "delayed (empty), nservicebus, nservicebus-v1, celery or celery-classic.",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
-from airflow_delayed.delivery import Clock, SendReport, State, TopologyReport
-from airflow_delayed.errors import TopologyError, TransportUnavailable
+from airflow_delayed.delivery import Clock, SendReport, TopologyReport
+from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels, plan, properties
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology, topology_of
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.rabbitmq.management import Management
     from airflow_delayed.rabbitmq.moved import MoveReport
     from airflow_delayed.rabbitmq.place import Place
+    from airflow_delayed.rabbitmq.upkeep import Upkeep
+    from airflow_delayed.rabbitmq.waiting import Waiting
 
 
 class RabbitMQDelayHook(BaseHook):
@@ -45,6 +48,8 @@ class RabbitMQDelayHook(BaseHook):
     - ``heartbeat``: seconds, by default as the broker proposes (60); a connection on which nothing comes is given up
       after that and 5 s, at most twice as long; 0: never; ``connection_timeout``: **milliseconds** to connect (15000);
     - ``blocked_timeout`` (not RabbitMQ's): seconds to wait for a broker that is short of memory or disk (300).
+    - ``management_url`` (not RabbitMQ's): of the management API, ``http(s)://[user:password@]host:port``, by default
+      10,000 ports above AMQP's on the same host; ``none`` to do without.
 
     :param clock: what is taken for the present.
     """
@@ -87,47 +92,89 @@ class RabbitMQDelayHook(BaseHook):
         return timedelta(seconds=levels.MAX_DELAY_SECONDS)
 
     def install(
-        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
+        self,
+        destinations: Iterable[str],
+        *,
+        create_destinations: bool = False,
+        dry_run: bool = False,
+        replace: bool = False,
+        unroutable_policy: bool = False,
     ) -> TopologyReport:
         """Make the 28 levels, the delivery exchange and the destinations' bindings; may be repeated at any time.
 
         A destination is created as a durable quorum queue (with conventional routing behind a durable fanout exchange).
-        If something differs or is missing, nothing is made.
+        If something differs or is missing, nothing is made; with the management API every argument that differs is
+        named, without it the first one of each part.
 
+        :param replace: delete and make anew exchanges and queues of the topology that differ. Refused, with nothing
+            changed, while messages wait in such a queue; for the delivery exchange, and on topologies of classic
+            queues, while any wait. Destinations' bindings are put back, without the management API those of
+            ``destinations`` alone.
+        :param unroutable_policy: on a topology that others declare too (NServiceBus's, Celery's), set a policy by which
+            what no destination takes goes into a queue of ours, such as ``nsb.v2.delay-unroutable``. Needs the
+            management API, and the tag policymaker. The default topology has such a queue anyway.
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
+        :raises MessagesWaiting: what is to be replaced would lose messages (not with ``dry_run``).
         :raises LimitExceeded: a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
-        parts = plan.plan(self.topology, destinations)
-        with self._connected() as connection:
-            found = plan.compare(connection, parts)
-            report = TopologyReport(plan.todo(parts, found, create_destinations=create_destinations))
-            if dry_run:
-                return report
-            if report.problems:
-                raise TopologyError(self.conn_id, report)
-            plan.apply(connection, parts)
-        return TopologyReport(plan.todo(parts, found, create_destinations=create_destinations, done=State.CREATED))
+        names = list(destinations)
+        plan.plan(self.topology, names)
+        with self._upkeep() as upkeep:
+            return upkeep.install(
+                names,
+                create_destinations=create_destinations,
+                dry_run=dry_run,
+                replace_differing=replace,
+                unroutable_policy=unroutable_policy,
+            )
+
+    def uninstall(self, *, force: bool = False, dry_run: bool = False) -> TopologyReport:
+        """Delete the topology's exchanges, queues and bindings, and the policy that is ours; no destination.
+
+        Takes up to some ten seconds, for the broker's own statistics have to say that nothing is stuck in
+        dead-lettering. A message that arrives meanwhile stops it: all that was deleted is put back, with the message.
+
+        :param force: delete it with all messages that wait.
+        :param dry_run: delete nothing and return what would be, and what waits.
+        :raises MessagesWaiting: messages wait; or may be stuck in dead-lettering, which the management API alone tells.
+        :raises TransportUnavailable: the broker cannot be reached or refuses the user.
+        """
+        with self._upkeep() as upkeep:
+            return upkeep.uninstall(force=force, dry_run=dry_run)
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare exchanges and queues with what messages need that are delayed by up to ``max_delay``.
+        """Compare what is there with what messages need that are delayed by up to ``max_delay``. Changes nothing.
 
-        Changes nothing and needs no management API. Bindings cannot be seen this way; install makes them again. On a
-        topology that binds by suffix (NServiceBus's, Celery's) it warns of each pair of these destinations of which one
-        also gets the messages for the other.
+        Over AMQP: exchanges, queues and their arguments, the broker's version, messages that were unroutable. With the
+        management API also bindings, policies, feature flags, destinations that leak into each other or reject messages
+        when full, and messages stuck in dead-lettering; without it each of these is said to be unknown.
 
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
+        from airflow_delayed.rabbitmq import server
+
         top_level = levels.TOP_LEVEL
         if max_delay is not None:
             seconds = ceil_units(max_delay)
             top_level = levels.entry_level(seconds) if seconds else -1
         names = list(destinations)
-        parts = plan.plan(self.topology, names, top_level=top_level)
-        with self._connected() as connection:
-            found = plan.compare(connection, parts)
-        return TopologyReport((*found, *plan.leaks(self.topology, names)))
+        plan.plan(self.topology, names)
+        with self._upkeep() as upkeep:
+            return upkeep.verify(names, top_level, lambda: server.version(self._hosts()))
+
+    def waiting(self) -> Waiting:
+        """Count what waits in each level, and tell when it falls due; ``str()`` of it is a table.
+
+        Without the management API the messages stuck in dead-lettering are unknown, and the total is the least there
+        can be.
+
+        :raises TopologyError: nothing is installed.
+        :raises TransportUnavailable: the broker cannot be reached or refuses the user.
+        """
+        with self._upkeep() as upkeep:
+            return upkeep.waiting(self._clock())
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.
@@ -185,16 +232,14 @@ class RabbitMQDelayHook(BaseHook):
             where :meth:`migrate` puts what it cannot move.
         :param limit: look at no more than so many messages.
         :param dry_run: take and change nothing; the report has how many there are.
-        :raises ValueError: the topology has no such queue, or the limit is negative.
+        :raises ValueError: the limit is negative.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
         :raises TransportUnavailable: the connection failed. What was not sent is where it was.
         :raises SendFailed: the broker did not take some messages; they are where they were.
         """
         from airflow_delayed.rabbitmq.mover import Mover
 
-        queue = queue or self.topology.unroutable
-        if queue is None:
-            raise ValueError(f"topology {self.topology.name!r} has no queue for what is unroutable; name one by queue=")
+        queue = queue or self.topology.unroutable_queue
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
         here = self._place(self)
@@ -247,6 +292,21 @@ class RabbitMQDelayHook(BaseHook):
             ) from error
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error
+
+    @contextmanager
+    def _upkeep(self) -> Iterator[Upkeep]:
+        from airflow_delayed.rabbitmq.upkeep import Upkeep
+
+        with self._connected() as connection:
+            management, why = self._management()
+            with management or nullcontext():
+                yield Upkeep(self.conn_id, self.topology, connection, management, why)
+
+    def _management(self) -> tuple[Management | None, str | None]:
+        from airflow_delayed.rabbitmq import management
+
+        url = self.get_connection(self.conn_id).extra_dejson.get("management_url")
+        return management.reach(self._hosts(), url)
 
     def _hosts(self) -> list[ConnectionParameters]:
         from airflow_delayed.rabbitmq.parameters import parameters

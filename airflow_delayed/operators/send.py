@@ -266,8 +266,8 @@ class DelayedSendOperator(BaseOperator):
         options = {name: given for name in ("topology", "routing") if (given := getattr(self, name)) is not None}
         if options and self.store_conn_id is not None:
             raise InputError(
-                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection says;"
-                f" set the extra of {self.conn_id!r} instead"
+                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
+                f" says; set the extra of {self.conn_id!r} instead"
             )
         delivery = delivery_for(self.conn_id, **options)
         closing.callback(delivery.close)
@@ -384,7 +384,8 @@ class DelayedSendOperator(BaseOperator):
                 f"create it, or run TopologyInstallOperator(conn_id={self.conn_id!r}, destinations=[...],"
                 " create_destinations=True). Nothing was sent",
             )
-        if not report.ok:
+        # what only blocks passes, and the messages wait until then
+        if report.unready:
             raise TopologyError(self.conn_id, report)
         if route.store is not None and not route.holds_all:
             report = route.store.verify(())

@@ -5,30 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delayed.delivery import State, delivery_for
-from airflow_delayed.errors import InputError
+from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for
+from airflow_delayed.errors import InputError, UnsupportedOption
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+_QUIET = (State.OK, State.CREATED, State.PLANNED, State.DELETED, State.WOULD_DELETE)
 
 
 class TopologyInstallOperator(BaseOperator):
     """Make the queues, exchanges or tables that delayed messages need. It may be run again at any time.
 
-    What is there already stays as it is; what differs from what is needed is reported and fails the task.
+    What is there already stays as it is; what differs from what is needed is reported and fails the task. The
+    parameters from ``topology`` on are RabbitMQ's; on another connection they are an error before anything is done.
 
     :param conn_id: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection for a store.
     :param destinations: the queues that will receive messages; none for a store that only holds them.
     :param create_destinations: make destinations that do not exist; without it they are an error.
-    :param dry_run: make nothing, and log the plan.
+    :param dry_run: change nothing, and log the plan.
+    :param topology: whose delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
+        ``celery-classic``; by default the connection's.
+    :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
+    :param replace: delete and make anew what differs, unless messages wait there.
+    :param unroutable_policy: on a topology that others declare too, set a policy that leads what is unroutable into a
+        queue of ours. Needs the management API and the tag policymaker.
+    :param uninstall: delete the topology instead of making it; destinations are neither needed nor deleted. Refused
+        while messages wait.
+    :param force: uninstall it with all messages that wait.
     :return: how many parts were found in which state, such as ``{"ok": 1, "created": 2}``.
     :raises TopologyError: something differs, or a destination is missing.
+    :raises MessagesWaiting: messages wait where something was to be deleted.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "destinations")
+    template_fields: Sequence[str] = ("conn_id", "destinations", "topology", "routing")
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -38,30 +51,63 @@ class TopologyInstallOperator(BaseOperator):
         destinations: Sequence[str] | str = (),
         create_destinations: bool = False,
         dry_run: bool = False,
+        topology: str | None = None,
+        routing: str | None = None,
+        replace: bool = False,
+        unroutable_policy: bool = False,
+        uninstall: bool = False,
+        force: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if force and not uninstall:
+            raise ValueError("force is for uninstall=True alone; what differs is changed by replace=True")
+        if uninstall and (create_destinations or replace or unroutable_policy):
+            raise ValueError("uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy")
         self.conn_id = conn_id
         self.destinations = destinations
         self.create_destinations = create_destinations
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
+        self.topology = topology
+        self.routing = routing
+        self.replace = replace
+        self.unroutable_policy = unroutable_policy
+        self.uninstall = uninstall
+        self.force = force
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Install, or tell the plan."""
-        names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)
-        delivery = delivery_for(self.conn_id)
+        """Install or uninstall, or tell the plan."""
         try:
-            report = delivery.install(names, create_destinations=self.create_destinations, dry_run=self.only_plan)
-        except InputError as error:
+            report = self._run()
+        except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
-        finally:
-            delivery.close()
         for finding in report:
-            log = self.log.info if finding.state in (State.OK, State.CREATED, State.PLANNED) else self.log.warning
+            log = self.log.info if finding.state in _QUIET else self.log.warning
             log("%s", finding)
         counts = report.counts()
         self.log.info(
             "%s: %s", self.conn_id, ", ".join(f"{count} {state}" for state, count in counts.items()) or "nothing"
         )
         return counts
+
+    def _run(self) -> TopologyReport:
+        conn_type = BaseHook.get_connection(self.conn_id).conn_type
+        # a template may have come out empty
+        delivery: Any = delivery_for(self.conn_id, topology=self.topology or None, routing=self.routing or None)
+        try:
+            if self.uninstall:
+                if not hasattr(delivery, "uninstall"):
+                    raise UnsupportedOption(self.conn_id, conn_type, ["uninstall"])
+                removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=self.only_plan)
+                return removed
+            own = {"replace": self.replace, "unroutable_policy": self.unroutable_policy}
+            options = {name: True for name, value in own.items() if value}
+            check_options(self.conn_id, conn_type, delivery.install, options)
+            names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)
+            made: TopologyReport = delivery.install(
+                names, create_destinations=self.create_destinations, dry_run=self.only_plan, **options
+            )
+            return made
+        finally:
+            delivery.close()

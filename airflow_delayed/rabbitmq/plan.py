@@ -82,19 +82,26 @@ Declaration = Exchange | Queue | Binding
 
 
 def plan(
-    topology: Topology, destinations: Iterable[str] = (), *, top_level: int = levels.TOP_LEVEL
+    topology: Topology,
+    destinations: Iterable[str] = (),
+    *,
+    top_level: int = levels.TOP_LEVEL,
+    unroutable: bool = False,
 ) -> tuple[Declaration, ...]:
     """Return what delays need, in an order in which each part may be made.
 
     :param top_level: the highest level wanted; -1 for none, where no message is delayed.
+    :param unroutable: with an exchange and queue for what is unroutable, to which a policy leads, also where the
+        topology has none.
     :raises LimitExceeded: a destination's name is beyond the limits.
     """
     parts: list[Declaration] = []
     arguments: dict[str, str | int] = {}
     if topology.unroutable:
         arguments["alternate-exchange"] = topology.unroutable
-        exchange = Exchange(topology.unroutable, "fanout")
-        queue = Queue(topology.unroutable, {"x-queue-type": "quorum"})
+    if topology.unroutable or unroutable:
+        exchange = Exchange(topology.unroutable_queue, "fanout")
+        queue = Queue(topology.unroutable_queue, {"x-queue-type": "quorum"})
         parts += exchange, queue, Binding(exchange, queue)
     delivery = below = Exchange(topology.delivery_exchange, "topic", arguments)
     parts.append(delivery)
@@ -132,6 +139,20 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tup
         findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
     asker.close()
     return findings
+
+
+def counts(connection: BlockingConnection, names: Iterable[str]) -> dict[str, int | None]:
+    """Count the messages that are ready in each queue; None for one that is missing.
+
+    What is stuck in dead-lettering, or with a consumer, is not counted.
+
+    :raises pika.exceptions.ChannelClosedByBroker: the broker refuses to say.
+    """
+    asker = _Asker(connection)
+    with _refusals_expected():
+        found = {name: asker.count(name) for name in names}
+    asker.close()
+    return found
 
 
 @contextmanager
@@ -183,6 +204,19 @@ class _Asker:
             return error.reply_code, error.reply_text
         return None
 
+    def count(self, queue: str) -> int | None:
+        from pika.exceptions import ChannelClosedByBroker
+
+        if self._channel is None:
+            self._channel = self._connection.channel()
+        try:
+            return int(self._channel.queue_declare(queue, passive=True).method.message_count)
+        except ChannelClosedByBroker as error:
+            self._channel = None
+            if error.reply_code != NOT_FOUND:
+                raise
+            return None
+
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
@@ -224,14 +258,6 @@ def difference(part: Exchange | Queue, text: str, destination: str | None = None
 def _value(text: str | None) -> object:
     """Read a value the broker quotes; it tells an argument's type only sometimes. Absent is None."""
     return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
-
-
-def leaks(topology: Topology, destinations: Iterable[str]) -> tuple[Finding, ...]:
-    """Name each pair of destinations of which one also gets the delayed messages for the other."""
-    return tuple(
-        Finding(state=State.WARNING, resource=f"destination {one}", found=f"also gets delayed messages for {other}")
-        for one, other in topology.leaks(destinations)
-    )
 
 
 def todo(

@@ -53,6 +53,28 @@ class Topology:
         """Return the name of a level's exchange and of its queue."""
         return f"{self.level_prefix}{level:0{self.level_digits}d}"
 
+    @property
+    def unroutable_queue(self) -> str:
+        """The exchange and queue for what is unroutable; where others declare the topology too, a policy leads there.
+
+        Named as the delivery exchange is: ``nsb.v2.delay-unroutable``, ``celery_delayed_unroutable``. Only an install
+        with ``unroutable_policy`` makes the latter kind.
+        """
+        if self.unroutable:
+            return self.unroutable
+        name = self.delivery_exchange.removesuffix("delivery")
+        return f"{name}unroutable" if name != self.delivery_exchange else f"{name}.unroutable"
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether the levels' queues are quorum queues."""
+        return self.arguments.get("x-queue-type") == "quorum"
+
+    @property
+    def keeps_stuck(self) -> bool:
+        """Whether a level keeps what cannot move on (at-least-once dead-lettering); else such a message is lost."""
+        return self.arguments.get("x-dead-letter-strategy") == "at-least-once"
+
     def queue_arguments(self, level: int) -> dict[str, str | int]:
         """Return the arguments of a level's queue; its time to live, in milliseconds, is what makes the delay.
 
@@ -78,7 +100,7 @@ class Topology:
             is a part of the topology itself.
         """
         levels.check_destination(destination)
-        if destination in (self.unroutable, self.delivery_exchange) or destination.startswith(self.level_prefix):
+        if destination in (self.unroutable_queue, self.delivery_exchange) or destination.startswith(self.level_prefix):
             raise LimitExceeded(
                 "destination", f"{destination!r} is a part of the delay levels themselves; choose another"
             )
@@ -108,7 +130,7 @@ class Topology:
     @property
     def pattern(self) -> str:
         """A pattern for the names of its parts, as RabbitMQ's permissions have them."""
-        names = filter(None, (self.level_prefix, self.delivery_exchange, self.unroutable))
+        names = (self.level_prefix, self.delivery_exchange, self.unroutable_queue)
         return f"^({'|'.join(name.replace('.', '[.]') for name in names)})"
 
 

@@ -179,6 +179,22 @@ def test_what_kombu_declares_is_what_we_expect(
     }
 
 
+def test_kombu_accepts_it_with_our_policy_for_what_is_unroutable(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object
+) -> None:
+    from kombu.transport import native_delayed_delivery as delivery
+
+    hook = using("celery")
+    hook.install(["orders"], create_destinations=True, unroutable_policy=True)
+    vhost.manage("DELETE", "policies/{vhost}/celery_delayed_unroutable")
+    hook.install(["orders"], unroutable_policy=True)
+    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, "quorum")
+    hook.send(messages("orders", [1] * 3))
+    with vhost.channel() as channel:
+        channel.queue_delete("orders")
+    eventually(lambda: hook.waiting().unroutable == 3)
+
+
 @pytest.mark.parametrize("topology", [CELERY, CELERY_CLASSIC], ids=["quorum", "classic"])
 def test_kombu_accepts_what_we_install_and_its_queues_get_our_messages(
     using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object, topology: Topology

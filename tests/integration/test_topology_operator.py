@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from support.rabbitmq import virtual_host
 from support.sqs import World, world_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import TopologyError
+from airflow_delayed.errors import MessagesWaiting, TopologyError
 from airflow_delayed.operators.topology import TopologyInstallOperator
 
 QUEUE = f"mail-{uuid4().hex[:12]}"
@@ -55,3 +55,74 @@ def test_missing_destination_is_made_only_when_told(conn_id, capsys):
 def test_bad_name_is_no_reason_to_try_again(conn_id):
     with pytest.raises((AirflowFailException, TopologyError)):
         install(conn_id, destinations=["x" * 300])
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"topology": "celery"}, "topology"),
+        ({"topology": "nservicebus", "routing": "direct"}, "routing, topology"),
+        ({"replace": True}, "replace"),
+        ({"unroutable_policy": True}, "unroutable_policy"),
+        ({"uninstall": True, "create_destinations": False}, "uninstall"),
+    ],
+)
+def test_options_of_another_transport_are_refused_before_anything_is_done(connect, tmp_path, options, named):
+    conn_id = connect("other", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    planned = install(conn_id, dry_run=True)
+    with pytest.raises(AirflowFailException, match=f"connection 'other' is of type 'sqlite', which has no {named};"):
+        install(conn_id, **options)
+    assert install(conn_id, dry_run=True) == planned
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"force": True}, "force is for uninstall=True alone"),
+        ({"uninstall": True, "replace": True}, "uninstall=True makes nothing"),
+    ],
+)
+def test_options_that_do_not_go_together(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        TopologyInstallOperator(task_id="install", conn_id="any", **options)
+
+
+def test_a_topology_of_its_own_is_installed_and_uninstalled(connect, rabbitmq_url, capsys):
+    with virtual_host(rabbitmq_url) as host:
+        conn_id = connect("topology", **host.connection)
+        options = {"topology": "celery", "routing": "", "unroutable_policy": True}
+        planned = install(conn_id, dry_run=True, **options)["would create"]
+        assert install(conn_id, **options) == {"created": planned}
+        assert host.count("celery_delayed_unroutable") == 0
+        host.declare("celery_delayed_0x")
+        with host.channel() as channel:
+            channel.confirm_delivery()
+            channel.basic_publish("", "celery_delayed_27", b"", mandatory=True)
+        remove = {"topology": "celery", "uninstall": True, "create_destinations": False}
+        with pytest.raises(MessagesWaiting, match="1 in celery_delayed_27"):
+            install(conn_id, **remove)
+        plan = install(conn_id, dry_run=True, **remove)
+        assert plan["blocked"] == 1
+        gone = install(conn_id, force=True, **remove)
+        assert gone["deleted"] == plan["would delete"]
+        assert "queue celery_delayed_27: 1 messages went with it" in capsys.readouterr().out
+        left = {found["name"] for found in host.manage("GET", "queues/{vhost}?disable_stats=true")}
+        assert left == {QUEUE, "celery_delayed_0x"}
+
+
+def test_what_differs_is_replaced_when_told(connect, rabbitmq_url):
+    with virtual_host(rabbitmq_url) as host:
+        conn_id = connect("topology", **host.connection)
+        with host.channel() as channel:
+            channel.queue_declare("delayed.level-05", durable=True)
+        with pytest.raises(
+            TopologyError, match=r"queue delayed.level-05 x-queue-type: wanted 'quorum', found 'classic'"
+        ):
+            install(conn_id)
+        assert install(conn_id, replace=True)["deleted"] == 1
+        assert set(install(conn_id)) == {"ok"}
+
+
+def test_a_topology_that_is_unknown_is_no_reason_to_try_again(connect, rabbitmq_url):
+    with virtual_host(rabbitmq_url) as host, pytest.raises(AirflowFailException, match="topology 'rabbit' is unknown"):
+        install(connect("topology", **host.connection), topology="rabbit")

@@ -284,7 +284,7 @@ def test_topology_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
     assert run.options == {}
     run.execute(messages=rows(1), topology="nservicebus", routing="direct")
     assert run.options == {"topology": "nservicebus", "routing": "direct"}
-    with pytest.raises(AirflowFailException, match="topology= cannot go with store_conn_id=.* extra of 'recorder'"):
+    with pytest.raises(AirflowFailException, match=r"topology= cannot go with store_conn_id=.* extra of 'recorder'"):
         run.execute(messages=rows(1), topology="celery", store_conn_id="store")
 
 

@@ -1,0 +1,269 @@
+"""Replacing what differs, the policy for what is unroutable, and uninstalling, on a real broker; nothing gets lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+
+from airflow_delayed.delivery import State
+from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.rabbitmq.topology import DELAYED
+
+Connect = Callable[..., str]
+LEVEL_3 = {**DELAYED.queue_arguments(3), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def using(vhost: VirtualHost, connect: Connect) -> Callable[..., RabbitMQDelayHook]:
+    numbers = count()
+
+    def make(topology: str | None = None, **extra: object) -> RabbitMQDelayHook:
+        conn_id = connect(f"rabbit{next(numbers)}", **vhost.connection, extra=extra)
+        return RabbitMQDelayHook(conn_id, topology=topology)
+
+    return make
+
+
+def names(vhost: VirtualHost) -> set[str]:
+    queues = vhost.manage("GET", "queues/{vhost}?disable_stats=true")
+    exchanges = vhost.manage("GET", "exchanges/{vhost}")
+    return {found["name"] for found in (*queues, *exchanges) if not found["name"].startswith("amq.") and found["name"]}
+
+
+def declare(vhost: VirtualHost, queue: str, arguments: dict[str, object]) -> None:
+    with vhost.channel() as channel:
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+
+
+def test_every_argument_that_differs_is_named(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    declare(vhost, "delayed.level-03", LEVEL_3)
+    with pytest.raises(TopologyError, match="replace=True") as error:
+        using().install([])
+    assert {(found.argument, found.wanted, found.found) for found in error.value.report.problems} == {
+        ("x-message-ttl", 8000, 9000),
+        ("x-dead-letter-exchange", "delayed.level-02", "else"),
+        ("x-expires", None, 10_000),
+    }
+    # AMQP tells one
+    assert len(using(management_url="none").install([], dry_run=True).problems) == 1
+    assert names(vhost) == {"delayed.level-03"}
+
+
+def test_what_differs_and_is_empty_is_replaced_when_told(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    hook = using()
+    with vhost.channel() as channel:
+        channel.exchange_declare("delayed.delivery", exchange_type="topic", durable=True)
+        channel.queue_declare("other", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.queue_bind("other", "delayed.delivery", hook.topology.binding_key("other"))
+    declare(vhost, "delayed.level-03", {"x-message-ttl": 9000})
+    before = names(vhost)
+    plan = hook.install(["orders"], create_destinations=True, replace=True, dry_run=True)
+    assert [str(found) for found in plan if found.state is State.WOULD_DELETE] == [
+        "exchange delayed.delivery: would delete",
+        "queue delayed.level-03: would delete",
+    ]
+    assert plan.ok
+    assert names(vhost) == before
+    done = hook.install(["orders"], create_destinations=True, replace=True)
+    assert done.counts() == {"deleted": 2, "created": plan.counts()["would create"]}
+    # also the binding of a destination that was not named
+    assert hook.verify(["orders", "other"]).counts() == {"ok": 28 * 2 + 3 + 2}
+    hook.send(messages("other", [1]))
+    assert len(vhost.collect("other", enough=1)) == 1
+
+
+def test_nothing_is_replaced_while_messages_wait_in_it(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    declare(vhost, "delayed.level-03", {**LEVEL_3, "x-message-ttl": 900_000, "x-expires": 9_000_000})
+    declare(vhost, "delayed.level-04", {"x-queue-type": "classic"})
+    with vhost.channel() as channel:
+        channel.confirm_delivery()
+        for _ in range(3):
+            channel.basic_publish("", "delayed.level-03", b"")
+    before = names(vhost)
+    with pytest.raises(MessagesWaiting, match=r"3 in delayed.level-03.* Nothing was changed") as error:
+        using().install([], replace=True)
+    assert error.value.waiting == {"delayed.level-03": 3}
+    assert "queue delayed.level-03: 3 messages wait in it" in map(
+        str, using().install([], replace=True, dry_run=True).problems
+    )
+    with vhost.channel() as channel:
+        channel.queue_purge("delayed.level-03")
+    with pytest.raises(MessagesWaiting, match="the management API alone tells"):
+        using(management_url="none").install([], replace=True)
+    assert names(vhost) == before
+
+
+@pytest.mark.parametrize("topology", ["celery", "nservicebus"])
+def test_a_policy_keeps_what_is_unroutable(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost, topology: str
+) -> None:
+    hook = using(topology)
+    with pytest.raises(TransportUnavailable, match=r"needs the management API.*Nothing was changed"):
+        using(topology, management_url="none").install([], unroutable_policy=True)
+    assert names(vhost) == set()
+    queue = {"celery": "celery_delayed_unroutable", "nservicebus": "nsb.v2.delay-unroutable"}[topology]
+    plan = hook.install(["gone"], create_destinations=True, unroutable_policy=True, dry_run=True)
+    assert f"policy '{queue}': would create" in map(str, plan)
+    assert names(vhost) == set()
+    hook.install(["gone"], create_destinations=True, unroutable_policy=True)
+    # as it was declared by its owners, too
+    assert set(hook.install(["gone"]).counts()) == {"ok"}
+    again = hook.install(["gone"], unroutable_policy=True)
+    assert set(again.counts()) == {"ok"}
+
+    hook.send(messages("gone", [1, 2, 0]))
+    with vhost.channel() as channel:
+        channel.queue_delete("gone")
+        if topology == "nservicebus":
+            channel.exchange_delete("gone")
+    kept = vhost.collect(queue, enough=2)
+    assert {arrival.message_id for arrival in kept} == {"m0", "m1"}
+    hook.install([])
+
+
+def test_a_policy_of_others_is_not_put_aside(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    body = {"pattern": "delivery", "definition": {"alternate-exchange": "theirs"}, "apply-to": "exchanges"}
+    vhost.manage("PUT", "policies/{vhost}/theirs", body)
+    with pytest.raises(TopologyError, match=r"wanted 'celery_delayed_unroutable', found 'theirs; one policy alone"):
+        using("celery").install([], unroutable_policy=True)
+    assert names(vhost) == set()
+
+
+def test_uninstall_leaves_the_destinations(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using("celery")
+    hook.install(["orders"], create_destinations=True, unroutable_policy=True)
+    hook.send(messages("orders", [1]))
+    assert len(vhost.collect("orders", enough=1)) == 1
+    plan = hook.uninstall(dry_run=True)
+    assert plan.counts() == {"would delete": 28 * 2 + 1 + 1 + 2 + 1}
+    done = hook.uninstall()
+    assert done.counts() == {"deleted": plan.counts()["would delete"]}
+    assert {
+        "binding celery_delayed_delivery -> orders: deleted",
+        "queue celery_delayed_27: deleted",
+        "policy 'celery_delayed_unroutable': deleted",
+    } <= set(map(str, done))
+    assert names(vhost) == {"orders"}
+    assert vhost.manage("GET", "policies/{vhost}") == []
+    # and once more
+    assert hook.uninstall().counts() == {}
+
+
+def test_uninstall_refuses_while_messages_wait(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using()
+    hook.install(["orders"], create_destinations=True)
+    hook.send(messages("orders", [3000] * 4))
+    before = names(vhost)
+    with pytest.raises(MessagesWaiting, match=r"messages wait: 4 in delayed.level-11\. Nothing was deleted"):
+        hook.uninstall()
+    assert "queue delayed.level-11: 4 messages wait in it" in map(str, hook.uninstall(dry_run=True))
+    assert names(vhost) == before
+    assert vhost.count("delayed.level-11") == 4
+    report = hook.uninstall(force=True)
+    assert "queue delayed.level-11: 4 messages went with it" in map(str, report)
+    assert names(vhost) == {"orders"}
+
+
+def test_uninstall_refuses_where_what_is_stuck_cannot_be_seen(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    using().install([])
+    with pytest.raises(MessagesWaiting, match=r"unknown is how many are stuck .* management API alone tells"):
+        using(management_url="none").uninstall()
+    assert "delayed.level-00" in names(vhost)
+    # classic queues keep nothing back
+    blind = using("nservicebus-v1", management_url="none")
+    blind.install([])
+    blind.uninstall()
+    assert not [name for name in names(vhost) if name.startswith("nsb.")]
+
+
+@pytest.mark.parametrize(
+    "topology, deleted, at",
+    [("nservicebus-v1", 27, 27), ("nservicebus-v1", 27, 26), ("delayed", 27, 26), ("delayed", 1, 1)],
+)
+def test_a_message_that_comes_while_uninstall_runs_is_kept(
+    using: Callable[..., RabbitMQDelayHook],
+    vhost: VirtualHost,
+    monkeypatch: pytest.MonkeyPatch,
+    topology: str,
+    deleted: int,
+    at: int,
+) -> None:
+    """It enters a level directly, just before that queue or a higher one is deleted, and is confirmed."""
+    hook = using(topology)
+    hook.install(["orders"], create_destinations=True)
+    level = hook.topology.level_name(at)
+    delete = BlockingChannel.queue_delete
+    key = "0." * 26 + "1.0.orders"
+
+    def late(self: BlockingChannel, queue: str, **options: object) -> object:
+        if queue == hook.topology.level_name(deleted):
+            with vhost.channel() as channel:
+                channel.confirm_delivery()
+                sent = pika.BasicProperties(
+                    message_id="late",
+                    delivery_mode=2,
+                    headers={"airflow-delayed-due-at": "2026-01-01T00:00:00+00:00", "BCC": [level]},
+                )
+                channel.basic_publish("", key, b"late", sent, mandatory=True)
+        return delete(self, queue, **options)
+
+    before = names(vhost)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockingChannel, "queue_delete", late)
+        with pytest.raises(MessagesWaiting, match=f"1 in {level}. They came meanwhile"):
+            hook.uninstall()
+    assert names(vhost) == before
+    assert hook.verify(["orders"]).ok
+    if at > 1:
+        # and is there once
+        assert vhost.count(level) == 1
+    else:
+        # it goes on from where it was
+        (arrival,) = vhost.collect("orders", enough=1)
+        assert (arrival.message_id, arrival.body) == ("late", b"late")
+
+
+def test_what_is_sent_all_the_while_is_not_lost(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    """While uninstall looks at the statistics, somebody sends."""
+    hook = using()
+    hook.install(["orders"], create_destinations=True)
+    stop = threading.Event()
+    sent: list[str] = []
+
+    def send() -> None:
+        other = using()
+        while not stop.wait(0.2):
+            batch = messages("orders", [700], prefix=f"n{len(sent)}-")
+            other.send(batch)
+            sent.append(batch[0].message_id)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        eventually(lambda: sent)
+        with pytest.raises(MessagesWaiting):
+            hook.uninstall()
+    finally:
+        stop.set()
+        sender.join()
+    assert hook.verify(["orders"]).ok
+    assert sent

@@ -1,0 +1,234 @@
+"""What verify() and waiting() tell of a real broker, with its management API and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import count
+from urllib.parse import urlsplit
+
+import pytest
+from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+
+from airflow_delayed.delivery import State, TopologyReport
+from airflow_delayed.errors import TopologyError
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.rabbitmq import levels
+
+Connect = Callable[..., str]
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def using(vhost: VirtualHost, connect: Connect) -> Callable[..., RabbitMQDelayHook]:
+    numbers = count()
+
+    def make(topology: str | None = None, **extra: object) -> RabbitMQDelayHook:
+        conn_id = connect(f"rabbit{next(numbers)}", **vhost.connection, extra=extra)
+        return RabbitMQDelayHook(conn_id, topology=topology)
+
+    return make
+
+
+@pytest.fixture
+def untagged(vhost: VirtualHost) -> Iterator[dict[str, object]]:
+    """A user with all rights in the virtual host and none on the management API."""
+    name = vhost.name.replace("/", "-")
+    vhost.manage("PUT", f"users/{name}", {"password": "secret-word", "tags": ""})
+    vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {"configure": ".*", "write": ".*", "read": ".*"})
+    yield {**vhost.connection, "login": name, "password": "secret-word"}
+    vhost.manage("DELETE", f"users/{name}")
+
+
+def told(report: TopologyReport, code: str) -> list[str]:
+    return [str(found) for found in report if found.code == code]
+
+
+def stuck(vhost: VirtualHost, queue: str) -> int:
+    return vhost.manage("GET", f"queues/{{vhost}}/{queue}").get("messages_dlx") or 0
+
+
+def test_all_that_is_well_is_ok_and_no_more_is_said(using: Callable[..., RabbitMQDelayHook]) -> None:
+    hook = using()
+    hook.install(["orders"], create_destinations=True)
+    assert hook.verify(["orders"]).counts() == {"ok": 28 * 2 + 3 + 1}
+
+
+@pytest.mark.parametrize("way", ["no tag", "turned off", "nothing listens"])
+def test_without_the_management_api_what_cannot_be_known_is_said_once(
+    using: Callable[..., RabbitMQDelayHook],
+    vhost: VirtualHost,
+    connect: Connect,
+    untagged: dict[str, object],
+    way: str,
+) -> None:
+    if way == "no tag":
+        hook, why = RabbitMQDelayHook(connect("plain", **untagged)), "needs the tag management"
+    elif way == "turned off":
+        hook, why = using(management_url="none"), "turns the management API off"
+    else:
+        hook, why = using(management_url="http://127.0.0.1:1"), "it cannot be reached"
+    hook.install(["orders"], create_destinations=True)
+    report = hook.verify(["orders"])
+    assert report.ok
+    unknown = [str(found) for found in report if found.state is State.UNKNOWN]
+    version = vhost.manage("GET", "overview")["rabbitmq_version"]
+    flags = 2 if tuple(map(int, version.split(".")[:2])) < (3, 12) else 0
+    resources = [line.split(": unknown: ")[0] for line in unknown]
+    assert [name for name in resources if not name.startswith("feature flag ")] == [
+        "bindings",
+        "destinations that reject messages when full",
+        "messages stuck in dead-lettering",
+        "policies",
+    ]
+    assert len(resources) == 4 + flags
+    assert all(why in line and "secret-word" not in line for line in unknown)
+    found = hook.waiting()
+    assert (found.messages, found.stuck) == (0, None)
+    assert why in str(found)
+    assert "at least 0" in str(found)
+    with pytest.raises(TopologyError, match="queue missing: missing") as error:
+        hook.install(["missing"])
+    assert error.value.report.missing_destinations == ("missing",)
+
+
+def test_a_management_url_of_its_own(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    using().install(["orders"], create_destinations=True)
+    parts = urlsplit(vhost.url)
+    url = f"http://{parts.username}:{parts.password}@127.0.0.1:{(parts.port or 0) + 10_000}/"
+    assert using(management_url=url).verify(["orders"]).counts() == {"ok": 60}
+    with pytest.raises(ValueError, match="'management_url' must be"):
+        using(management_url="rabbit:secret-word@host").verify([])
+
+
+def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    hook = using()
+    vhost.declare("small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    hook.install(["small", "orders"], create_destinations=True)
+    (line,) = told(hook.verify(["orders"]), "destination-rejects")
+    assert line.startswith("queue small: rejects messages when it is full (max-length 1, an argument)")
+
+    # what is under way when it gets full, it still takes
+    hook.send(messages("small", [0] * 3, prefix="due"))
+    eventually(lambda: vhost.count("small") == 3)
+    hook.send(messages("small", [1] * 20, prefix="small"))
+    eventually(lambda: stuck(vhost, "delayed.level-00") > 0)
+    # a queue that was just made has no statistics, and that is not taken for 0
+    eventually(lambda: hook.waiting().stuck is not None)
+    report = hook.verify(["orders"])
+    assert not report.ok
+    (line,) = told(report, "destination-full")
+    assert line.startswith("queue small: full: ")
+    waiting = hook.waiting()
+    left = 23 - vhost.count("small")
+    assert (waiting.levels[0].stuck, waiting.levels[0].messages, waiting.messages, waiting.stuck) == (left,) * 4
+    assert told(report, "stuck") == [
+        f"queue delayed.level-00: {left} due messages are not taken by where they go next; if that lasts, a"
+        " destination is full or unroutable, and all behind them wait"
+    ]
+    # without the management API none of them can be seen, and that is what is said
+    blind = using(management_url="none").waiting()
+    assert (blind.levels[0].stuck, blind.messages, blind.stuck) == (None, 0, None)
+    assert "at least 0  unknown" in str(blind)
+
+
+def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using()
+    hook.install(["gone"], create_destinations=True)
+    hook.send(messages("gone", [1] * 5))
+    with vhost.channel() as channel:
+        channel.queue_delete("gone")
+    eventually(lambda: hook.waiting().unroutable == 5)
+    for one in (hook, using(management_url="none")):
+        assert told(one.verify([]), "unroutable") == [
+            "queue delayed.unroutable: 5 messages whose destination was not there when they were due; redrive() sends"
+            " them on"
+        ]
+
+
+def test_what_waits_where_and_until_when(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using()
+    hook.install(["orders"], create_destinations=True)
+    hook.send(messages("orders", [300] * 3 + [5000] * 2))
+    waiting = hook.waiting()
+    assert {level.level: level.messages for level in waiting.levels if level.messages} == {8: 3, 12: 2}
+    assert waiting.messages == 5
+    for level in (8, 12):
+        found = waiting.levels[level]
+        assert found.earliest == waiting.at
+        assert found.latest - found.earliest == timedelta(seconds=2 ** (level + 1) - 1)
+    lines = str(waiting).splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["delayed.level-08", "3"], ["delayed.level-12", "2"]]
+    with vhost.channel() as channel:
+        channel.queue_delete("delayed.level-20")
+    assert "missing: delayed.level-20" in str(hook.waiting())
+
+
+def test_waiting_needs_something_installed(using: Callable[..., RabbitMQDelayHook]) -> None:
+    with pytest.raises(TopologyError, match=r"delayed\.level-00: missing"):
+        using().waiting()
+
+
+def test_bindings_that_are_gone_or_wrong(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using()
+    hook.install(["orders", "mail"], create_destinations=True)
+    with vhost.channel() as channel:
+        key = levels.level_key(3, 1)
+        channel.queue_unbind("delayed.level-03", "delayed.level-03", key)
+        channel.queue_bind("delayed.level-03", "delayed.level-03", "#")
+        channel.exchange_unbind("delayed.delivery", "delayed.level-00", levels.level_key(0, 0))
+        channel.queue_unbind("orders", "delayed.delivery", hook.topology.binding_key("orders"))
+        channel.queue_bind("mail", "delayed.delivery", "#.mail")
+    report = hook.verify(["orders", "mail"])
+    assert [str(found) for found in report.problems] == [
+        "binding delayed.level-00 -> delayed.delivery: missing",
+        f"binding delayed.level-03 -> delayed.level-03 key: wanted {key!r}, found '#'",
+    ]
+    (extra,) = told(report, "binding-extra")
+    assert extra.startswith("binding delayed.level-03 -> delayed.level-03: with key '#'")
+    (leak,) = told(report, "leak")
+    assert leak.startswith("binding delayed.delivery -> mail: its key '#.mail' is not exact")
+    (unbound,) = told(report, "destination-unbound")
+    assert unbound.startswith("binding delayed.delivery -> orders: missing")
+    # those that are missing, an install makes
+    hook.install(["orders", "mail"])
+    assert hook.verify(["orders", "mail"]).ok
+
+
+def test_all_bound_destinations_that_leak_are_named(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    hook = using("celery")
+    hook.install(["Sales", "Acme.Sales"], create_destinations=True)
+    assert told(hook.verify([]), "leak") == ["destination Sales: also gets delayed messages for Acme.Sales"]
+
+
+def test_policies_that_change_what_a_level_needs(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using()
+    hook.install(["orders", "late"], create_destinations=True)
+    for name, pattern, definition, sort in (
+        ("short", "level-0[89]$", {"message-ttl": 300_000}, "policies"),
+        ("old", "level-1", {"expires": 1_000_000}, "operator-policies"),
+        ("back", "^late$", {"dead-letter-exchange": ""}, "policies"),
+    ):
+        body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
+        vhost.manage("PUT", f"{sort}/{{vhost}}/{name}", body)
+    report = hook.verify(["orders"])
+    lines = told(report, "policy")
+    # 300 s is more than level 8 waits
+    assert lines[0] == (
+        "queue delayed.level-09 message-ttl by policy 'short', which lets messages go on too early: wanted None, found"
+        " 300000"
+    )
+    assert len(lines) == 1 + 10
+    assert all("expires by operator policy 'old'" in line for line in lines[1:])
+    assert not report.ok
+    (back,) = told(report, "destination-dead-letters-back")
+    assert back.startswith("queue late: dead-letters to the default exchange (policy 'back')")

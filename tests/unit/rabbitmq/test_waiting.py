@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.topics import delays
+
+from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.facts import QueueFacts
+from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS_V1
+from airflow_delayed.rabbitmq.waiting import latest, waiting
+
+NOW = datetime(2026, 1, 31, 8, 30, tzinfo=timezone.utc)
+NAMES = [DELAYED.level_name(level) for level in range(levels.BITS)]
+
+
+@given(delays.filter(bool), st.data())
+def test_the_time_span_of_a_level_always_has_the_true_remaining_delay(delay: int, data: st.DataObject) -> None:
+    waited = data.draw(st.integers(0, delay - 1))
+    # the levels take their time one after the other, the highest first
+    passed, level = 0, levels.TOP_LEVEL
+    while True:
+        own = delay & (1 << level)
+        if own and waited < passed + own:
+            break
+        passed, level = passed + own, level - 1
+    assert NOW <= NOW + timedelta(seconds=delay - waited) <= latest(NOW, level)
+
+
+@given(st.integers(0, levels.TOP_LEVEL))
+def test_the_time_span_is_no_longer_than_it_has_to_be(level: int) -> None:
+    longest = (1 << (level + 1)) - 1
+    assert levels.entry_level(longest) == level
+    assert latest(NOW, level) == NOW + timedelta(seconds=longest)
+
+
+def counted(**counts: int) -> dict[str, int | None]:
+    found: dict[str, int | None] = {**dict.fromkeys(NAMES, 0), "delayed.unroutable": 0}
+    found.update({f"delayed.{name.replace('_', '-')}": count for name, count in counts.items()})
+    return found
+
+
+def listed(**stuck: int | None) -> dict[str, QueueFacts]:
+    return {
+        name: QueueFacts(name=name, type="quorum", stuck=stuck.get(name[8:].replace("-", "_"), 0)) for name in NAMES
+    }
+
+
+def test_what_is_stuck_is_counted_too() -> None:
+    found = waiting(DELAYED, NOW, counted(level_03=4, unroutable=2), listed(level_03=10, level_00=1))
+    assert (found.messages, found.stuck, found.unroutable, found.why_unknown) == (15, 11, 2, None)
+    assert str(found).splitlines() == [
+        "queue               messages  stuck  due from                   due by",
+        "delayed.level-00           1      1  2026-01-31 08:30:00+00:00  2026-01-31 08:30:01+00:00",
+        "delayed.level-03          14     10  2026-01-31 08:30:00+00:00  2026-01-31 08:30:15+00:00",
+        "all levels                15     11",
+        "delayed.unroutable         2",
+    ]
+
+
+@pytest.mark.parametrize("queues", [None, {}, listed(level_05=None)], ids=["no list", "not listed", "no statistics"])
+def test_what_is_not_known_is_not_zero(queues: dict[str, QueueFacts] | None) -> None:
+    found = waiting(DELAYED, NOW, counted(level_05=3), queues, "there is no list")
+    assert (found.levels[5].stuck, found.stuck, found.messages) == (None, None, 3)
+    lines = str(found).splitlines()
+    assert lines[1].split()[:3] == ["delayed.level-05", "3", "unknown"]
+    assert lines[2].split() == ["all", "levels", "at", "least", "3", "unknown"]
+    assert lines[-1].startswith("messages stuck in dead-lettering are not counted: ")
+
+
+def test_a_queue_that_is_missing_holds_nothing() -> None:
+    counts = {**counted(level_01=1), "delayed.level-27": None, "delayed.unroutable": None}
+    found = waiting(DELAYED, NOW, counts, listed())
+    assert (found.missing, found.messages, found.stuck, found.unroutable) == (("delayed.level-27",), 1, 0, None)
+    assert "missing: delayed.level-27" in str(found)
+    assert "no such queue" in str(found)
+
+
+def test_classic_queues_keep_nothing_back() -> None:
+    counts = {NSERVICEBUS_V1.level_name(level): 0 for level in range(levels.BITS)}
+    assert waiting(NSERVICEBUS_V1, NOW, counts, None, "there is no list").stuck == 0
