@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.message import DelayedMessage
@@ -24,6 +24,8 @@ class State(str, Enum):
     CREATED = "created"
     MISSING = "missing"
     DIFFERS = "differs"
+    WOULD_REPAIR = "would repair"
+    REPAIRED = "repaired"
     #: Messages are delivered, and something is to be known; ``found`` says what.
     WARNING = "warning"
 
@@ -39,14 +41,25 @@ class Finding:
     found: object = None
     #: The destination whose messages cannot be delivered because of it.
     destination: str | None = None
+    #: What happens because of it.
+    why: str | None = None
+    #: What a repair does to messages that are there already; None: there is no repair.
+    repair: str | None = None
 
     def __str__(self) -> str:
         name = f"{self.resource} {self.argument}" if self.argument else self.resource
-        if self.state is State.DIFFERS:
-            return f"{name}: wanted {self.wanted!r}, found {self.found!r}"
-        if self.state is State.WARNING:
-            return f"{name}: {self.found}"
-        return f"{name}: {self.state.value}"
+        if self.state in (State.DIFFERS, State.WOULD_REPAIR, State.REPAIRED):
+            done = "" if self.state is State.DIFFERS else f"{self.state.value}, "
+            text = f"{name}: {done}wanted {self.wanted!r}, found {self.found!r}"
+        elif self.state is State.WARNING:
+            text = f"{name}: {self.found}"
+        else:
+            text = f"{name}: {self.state.value}"
+        if self.why:
+            text += f" ({self.why})"
+        if self.repair:
+            text += f"; a repair {self.repair}"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,19 @@ class DelayedDelivery(Protocol):
 
     def close(self) -> None:
         """Close connections; the object can be used again."""
+        ...
+
+
+@runtime_checkable
+class Adviser(Protocol):
+    """A transport that has something to say of delays beyond its horizon, such as what they cost. Not all have."""
+
+    def advice(self, messages: int, delays: timedelta) -> str | None:
+        """Return a line for the log, or None.
+
+        :param messages: how many are due beyond the horizon.
+        :param delays: their delays, added up.
+        """
         ...
 
 

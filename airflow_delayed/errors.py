@@ -81,9 +81,11 @@ class TopologyError(DelayedError):
 
     def __init__(self, conn_id: str, report: TopologyReport) -> None:
         problems = [str(finding) for finding in report.problems]
+        mends = any(finding.repair for finding in report.problems)
         super().__init__(
             f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
-            " makes what is missing, its dry_run=True shows the plan; what differs has to be changed by hand first"
+            " makes what is missing, its dry_run=True shows the plan; what differs"
+            f" {'is changed with repair=True' if mends else 'has to be changed by hand first'}"
         )
         self.report = report
 
@@ -115,6 +117,19 @@ class TransportUnavailable(DelayedError):
     """
 
     report: SendReport | None = None
+
+
+class AccessDenied(TransportUnavailable):
+    """The role of a connection may not do what is needed. ``actions`` names what to allow, on which ``queue``."""
+
+    def __init__(self, conn_id: str, actions: Sequence[str], queue: str | None, doing: str, answer: str) -> None:
+        where = f"queue {queue}" if queue else "the queue"
+        super().__init__(
+            f"connection {conn_id!r} could not {doing}: its role may not do {' and '.join(actions)} on {where}. Allow"
+            f" it in the role's policy, and in the queue's own or the key's if that denies it. SQS answered {answer}"
+        )
+        self.actions = tuple(actions)
+        self.queue = queue
 
 
 class SendFailed(DelayedError):

@@ -371,6 +371,7 @@ class DelayedSendOperator(BaseOperator):
             )
         if not report.ok:
             raise TopologyError(self.conn_id, report)
+        told.doubts(self.log, route.delivery, report, found)
         if route.store is not None and not route.holds_all:
             report = route.store.verify(())
             if not report.ok:

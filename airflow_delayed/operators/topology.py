@@ -14,6 +14,8 @@ from airflow_delayed.errors import InputError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+_GOOD = (State.OK, State.CREATED, State.PLANNED, State.REPAIRED, State.WOULD_REPAIR)
+
 
 class TopologyInstallOperator(BaseOperator):
     """Make the queues, exchanges or tables that delayed messages need. It may be run again at any time.
@@ -58,7 +60,7 @@ class TopologyInstallOperator(BaseOperator):
         finally:
             delivery.close()
         for finding in report:
-            log = self.log.info if finding.state in (State.OK, State.CREATED, State.PLANNED) else self.log.warning
+            log = self.log.info if finding.state in _GOOD else self.log.warning
             log("%s", finding)
         counts = report.counts()
         self.log.info(
