@@ -23,6 +23,7 @@ from airflow_delayed.errors import (
 )
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.sqs import cost, queues, visibility
+from airflow_delayed.sqs.access import name_queues
 from airflow_delayed.sqs.cycle import Counts, DestinationGone, FifoCycle
 from airflow_delayed.sqs.entries import pack
 from airflow_delayed.sqs.faults import is_missing, translated
@@ -46,9 +47,9 @@ PREFIX_EXTRA = "queue_name_prefix"
 UNRESTRICTED_EXTRA = "unrestricted_delay"
 #: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
 MARGIN = timedelta(seconds=30)
-_BEYOND = (
-    f"delays by at most {queues.MAX_DELAY} s. Let such messages wait in a store (store_conn_id=); or set"
-    f' "{UNRESTRICTED_EXTRA}": true in its extra, and run TopologyInstallOperator and a FifoCycleSensor'
+_INSTEAD = (
+    f'let such messages wait in a store (store_conn_id=), or set "{UNRESTRICTED_EXTRA}": true in its extra and run'
+    " TopologyInstallOperator and a FifoCycleSensor"
 )
 
 
@@ -159,7 +160,7 @@ class SqsDelayHook(BaseHook):
                     argument=UNRESTRICTED_EXTRA,
                     wanted=True,
                     found=False,
-                    why=f"a message is due in {max_delay}; {_BEYOND}",
+                    why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {_INSTEAD}",
                 )
             )
         return TopologyReport(tuple(findings))
@@ -171,7 +172,7 @@ class SqsDelayHook(BaseHook):
         """
         hop = hop_of(delay_seconds(message.due_at, now))
         if hop.through_fifo:
-            self._allow(hop.delay_seconds)
+            self._allow_far()
         self._name(message.destination, hop.through_fifo)
         pack(message)
 
@@ -189,8 +190,8 @@ class SqsDelayHook(BaseHook):
         if isinstance(messages, list | tuple):
             now = self._clock()
             for message in messages:
-                if (seconds := delay_seconds(message.due_at, now)) > queues.MAX_DELAY:
-                    self._allow(seconds)
+                if delay_seconds(message.due_at, now) > queues.MAX_DELAY:
+                    self._allow_far()
                     self._locate(message.destination, False)
                     self._locate(message.destination, True)
         return Sender(self.conn_id, self._poster, self._locate, self._clock).send(messages)
@@ -305,7 +306,9 @@ class SqsDelayHook(BaseHook):
     @cached_property
     def _client(self) -> SQSClient:
         with translated(self.conn_id, "make a client"):
-            return cast("SQSClient", self._aws.get_conn())
+            client = cast("SQSClient", self._aws.get_conn())
+        name_queues(client)
+        return client
 
     @cached_property
     def _poster(self) -> Poster:
@@ -337,7 +340,7 @@ class SqsDelayHook(BaseHook):
         """Return a queue's URL, asked for once, or None if there is no such queue."""
         if (destination, fifo) not in self._urls:
             name = self._name(destination, fifo)
-            with translated(self.conn_id, f"look up queue {name}", name):
+            with translated(self.conn_id, f"look up queue {name}"):
                 try:
                     self._urls[destination, fifo] = self._client.get_queue_url(QueueName=name)["QueueUrl"]
                 except ClientError as error:
@@ -348,6 +351,7 @@ class SqsDelayHook(BaseHook):
 
     def _locate(self, destination: str, fifo: bool) -> str:
         if fifo and destination not in self._verified:
+            self._allow_far()
             # what waits in a queue that is not as demanded may be lost
             report = TopologyReport(tuple(self._queues.delay_queue(destination, QueueSettings(), Mode())))
             if not report.ok:
@@ -366,7 +370,7 @@ class SqsDelayHook(BaseHook):
     @contextmanager
     def _asking(self, doing: str, name: str) -> Iterator[None]:
         """Translate errors; that the delay queue is gone is one of its own."""
-        with translated(self.conn_id, doing, name):
+        with translated(self.conn_id, doing):
             try:
                 yield
             except ClientError as error:
@@ -379,9 +383,13 @@ class SqsDelayHook(BaseHook):
         finding = Finding(state=State.MISSING, resource=queues.resource(name), destination=destination)
         return TopologyError(self.conn_id, TopologyReport((finding,)))
 
-    def _allow(self, seconds: int) -> None:
+    def _allow_far(self) -> None:
         if not self.unrestricted_delay:
-            raise LimitExceeded("due_at", f"is {seconds:,} s away, and connection {self.conn_id!r} {_BEYOND}")
+            raise LimitExceeded(
+                "due_at",
+                f"is over {queues.MAX_DELAY} s away, and no message waits for that long through connection"
+                f" {self.conn_id!r}; {_INSTEAD}",
+            )
 
     def _cycle(self, destination: str) -> FifoCycle:
         fifo_url, destination_url = self._url(destination, True), self._url(destination, False)

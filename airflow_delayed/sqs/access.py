@@ -9,8 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
 
 DESTINATION, DELAY_QUEUE, DEAD_LETTER_QUEUE = "destination", "delay queue", "dead-letter queue"
 
@@ -84,6 +88,8 @@ _ACTIONS: Mapping[str, str] = {
     "DeleteMessageBatch": "DeleteMessage",
     "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",
 }
+#: Where an error keeps the queue of its request.
+_QUEUE = "airflow_delayed.queue"
 #: The queue in the text of an answer.
 _ARN = re.compile(r"\barn:aws[\w-]*:sqs:[\w-]*:\d*:([\w.-]*[\w-])")
 
@@ -101,7 +107,25 @@ def denied_actions(error: ClientError) -> tuple[str, ...]:
     return (f"sqs:{request}",)
 
 
+def name_queues(client: SQSClient) -> None:
+    """Let the errors of a client say which queue they are about: SQS's own answer need not, and a batch has many."""
+
+    def note(params: Mapping[str, Any], context: dict[str, Any], **_: object) -> None:
+        context[_QUEUE] = params.get("QueueUrl") or params.get("QueueName")
+
+    def tell(parsed: dict[str, Any], context: Mapping[str, Any], **_: object) -> None:
+        if "Error" in parsed and context.get(_QUEUE):
+            parsed["Error"][_QUEUE] = context[_QUEUE]
+
+    # with an id, so that a client that comes twice is not told twice
+    client.meta.events.register("before-parameter-build.sqs", note, unique_id="airflow-delayed-note-queue")
+    client.meta.events.register("after-call.sqs", tell, unique_id="airflow-delayed-tell-queue")
+
+
 def denied_queue(error: ClientError) -> str | None:
-    """Return the queue that an answer is about, if it says so."""
-    found = _ARN.search(error.response.get("Error", {}).get("Message", ""))
+    """Return the name of the queue that an answer is about, if that is known."""
+    problem = error.response.get("Error", {})
+    if named := problem.get(_QUEUE):
+        return str(named).rsplit("/", 1)[-1]
+    found = _ARN.search(problem.get("Message", ""))
     return found[1] if found else None

@@ -72,10 +72,9 @@ def is_missing(error: ClientError) -> bool:
 
 
 @contextmanager
-def translated(conn_id: str, doing: str, queue: str | None = None) -> Iterator[None]:
+def translated(conn_id: str, doing: str) -> Iterator[None]:
     """Turn what boto3 raises into TransportUnavailable, which says what to look at.
 
-    :param queue: the name or the URL of the queue that it is about.
     :raises AccessDenied: the role may not do it; the error names the IAM actions and the queue.
     """
     try:
@@ -84,8 +83,7 @@ def translated(conn_id: str, doing: str, queue: str | None = None) -> Iterator[N
         problem = error.response.get("Error", {})
         answer = f"{problem.get('Code')}: {problem.get('Message')}"
         if is_denied(error):
-            named = queue.rsplit("/", 1)[-1] if queue else denied_queue(error)
-            raise AccessDenied(conn_id, denied_actions(error), named, doing, answer) from error
+            raise AccessDenied(conn_id, denied_actions(error), denied_queue(error), doing, answer) from error
         raise TransportUnavailable(
             f"connection {conn_id!r} could not {doing}: SQS answered {answer.rstrip('.')}."
             " Look at the connection's region and credentials and at what its role may do"

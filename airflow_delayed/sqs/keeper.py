@@ -55,7 +55,7 @@ class Keeper:
         if dead is None:
             raise self._missing(policy[0].rsplit(":", 1)[-1])
         arn = there.attributes["QueueArn"]
-        with translated(self.conn_id, f"move messages of {dead.name} back to {there.name}", dead.name):
+        with translated(self.conn_id, f"move messages of {dead.name} back to {there.name}"):
             task = start_task(self.client, dead.url, policy[0], arn) if by_sqs else None
             if task is not None:
                 return Redriven(task=task)
@@ -69,7 +69,7 @@ class Keeper:
     def _dead_letter(self, arn: str) -> Found | None:
         """Return the queue of an ARN; it need not have the connection's prefix."""
         account, name = arn.split(":")[-2:]
-        with translated(self.conn_id, f"look up queue {name}", name):
+        with translated(self.conn_id, f"look up queue {name}"):
             try:
                 url = self.client.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=account)["QueueUrl"]
             except ClientError as error:

@@ -39,8 +39,7 @@ def queue_name(name: str, prefix: str = "") -> str:
     """
     if not name.strip():
         raise InvalidMessage("destination", "must be the name of a queue, and is blank")
-    # a prefix with illegal characters is in a finished name in its legal form
-    whole = name if name.startswith((prefix, _legal(prefix))) else prefix + name
+    whole = name if _has_prefix(name, prefix) else prefix + name
     length = len(whole.encode("utf-16-le", "surrogatepass")) // 2
     if length > MAX_NAME:
         raise LimitExceeded(
@@ -50,10 +49,19 @@ def queue_name(name: str, prefix: str = "") -> str:
     return _legal(whole)
 
 
+def _has_prefix(name: str, prefix: str) -> bool:
+    # a prefix with illegal characters is in a finished name in its legal form, but that the two may share a ".fifo"
+    plain = _plain(prefix)
+    return name.startswith((prefix, plain)) or (name == _legal(name) and _plain(name).startswith(plain))
+
+
 def _legal(name: str) -> str:
-    stem, ending = (name[: -len(FIFO)], FIFO) if name.endswith(FIFO) else (name, "")
+    return _plain(name[: -len(FIFO)]) + FIFO if name.endswith(FIFO) else _plain(name)
+
+
+def _plain(name: str) -> str:
     # NServiceBus replaces UTF-16 units, of which a character such as an emoji has two
-    return _ILLEGAL.sub(lambda char: "--" if ord(char[0]) > 0xFFFF else "-", stem) + ending
+    return _ILLEGAL.sub(lambda char: "--" if ord(char[0]) > 0xFFFF else "-", name)
 
 
 def delay_queue_name(name: str, prefix: str = "") -> str:

@@ -101,7 +101,7 @@ class Sender:
         self._waiting -= batch.size
         self._began = True
         try:
-            with translated(self._conn_id, f"send more than {self._report.sent:,} messages", url):
+            with translated(self._conn_id, f"send more than {self._report.sent:,} messages"):
                 outcomes = self._poster.post(batch.parcels, self._address)
         except TransportUnavailable as error:
             error.report = self._report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
@@ -71,7 +71,7 @@ class Queues:
 
     def attributes(self, name: str, url: str) -> Attributes | None:
         """Return a queue's settings and counts, or None if it does not exist."""
-        with translated(self.conn_id, f"read the settings of queue {name}", name):
+        with translated(self.conn_id, f"read the settings of queue {name}"):
             try:
                 answer = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
             except ClientError as error:
@@ -116,7 +116,10 @@ class Queues:
             # a delay queue that is missing does not make its destination a missing one
             why = f"what is due in over {queues.MAX_DELAY} s waits in it; {compare.STORE_INSTEAD}"
             return [Finding(state=State.MISSING, resource=queues.resource(name), why=why)]
-        return self._mend(there, compare.compare_delay_queue(there.attributes, settings), destination, mode)
+        findings = self._mend(there, compare.compare_delay_queue(there.attributes, settings), destination, mode)
+        if findings[0].state is State.DIFFERS:
+            findings[0] = replace(findings[0], why=f"{findings[0].why}; {compare.STORE_INSTEAD}")
+        return findings
 
     def _destination(
         self, destination: str, there: Found | None, settings: QueueSettings, mode: Mode, target: str | None
@@ -151,7 +154,7 @@ class Queues:
 
     def _create(self, name: str, attributes: Attributes, destination: str | None, mode: Mode) -> Finding:
         if not mode.dry_run:
-            with translated(self.conn_id, f"create queue {name}", name):
+            with translated(self.conn_id, f"create queue {name}"):
                 self.client.create_queue(QueueName=name, Attributes=dict(attributes))  # type: ignore[arg-type]
         state = State.PLANNED if mode.dry_run else State.CREATED
         return Finding(state=state, resource=queues.resource(name), destination=destination)
@@ -163,7 +166,7 @@ class Queues:
             return [Finding(state=State.OK, resource=queues.resource(there.name), destination=destination)]
         changes = {name: value for one in differences for name, value in one.attributes.items()} if mode.repair else {}
         if changes and not mode.dry_run:
-            with translated(self.conn_id, f"change the settings of queue {there.name}", there.name):
+            with translated(self.conn_id, f"change the settings of queue {there.name}"):
                 self.client.set_queue_attributes(QueueUrl=there.url, Attributes=changes)  # type: ignore[arg-type]
         done = State.WOULD_REPAIR if mode.dry_run else State.REPAIRED
         return [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
@@ -23,6 +23,8 @@ from airflow_delayed.sqs.queues import delay_queue_name, queue_name
         ("a.fifo.b", "", "a-fifo-b"),
         ("a_b-c/d e", "", "a_b-c-d-e"),
         ("\U0001f600", "", "--"),  # two UTF-16 units for NServiceBus
+        ("-fifo0", ".fifo", "-fifo0"),  # a finished name, whose prefix ends as a FIFO queue's name does
+        ("a-b.fifo", "a.b.", "a-b.fifo"),
         ("a" * 80, "", "a" * 80),
     ],
 )
@@ -65,6 +67,8 @@ def test_a_blank_name_is_refused(name):
 
 @pytest.mark.parametrize("make", [queue_name, delay_queue_name])
 @given(name=st.text(min_size=1, max_size=20).filter(str.strip), prefix=st.text(max_size=10))
+@example(name="0", prefix=".fifo")
+@example(name="fifo", prefix="a.b.")
 def test_names_are_legal_and_stay_as_they_are(make, name, prefix):
     made = make(name, prefix)
     assert re.fullmatch(r"[A-Za-z0-9_-]*(\.fifo)?", made)
