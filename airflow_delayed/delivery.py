@@ -9,7 +9,7 @@ from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
 from airflow_delayed.message import DelayedMessage
@@ -25,6 +25,8 @@ class State(str, Enum):
     CREATED = "created"
     MISSING = "missing"
     DIFFERS = "differs"
+    WOULD_REPAIR = "would repair"
+    REPAIRED = "repaired"
     WOULD_DELETE = "would delete"
     DELETED = "deleted"
     #: All is there, and yet messages cannot pass for the time being; ``found`` says why.
@@ -51,16 +53,27 @@ class Finding:
     destination: str | None = None
     #: A short name of this kind of finding that stays the same, such as ``destination-full``.
     code: str | None = None
+    #: What happens because of it.
+    why: str | None = None
+    #: What a repair does to messages that are there already; None: there is no repair.
+    repair: str | None = None
 
     def __str__(self) -> str:
-        name = f"{self.resource} {self.argument}" if self.argument else self.resource
-        if self.state is State.DIFFERS:
-            return f"{name}: wanted {self.wanted!r}, found {self.found!r}"
-        if self.state in (State.WARNING, State.BLOCKED):
-            return f"{name}: {self.found}"
-        if self.state is State.UNKNOWN:
-            return f"{name}: unknown: {self.found}"
-        return f"{name}: {self.state.value}"
+        text = f"{self.resource} {self.argument}" if self.argument else self.resource
+        if self.state in (State.DIFFERS, State.WOULD_REPAIR, State.REPAIRED):
+            done = "" if self.state is State.DIFFERS else f"{self.state.value}, "
+            text += f": {done}wanted {self.wanted!r}, found {self.found!r}"
+        elif self.state in (State.WARNING, State.BLOCKED):
+            text += f": {self.found}"
+        elif self.state is State.UNKNOWN:
+            text += f": unknown: {self.found}"
+        else:
+            text += f": {self.state.value}"
+        if self.why:
+            text += f" ({self.why})"
+        if self.repair:
+            text += f"; a repair {self.repair}"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +195,19 @@ class DelayedDelivery(Protocol):
 
     def close(self) -> None:
         """Close connections; the object can be used again."""
+        ...
+
+
+@runtime_checkable
+class Adviser(Protocol):
+    """A transport that has something to say of delays beyond its horizon, such as what they cost. Not all have."""
+
+    def advice(self, messages: int, delays: timedelta) -> str | None:
+        """Return a line for the log, or None.
+
+        :param messages: how many are due beyond the horizon.
+        :param delays: their delays, added up.
+        """
         ...
 
 

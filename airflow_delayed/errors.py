@@ -79,13 +79,14 @@ class DestinationMissing(InputError):
 class TopologyError(DelayedError):
     """What a transport needs is missing or differs from what was wanted. ``report`` has each finding.
 
-    :param remedy: what to do about what differs.
+    :param remedy: what to do about what differs, if that is not told by the findings.
     """
 
-    def __init__(
-        self, conn_id: str, report: TopologyReport, remedy: str = "what differs has to be changed by hand first"
-    ) -> None:
+    def __init__(self, conn_id: str, report: TopologyReport, remedy: str | None = None) -> None:
         problems = [str(finding) for finding in report.problems]
+        if remedy is None:
+            mends = any(finding.repair for finding in report.problems)
+            remedy = f"what differs {'is changed with repair=True' if mends else 'has to be changed by hand first'}"
         super().__init__(
             f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
             f" makes what is missing, its dry_run=True shows the plan; {remedy}"
@@ -149,6 +150,19 @@ class TransportUnavailable(DelayedError):
     """
 
     report: SendReport | None = None
+
+
+class AccessDenied(TransportUnavailable):
+    """The role of a connection may not do what is needed. ``actions`` names what to allow, on which ``queue``."""
+
+    def __init__(self, conn_id: str, actions: Sequence[str], queue: str | None, doing: str, answer: str) -> None:
+        where = f"queue {queue}" if queue else "the queue"
+        super().__init__(
+            f"connection {conn_id!r} could not {doing}: its role may not do {' and '.join(actions)} on {where}. Allow"
+            f" it in the role's policy, and in the queue's own or the key's if that denies it. SQS answered {answer}"
+        )
+        self.actions = tuple(actions)
+        self.queue = queue
 
 
 class SendFailed(DelayedError):

@@ -75,6 +75,7 @@ class Sending:
         self.held = SendReport()
         self.skipped = 0
         self._reader = reader
+        self._horizon = route.delivery.horizon
         self._ask: dict[str, bytes] = {}
         self._told = 0.0
         # limits are judged by one moment, so that both passes set the same rows aside
@@ -154,7 +155,11 @@ class Sending:
                 self._ask_store(found)
         else:
             found.direct.add(item)
-            found.longest = max(found.longest, item.due_at - now)
+            delay = item.due_at - now
+            found.longest = max(found.longest, delay)
+            if delay > self._horizon:
+                found.far += 1
+                found.far_delays += delay
         if len(found.sample) < SHOWN:
             found.sample.append(item)
         ledger.add(item.message_id, digest, number)

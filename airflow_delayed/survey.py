@@ -28,6 +28,9 @@ class Survey:
     held: SendReport = field(default_factory=SendReport)
     #: The longest delay that the transport itself has to bridge.
     longest: timedelta = timedelta(0)
+    #: How many delays are beyond the transport's horizon, and their sum.
+    far: int = 0
+    far_delays: timedelta = timedelta(0)
     #: The first few messages, for a dry run.
     sample: list[DelayedMessage] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)

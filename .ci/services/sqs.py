@@ -43,8 +43,11 @@ class Sqs:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Sqs]:
-    """Run a private server until the block ends."""
+def running(*, policies: bool = False) -> Iterator[Sqs]:
+    """Run a private server until the block ends.
+
+    :param policies: deny what the policy of a queue denies, as AWS does.
+    """
     port, control = process.free_port(), process.free_port()
     launcher = str(Path(__file__).with_name("ministack_clock.py"))
     with tempfile.TemporaryDirectory(prefix="sqs-") as folder:
@@ -57,6 +60,7 @@ def running() -> Iterator[Sqs]:
             "SERVICES": "sqs",
             "TMPDIR": folder,
             "PERSIST_STATE": "0",
+            "AUTH": str(policies).lower(),
         }
         server = Sqs(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}")
         with process.running([sys.executable, launcher, str(control)], log=log, env=env, cwd=Path(folder)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -14,15 +14,27 @@ from airflow.sdk import BaseHook
 from botocore.exceptions import ClientError
 
 from airflow_delayed.delivery import Clock, Finding, SendReport, State, TopologyReport
-from airflow_delayed.errors import DestinationMissing, TopologyError, TransportUnavailable
+from airflow_delayed.errors import (
+    DestinationMissing,
+    InputError,
+    LimitExceeded,
+    TopologyError,
+    TransportUnavailable,
+)
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
-from airflow_delayed.sqs import queues
+from airflow_delayed.sqs import cost, queues, visibility
+from airflow_delayed.sqs.access import name_queues
 from airflow_delayed.sqs.cycle import Counts, DestinationGone, FifoCycle
 from airflow_delayed.sqs.entries import pack
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.hops import hop_of
+from airflow_delayed.sqs.keeper import Keeper
+from airflow_delayed.sqs.life import Life
 from airflow_delayed.sqs.post import Poster
+from airflow_delayed.sqs.redrive import Redriven
 from airflow_delayed.sqs.sender import Sender
+from airflow_delayed.sqs.settings import Duration, QueueSettings
+from airflow_delayed.sqs.topology import Mode, Queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,19 +43,29 @@ if TYPE_CHECKING:
 
 #: Extra of the connection: what every queue's name begins with, as NServiceBus's QueueNamePrefix.
 PREFIX_EXTRA = "queue_name_prefix"
+#: Extra of the connection: whether messages due in over 900 s may wait in delay queues.
+UNRESTRICTED_EXTRA = "unrestricted_delay"
 #: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
 MARGIN = timedelta(seconds=30)
+_INSTEAD = (
+    f'let such messages wait in a store (store_conn_id=), or set "{UNRESTRICTED_EXTRA}": true in its extra and run'
+    " TopologyInstallOperator and a FifoCycleSensor"
+)
 
 
 class SqsDelayHook(BaseHook):
     """Delayed messages through Amazon SQS, in the way of NServiceBus.AmazonSQS.
 
-    Up to 900 s SQS itself holds a message back in its destination. Beyond, it waits in ``<destination>-delay.fifo``,
-    and a FifoCycleSensor has to send it on. Delays are whole seconds, rounded up; at least once, so a consumer
-    recognises duplicates by the message id. A destination is the name of a standard queue.
+    Up to 900 s SQS itself holds a message back in its destination. Beyond, with ``unrestricted_delay``, it waits in
+    ``<destination>-delay.fifo``, and a FifoCycleSensor has to send it on. Delays are whole seconds, rounded up; at
+    least once, so a consumer recognises duplicates by the message id. A destination is the name of a standard queue.
 
-    :param conn_id: a connection of type ``aws``; its extra may hold ``queue_name_prefix`` besides what the amazon
-        provider reads (``region_name``, ``endpoint_url``, ``role_arn``, ...).
+    ``unrestricted_delay`` is off unless the connection's extra turns it on, as in NServiceBus's documentation, and for
+    the same reasons: both sides have to know of it, each message costs 12 requests an hour (1.2 in full batches) while
+    it waits, and is lost after 14 days where nobody runs the sensor. A store (``store_conn_id=``) needs none of that.
+
+    :param conn_id: a connection of type ``aws``; its extra may hold ``queue_name_prefix`` and ``unrestricted_delay``
+        (true or false) besides what the amazon provider reads (``region_name``, ``endpoint_url``, ``role_arn``, ...).
     :param clock: what is taken for the present when a delay is computed.
     :param sleep: pauses before messages that failed are sent again.
     """
@@ -65,48 +87,82 @@ class SqsDelayHook(BaseHook):
         self._clock = clock
         self._sleep = sleep
         self._urls: dict[tuple[str, bool], str] = {}
+        #: Destinations whose delay queues are as demanded.
+        self._verified: set[str] = set()
 
     @property
     def horizon(self) -> timedelta:
         """870 s: what SQS itself can delay, less a margin for the hand-over."""
         return timedelta(seconds=queues.MAX_DELAY) - MARGIN
 
+    @cached_property
+    def unrestricted_delay(self) -> bool:
+        """Whether messages due in over 900 s may wait in delay queues.
+
+        :raises InputError: the connection's extra is neither true nor false.
+        """
+        given = self._aws.conn_config.extra_config.get(UNRESTRICTED_EXTRA, False)
+        if str(given).lower() not in ("true", "false"):
+            raise InputError(
+                f"connection {self.conn_id!r} has {UNRESTRICTED_EXTRA}={given!r} in its extra; use true or false"
+            )
+        return str(given).lower() == "true"
+
     def install(
-        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
+        self,
+        destinations: Iterable[str],
+        *,
+        create_destinations: bool = False,
+        dry_run: bool = False,
+        settings: QueueSettings | None = None,
+        repair: bool = False,
     ) -> TopologyReport:
         """Make the delay queue of each destination, and with ``create_destinations`` the destination itself.
 
+        Delay queues are only for connections with ``unrestricted_delay``.
+
+        :param settings: what destinations shall be like; those that are made, and those that are there.
+        :param repair: change what differs. Each finding says what that does to messages that are there already.
+            SQS takes up to a minute for it, and up to 15 for a retention.
         :raises TopologyError: a setting differs or a destination is missing (not with ``dry_run``).
+        :raises LimitExceeded: a destination is a FIFO queue, or its name is too long.
+        :raises AccessDenied: the connection's role may not do something; nothing is undone.
         """
-        findings: list[Finding] = []
-        for destination in dict.fromkeys(destinations):
-            for fifo in (False, True):
-                make = fifo or create_destinations
-                found = self._compare(destination, fifo)
-                if found[0].state is State.MISSING and make:
-                    name = self._name(destination, fifo)
-                    found = [
-                        Finding(
-                            state=State.PLANNED if dry_run else State.CREATED,
-                            resource=queues.resource(name),
-                            destination=destination,
-                        )
-                    ]
-                    if not dry_run:
-                        self._create(name, fifo)
-                findings += found
+        mode = Mode(make_delay_queues=True, make_others=create_destinations, repair=repair, dry_run=dry_run)
+        findings = self._queues.install(destinations, settings or QueueSettings(), mode, far=self.unrestricted_delay)
         report = TopologyReport(tuple(findings))
         if not dry_run and not report.ok:
             raise TopologyError(self.conn_id, report)
         return report
 
-    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare the queues with what is needed; delay queues only if some delay is over 900 s, or unknown."""
-        findings: list[Finding] = []
+    def verify(
+        self,
+        destinations: Iterable[str],
+        *,
+        max_delay: timedelta | None = None,
+        settings: QueueSettings | None = None,
+    ) -> TopologyReport:
+        """Compare the queues with what is needed; delay queues only if some delay is over 900 s, or unknown.
+
+        Warns of a destination whose backlog and retention could let a message expire unread.
+
+        :param settings: what destinations shall be like; without it they must keep messages for half an hour.
+        """
         far = max_delay is None or max_delay > timedelta(seconds=queues.MAX_DELAY)
-        for destination in dict.fromkeys(destinations):
-            for fifo in (False, True) if far else (False,):
-                findings += self._compare(destination, fifo)
+        findings = self._queues.install(
+            destinations, settings or QueueSettings(), Mode(), far=far and self.unrestricted_delay
+        )
+        if max_delay is not None and far and not self.unrestricted_delay:
+            findings.append(
+                Finding(
+                    state=State.DIFFERS,
+                    resource=f"connection {self.conn_id}",
+                    argument=UNRESTRICTED_EXTRA,
+                    wanted=True,
+                    found=False,
+                    why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {_INSTEAD}",
+                )
+            )
         return TopologyReport(tuple(findings))
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
@@ -115,18 +171,29 @@ class SqsDelayHook(BaseHook):
         :raises LimitExceeded: the delay, the body, a header, the size or the queue's name is beyond what SQS takes.
         """
         hop = hop_of(delay_seconds(message.due_at, now))
+        if hop.through_fifo:
+            self._allow_far()
         self._name(message.destination, hop.through_fifo)
         pack(message)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send messages in batches; what fails is sent again one by one.
 
-        :raises LimitExceeded: SQS would refuse a message. Nothing was sent.
+        :param messages: where they are a list or tuple, delays of over 900 s are checked before the first is sent.
+        :raises LimitExceeded: SQS would refuse a message, or it is due in over 900 s and the connection has no
+            ``unrestricted_delay``. Nothing was sent.
         :raises DestinationMissing: a destination's queue does not exist. Nothing was sent.
-        :raises TopologyError: a delay queue does not exist. Nothing was sent.
+        :raises TopologyError: a delay queue does not exist, or is not as demanded. Nothing was sent.
         :raises SendFailed: some were not confirmed; or one of the above, after others were sent.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
         """
+        if isinstance(messages, list | tuple):
+            now = self._clock()
+            for message in messages:
+                if delay_seconds(message.due_at, now) > queues.MAX_DELAY:
+                    self._allow_far()
+                    self._locate(message.destination, False)
+                    self._locate(message.destination, True)
         return Sender(self.conn_id, self._poster, self._locate, self._clock).send(messages)
 
     def cycle(self, destination: str, wait_seconds: int = 0) -> Counts:
@@ -153,6 +220,62 @@ class SqsDelayHook(BaseHook):
         with self._asking(f"count {cycle.fifo_url}", self._name(destination, True)):
             return cycle.remaining()
 
+    def life(self, destination: str) -> Life:
+        """Return how many messages to a destination wait, are delayed, in flight, and dead-lettered.
+
+        :raises TopologyError: the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
+        """
+        return self._keeper.life(destination)
+
+    def extend_visibility(
+        self,
+        destination: str,
+        receipt_handles: Sequence[str],
+        seconds: Duration,
+        *,
+        received_at: datetime | None = None,
+    ) -> dict[str, str]:
+        """Keep received messages hidden from other consumers for ``seconds`` from now; 0 gives them back at once.
+
+        :param seconds: a timedelta or whole seconds, at most 12 hours.
+        :param received_at: when they were received; with it the 12 hours are counted from there, as SQS does.
+        :return: the receipt handles that SQS refused, each with the reason; empty if none.
+        :raises ValueError: it would be more than 12 hours in all. Nothing was changed.
+        :raises TopologyError: the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
+        """
+        whole = visibility.checked_seconds(seconds, received_at=received_at, now=self._clock())
+        url, name = self._url(destination, False), self._name(destination, False)
+        if url is None:
+            raise self._missing(name, destination)
+        with self._asking(f"change how long messages of {name} stay hidden", name):
+            return visibility.change(self._client, url, receipt_handles, whole)
+
+    def redrive(self, destination: str, *, by_sqs: bool = True) -> Redriven:
+        """Move the messages that a destination's dead-letter queue took from it back.
+
+        SQS does it in a task of its own where no other queue uses the dead-letter queue; elsewhere it is done here.
+        Body and attributes stay, so ``NServiceBus.MessageId`` does too; to SQS they are new messages. Run here it may
+        be stopped at any time: a message is sent before it is deleted, so it may be there twice, and never not at all.
+
+        :param by_sqs: False: always here, for instance where the role may not start such a task.
+        :raises TopologyError: the destination or its dead-letter queue does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
+        """
+        return self._keeper.redrive(destination, by_sqs=by_sqs)
+
+    def estimate(self, delay: timedelta, messages: int = 1) -> cost.Estimate:
+        """Return what it costs to delay so many messages, one way and another, without asking SQS.
+
+        :raises ValueError: one of them is negative.
+        """
+        return cost.estimate(delay, messages)
+
+    def advice(self, messages: int, delays: timedelta) -> str | None:
+        """Return what to tell of messages that are due beyond the horizon: what they cost, and what is cheaper."""
+        return cost.advice(messages, delays)
+
     def test_connection(self) -> tuple[bool, str]:
         """Ask SQS for one queue, and return whether it answered and what to show."""
         try:
@@ -172,7 +295,9 @@ class SqsDelayHook(BaseHook):
             self._client.close()
             del self._client
         self.__dict__.pop("_poster", None)
-        self._urls.clear()
+        self.__dict__.pop("_queues", None)
+        self.__dict__.pop("_keeper", None)
+        self._forget()
 
     @cached_property
     def _aws(self) -> SqsHook:
@@ -181,11 +306,28 @@ class SqsDelayHook(BaseHook):
     @cached_property
     def _client(self) -> SQSClient:
         with translated(self.conn_id, "make a client"):
-            return cast("SQSClient", self._aws.get_conn())
+            client = cast("SQSClient", self._aws.get_conn())
+        name_queues(client)
+        return client
 
     @cached_property
     def _poster(self) -> Poster:
         return Poster(self._client, self._sleep)
+
+    @cached_property
+    def _queues(self) -> Queues:
+        def forget(destination: str, fifo: bool) -> None:
+            self._urls.pop((destination, fifo), None)
+
+        return Queues(self.conn_id, self._client, self._name, self._url, forget)
+
+    @cached_property
+    def _keeper(self) -> Keeper:
+        return Keeper(self.conn_id, self._client, self._queues, lambda: self._poster)
+
+    def _forget(self) -> None:
+        self._urls.clear()
+        self._verified.clear()
 
     @cached_property
     def _prefix(self) -> str:
@@ -208,6 +350,13 @@ class SqsDelayHook(BaseHook):
         return self._urls[destination, fifo]
 
     def _locate(self, destination: str, fifo: bool) -> str:
+        if fifo and destination not in self._verified:
+            self._allow_far()
+            # what waits in a queue that is not as demanded may be lost
+            report = TopologyReport(tuple(self._queues.delay_queue(destination, QueueSettings(), Mode())))
+            if not report.ok:
+                raise TopologyError(self.conn_id, report)
+            self._verified.add(destination)
         if url := self._url(destination, fifo):
             return url
         if fifo:
@@ -226,13 +375,21 @@ class SqsDelayHook(BaseHook):
                 yield
             except ClientError as error:
                 if is_missing(error):
-                    self._urls.clear()
+                    self._forget()
                     raise self._missing(name, None) from error
                 raise
 
     def _missing(self, name: str, destination: str | None) -> TopologyError:
         finding = Finding(state=State.MISSING, resource=queues.resource(name), destination=destination)
         return TopologyError(self.conn_id, TopologyReport((finding,)))
+
+    def _allow_far(self) -> None:
+        if not self.unrestricted_delay:
+            raise LimitExceeded(
+                "due_at",
+                f"is over {queues.MAX_DELAY} s away, and no message waits for that long through connection"
+                f" {self.conn_id!r}; {_INSTEAD}",
+            )
 
     def _cycle(self, destination: str) -> FifoCycle:
         fifo_url, destination_url = self._url(destination, True), self._url(destination, False)
@@ -241,28 +398,3 @@ class SqsDelayHook(BaseHook):
         if destination_url is None:
             raise self._missing(self._name(destination, False), destination)
         return FifoCycle(self._client, self._poster, fifo_url, destination_url, self._clock)
-
-    def _compare(self, destination: str, fifo: bool) -> list[Finding]:
-        name = self._name(destination, fifo)
-        url = self._url(destination, fifo)
-        # a delay queue that is missing does not make its destination a missing one
-        missing = Finding(
-            state=State.MISSING, resource=queues.resource(name), destination=None if fifo else destination
-        )
-        if url is None:
-            return [missing]
-        with translated(self.conn_id, f"read the settings of queue {name}"):
-            try:
-                found = self._client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            except ClientError as error:
-                if is_missing(error):
-                    del self._urls[destination, fifo]
-                    return [missing]
-                raise
-        compare = queues.compare_delay_queue if fifo else queues.compare_destination
-        return compare(name, {str(key): value for key, value in found.items()}, destination)
-
-    def _create(self, name: str, fifo: bool) -> None:
-        attributes = queues.delay_queue_attributes() if fifo else queues.destination_attributes()
-        with translated(self.conn_id, f"create queue {name}"):
-            self._client.create_queue(QueueName=name, Attributes=attributes)  # type: ignore[arg-type]

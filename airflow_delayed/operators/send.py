@@ -387,6 +387,7 @@ class DelayedSendOperator(BaseOperator):
         # what only blocks passes, and the messages wait until then
         if report.unready:
             raise TopologyError(self.conn_id, report)
+        told.doubts(self.log, route.delivery, report, found)
         if route.store is not None and not route.holds_all:
             report = route.store.verify(())
             if not report.ok:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_delayed.delivery import Adviser, DelayedDelivery, State, TopologyReport
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
 from airflow_delayed.survey import Survey
@@ -24,6 +25,15 @@ def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
         f"{len(found.repeats.copies):,}",
         f"{found.past_due:,}",
     )
+
+
+def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
+    """Warn of what does not keep messages from being sent, and is better known before."""
+    for finding in report:
+        if finding.state is State.WARNING:
+            log.warning("%s", finding)
+    if isinstance(delivery, Adviser) and (advice := delivery.advice(found.far, found.far_delays)):
+        log.warning("%s", advice)
 
 
 def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:

@@ -14,7 +14,15 @@ from airflow_delayed.errors import InputError, UnsupportedOption
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_QUIET = (State.OK, State.CREATED, State.PLANNED, State.DELETED, State.WOULD_DELETE)
+_GOOD = (
+    State.OK,
+    State.CREATED,
+    State.PLANNED,
+    State.REPAIRED,
+    State.WOULD_REPAIR,
+    State.DELETED,
+    State.WOULD_DELETE,
+)
 
 
 class TopologyInstallOperator(BaseOperator):
@@ -83,7 +91,7 @@ class TopologyInstallOperator(BaseOperator):
         except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
         for finding in report:
-            log = self.log.info if finding.state in _QUIET else self.log.warning
+            log = self.log.info if finding.state in _GOOD else self.log.warning
             log("%s", finding)
         counts = report.counts()
         self.log.info(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import AccessDenied, TransportUnavailable
+from airflow_delayed.sqs.access import denied_actions, denied_queue, is_denied
 
 #: A queue is not there: the code of the JSON protocol, and that of the older one which boto3 shows.
 NO_QUEUE = frozenset({"QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"})
@@ -72,13 +73,19 @@ def is_missing(error: ClientError) -> bool:
 
 @contextmanager
 def translated(conn_id: str, doing: str) -> Iterator[None]:
-    """Turn what boto3 raises into TransportUnavailable, which says what to look at."""
+    """Turn what boto3 raises into TransportUnavailable, which says what to look at.
+
+    :raises AccessDenied: the role may not do it; the error names the IAM actions and the queue.
+    """
     try:
         yield
     except ClientError as error:
         problem = error.response.get("Error", {})
+        answer = f"{problem.get('Code')}: {problem.get('Message')}"
+        if is_denied(error):
+            raise AccessDenied(conn_id, denied_actions(error), denied_queue(error), doing, answer) from error
         raise TransportUnavailable(
-            f"connection {conn_id!r} could not {doing}: SQS answered {problem.get('Code')}: {problem.get('Message')}."
+            f"connection {conn_id!r} could not {doing}: SQS answered {answer.rstrip('.')}."
             " Look at the connection's region and credentials and at what its role may do"
         ) from error
     except BotoCoreError as error:

@@ -1,15 +1,13 @@
-"""The names of queues, and what is demanded of their settings.
+"""The names of queues, and the numbers that are demanded of them.
 
-Names and demands are those of NServiceBus.AmazonSQS (QueueCache.cs, TransportConstraints.cs, DelayedMessagesPump.cs),
+Names and numbers are those of NServiceBus.AmazonSQS (QueueCache.cs, TransportConstraints.cs, DelayedMessagesPump.cs),
 so that its endpoints and this package find the same queues.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 
 DELAY_SUFFIX = "-delay.fifo"
@@ -27,9 +25,6 @@ RETENTION = 345_600
 #: Seconds: retention counts from the send, so a destination must keep a message for longer than it may be delayed.
 MIN_RETENTION = 2 * MAX_DELAY
 
-#: A setting that is not as demanded: its name, what was wanted and what was found.
-Problem = tuple[str, object, object]
-
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -44,8 +39,7 @@ def queue_name(name: str, prefix: str = "") -> str:
     """
     if not name.strip():
         raise InvalidMessage("destination", "must be the name of a queue, and is blank")
-    # a prefix with illegal characters is in a finished name in its legal form
-    whole = name if name.startswith((prefix, _legal(prefix))) else prefix + name
+    whole = name if _has_prefix(name, prefix) else prefix + name
     length = len(whole.encode("utf-16-le", "surrogatepass")) // 2
     if length > MAX_NAME:
         raise LimitExceeded(
@@ -55,10 +49,19 @@ def queue_name(name: str, prefix: str = "") -> str:
     return _legal(whole)
 
 
+def _has_prefix(name: str, prefix: str) -> bool:
+    # a prefix with illegal characters is in a finished name in its legal form, but that the two may share a ".fifo"
+    plain = _plain(prefix)
+    return name.startswith((prefix, plain)) or (name == _legal(name) and _plain(name).startswith(plain))
+
+
 def _legal(name: str) -> str:
-    stem, ending = (name[: -len(FIFO)], FIFO) if name.endswith(FIFO) else (name, "")
+    return _plain(name[: -len(FIFO)]) + FIFO if name.endswith(FIFO) else _plain(name)
+
+
+def _plain(name: str) -> str:
     # NServiceBus replaces UTF-16 units, of which a character such as an emoji has two
-    return _ILLEGAL.sub(lambda char: "--" if ord(char[0]) > 0xFFFF else "-", stem) + ending
+    return _ILLEGAL.sub(lambda char: "--" if ord(char[0]) > 0xFFFF else "-", name)
 
 
 def delay_queue_name(name: str, prefix: str = "") -> str:
@@ -74,60 +77,6 @@ def delay_queue_name(name: str, prefix: str = "") -> str:
     return queue_name(name if name.endswith(DELAY_SUFFIX) else name + DELAY_SUFFIX, prefix)
 
 
-def delay_queue_attributes() -> dict[str, str]:
-    """Return the settings that a new delay queue gets; it has no RedrivePolicy."""
-    return {
-        "FifoQueue": "true",
-        "DelaySeconds": str(MAX_DELAY),
-        "MessageRetentionPeriod": str(DELAY_RETENTION),
-    }
-
-
-def destination_attributes() -> dict[str, str]:
-    """Return the settings that a new destination gets."""
-    return {"MessageRetentionPeriod": str(RETENTION)}
-
-
-def compare_delay_queue(name: str, found: Mapping[str, str], destination: str) -> list[Finding]:
-    """Return what is wrong with a delay queue, or that it is as demanded.
-
-    The demands are NServiceBus's: a delivery delay of 900 s, a retention of at least 4 days, and no redrive policy,
-    which would move messages away that are only waiting.
-    """
-    problems: list[Problem] = []
-    delay = int(found.get("DelaySeconds", 0))
-    if delay < MAX_DELAY:
-        problems.append(("DelaySeconds", MAX_DELAY, delay))
-    problems += _retention(found, MIN_DELAY_RETENTION)
-    if policy := found.get("RedrivePolicy"):
-        problems.append(("RedrivePolicy", "none", policy))
-    return _findings(name, problems, destination)
-
-
-def compare_destination(name: str, found: Mapping[str, str], destination: str) -> list[Finding]:
-    """Return what is wrong with a destination, or that it is as demanded: it keeps messages longer than their delay."""
-    return _findings(name, _retention(found, MIN_RETENTION), destination)
-
-
 def resource(name: str) -> str:
     """Return how findings call a queue."""
     return f"queue {name}"
-
-
-def _retention(found: Mapping[str, str], least: int) -> list[Problem]:
-    seconds = int(found.get("MessageRetentionPeriod", 0))
-    return [] if seconds >= least else [("MessageRetentionPeriod", f"at least {least}", seconds)]
-
-
-def _findings(name: str, problems: list[Problem], destination: str) -> list[Finding]:
-    return [
-        Finding(
-            state=State.DIFFERS,
-            resource=resource(name),
-            argument=argument,
-            wanted=wanted,
-            found=value,
-            destination=destination,
-        )
-        for argument, wanted, value in problems
-    ] or [Finding(state=State.OK, resource=resource(name), destination=destination)]

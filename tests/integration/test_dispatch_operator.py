@@ -98,7 +98,7 @@ def test_through_rabbitmq(store: Store, rabbitmq_url, connect):
 
 
 def test_through_sqs(store: Store, sqs_endpoint, connect):
-    connect("broker", **sqs.connection(sqs_endpoint))
+    connect("broker", **sqs.connection(sqs_endpoint, unrestricted_delay=True))
     world = World(sqs_endpoint, "broker").install()
     hook = store.installed()
     now = hook.now()

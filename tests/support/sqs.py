@@ -105,7 +105,7 @@ class ClockedWorld(World):
 # fixtures under other names, so that files which import them can use theirs as parameters
 @pytest.fixture(name="world")
 def world_fixture(connect, sqs_endpoint: str) -> Iterator[World]:
-    made = World(sqs_endpoint, connect("sqs_test", **sqs.connection(sqs_endpoint)))
+    made = World(sqs_endpoint, connect("sqs_test", **sqs.connection(sqs_endpoint, unrestricted_delay=True)))
     yield made
     _remove(made)
 
@@ -119,7 +119,7 @@ def clocked_server_fixture() -> Iterator[sqs.Sqs]:
 @pytest.fixture(name="clocked")
 def clocked_fixture(connect, clocked_server: sqs.Sqs) -> Iterator[ClockedWorld]:
     server = clocked_server
-    conn_id = connect("sqs_clocked", **sqs.connection(server.url))
+    conn_id = connect("sqs_clocked", **sqs.connection(server.url, unrestricted_delay=True))
     made = ClockedWorld(server.url, conn_id, now=server.now, server=server)
     yield made
     _remove(made)
