@@ -156,7 +156,7 @@ def main() -> int:
     requests: dict[tuple[str, str], float] = {}
     port = process.free_port()
     url = f"http://127.0.0.1:{port}"
-    os.environ["AIRFLOW_CONN_BENCHMARK"] = json.dumps(sqs.connection(url))
+    os.environ["AIRFLOW_CONN_BENCHMARK"] = json.dumps(sqs.connection(url, unrestricted_delay=True))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "canned.log"
         command = [sys.executable, str(Path(__file__).with_name("canned_sqs.py")), str(port)]

@@ -19,7 +19,7 @@ from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.sqs import queues
 from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.sqs.cycle import DestinationGone, FifoCycle, never
+from airflow_delayed.sqs.cycle import ERROR_QUEUE, ERROR_SUFFIX, DestinationGone, FifoCycle, never
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.hops import hop_of
@@ -280,7 +280,7 @@ class SqsDelayHook(BaseHook):
         return TopologyError(self.conn_id, TopologyReport((finding,)))
 
     def _cycle(self, destination: str, error_queue: str | None = None) -> FifoCycle:
-        error_queue = error_queue or f"{destination}{queues.ERROR_SUFFIX}"
+        error_queue = error_queue or f"{destination}{ERROR_SUFFIX}"
         if (destination, error_queue) in self._cycles:
             return self._cycles[destination, error_queue]
         fifo_url, destination_url = self._url(destination, True), self._url(destination, False)
@@ -295,7 +295,7 @@ class SqsDelayHook(BaseHook):
             if (url := self._url(error_queue, False)) is None:
                 name = self._name(error_queue, False)
                 with translated(self.conn_id, f"create queue {name}"):
-                    self._client.create_queue(QueueName=name, Attributes=queues.error_queue_attributes())
+                    self._client.create_queue(QueueName=name, Attributes=ERROR_QUEUE)
                 self.log.warning("made queue %s, for messages that cannot be delivered", name)
                 url = self._locate(error_queue, False)
             return url

@@ -39,10 +39,11 @@ from airflow_delayed.sqs.entries import (
 from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
 from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
 from airflow_delayed.sqs.post import FIRST_PAUSE, TRIES, Addressed, Outcome, Poster
+from airflow_delayed.sqs.queues import DELAY_RETENTION
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
-    from mypy_boto3_sqs.literals import MessageSystemAttributeNameType
+    from mypy_boto3_sqs.literals import MessageSystemAttributeNameType, QueueAttributeNameType
     from mypy_boto3_sqs.type_defs import MessageTypeDef
 
     from airflow_delayed.sqs.entries import Attributes
@@ -55,6 +56,9 @@ VISIBILITY = 30
 #: Seconds until a message that could not be sent on is visible again: the first time, and at most.
 FIRST_BACKOFF = 5
 LONGEST_BACKOFF = 300
+#: Of the queue for messages that cannot be delivered, which keeps them for as long as SQS can.
+ERROR_SUFFIX = "-error"
+ERROR_QUEUE: Mapping[QueueAttributeNameType, str] = {"MessageRetentionPeriod": str(DELAY_RETENTION)}
 #: Why a message is in the error queue, and the name of the queue that it comes from.
 REASON = "AirflowDelayed.Reason"
 FROM_QUEUE = "AirflowDelayed.FromQueue"
@@ -212,7 +216,7 @@ class FifoCycle:
         failed: list[Outcome[MessageTypeDef]] = []
         self._plans.clear()
         try:
-            for outcome in self.poster.post(readable, self._address):
+            for outcome in self.poster.each(readable, self._address):
                 if outcome.fault:
                     failed.append(outcome)
                     continue
@@ -293,7 +297,7 @@ class FifoCycle:
 
         sent: list[MessageTypeDef] = []
         failed: list[Outcome[MessageTypeDef]] = []
-        for outcome in self.poster.post(messages, address):
+        for outcome in self.poster.each(messages, address):
             if outcome.fault:
                 failed.append(outcome)
                 continue

@@ -54,8 +54,12 @@ class Poster:
         #: What was spent so far, in requests as SQS bills them, by the queue's URL.
         self.requests: Counter[str] = Counter()
 
-    def post(self, items: Iterable[T], address: Callable[[T], Addressed]) -> Iterator[Outcome[T]]:
-        """Send items and yield what became of each, as it is known and in no order.
+    def post(self, items: Iterable[T], address: Callable[[T], Addressed]) -> list[Outcome[T]]:
+        """Send items and return what became of each, in no order; raises as :meth:`each`."""
+        return list(self.each(items, address))
+
+    def each(self, items: Iterable[T], address: Callable[[T], Addressed]) -> Iterator[Outcome[T]]:
+        """Send items and yield what became of each, as it is known: of some even if the way to SQS breaks then.
 
         :raises botocore.exceptions.ClientError: SQS refused for a reason that is not about the messages.
         :raises botocore.exceptions.BotoCoreError: SQS could not be reached.

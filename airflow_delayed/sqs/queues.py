@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.literals import QueueAttributeNameType
-
 DELAY_SUFFIX = "-delay.fifo"
 FIFO = ".fifo"
-#: Of the queue for messages in a delay queue that cannot be delivered.
-ERROR_SUFFIX = "-error"
 #: Longest name of a queue, in UTF-16 units as NServiceBus counts; for ASCII these are characters.
 MAX_NAME = 80
 #: Seconds: the longest delay of a message or a queue, and the one that every delay queue has.
@@ -87,11 +81,6 @@ def delay_queue_attributes() -> dict[str, str]:
         "DelaySeconds": str(MAX_DELAY),
         "MessageRetentionPeriod": str(DELAY_RETENTION),
     }
-
-
-def error_queue_attributes() -> dict[QueueAttributeNameType, str]:
-    """Return the settings that a new error queue gets: the longest retention there is."""
-    return {"MessageRetentionPeriod": str(DELAY_RETENTION)}
 
 
 def destination_attributes() -> dict[str, str]:

@@ -103,7 +103,7 @@ class Sender:
         self._began = True
         try:
             with translated(self._conn_id, f"send more than {self._report.sent:,} messages"):
-                for outcome in self._poster.post(batch.parcels, self._address):
+                for outcome in self._poster.each(batch.parcels, self._address):
                     if outcome.fault is None:
                         self._report.add(outcome.item.message)
                     else:
