@@ -99,7 +99,7 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
     clocked.install()
     chance = random.Random(20)
     # most within hours: the server's time for a call grows with what waits
-    delays = [901 + chance.random() ** 16 * (THREE_DAYS - 901) for _ in range(MESSAGES - 1)] + [THREE_DAYS]
+    delays = [901 + chance.random() ** 24 * (THREE_DAYS - 901) for _ in range(MESSAGES - 1)] + [THREE_DAYS]
     messages = [clocked.message(delay, f"m{number}", headers={}) for number, delay in enumerate(delays)]
     due = {message.message_id: message.due_at for message in messages}
     clocked.hook.send(messages)
