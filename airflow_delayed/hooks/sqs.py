@@ -19,11 +19,12 @@ from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.sqs import queues
 from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.sqs.cycle import ERROR_QUEUE, ERROR_SUFFIX, DestinationGone, FifoCycle, never
+from airflow_delayed.sqs.cycle import ERROR_QUEUE, ERROR_SUFFIX, DestinationGone, FifoCycle
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.hops import hop_of
 from airflow_delayed.sqs.post import Poster
+from airflow_delayed.sqs.rounds import never
 from airflow_delayed.sqs.sender import Sender
 
 if TYPE_CHECKING:

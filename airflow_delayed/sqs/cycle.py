@@ -40,6 +40,7 @@ from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
 from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
 from airflow_delayed.sqs.post import FIRST_PAUSE, TRIES, Addressed, Outcome, Poster
 from airflow_delayed.sqs.queues import DELAY_RETENTION
+from airflow_delayed.sqs.rounds import never
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -81,11 +82,6 @@ class DestinationGone(Exception):
 def backoff_seconds(receive_count: int) -> int:
     """Return for how long a message that could not be sent on stays hidden: 5 s, then twice as long, up to 300 s."""
     return min(FIRST_BACKOFF << min(max(0, receive_count - 1), 16), LONGEST_BACKOFF)
-
-
-def never() -> bool:
-    """Do not stop."""
-    return False
 
 
 @dataclass(frozen=True, slots=True)

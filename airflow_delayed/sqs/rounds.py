@@ -11,12 +11,16 @@ from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import InvalidMessage, RetentionAtRisk, TopologyError
 from airflow_delayed.message import delay_seconds, parse_moment
 from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.sqs.cycle import never
 
 #: What ``until`` says when it is not a time.
 EMPTY = "empty"
 
 log = logging.getLogger(__name__)
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
 
 
 class Cycler(Protocol):
