@@ -112,6 +112,21 @@ class MessagesWaiting(DelayedError):
         self.waiting = dict(waiting)
 
 
+class RetentionAtRisk(DelayedError):
+    """Messages had been in a delay queue for over half of the time after which SQS forgets them."""
+
+    def __init__(self, conn_id: str, queue: str, oldest: int, retention: int) -> None:
+        super().__init__(
+            f"connection {conn_id!r}: a message had been in {queue} for {oldest / 86_400:.1f} days, and SQS forgets it"
+            f" after {retention / 86_400:.1f}. Those that could be sent on were; what could not is named in the log."
+            " Let a FifoCycleSensor run all the time (schedule='@continuous', max_active_runs=1, not paused), mend what"
+            " the log names, and give the queue a MessageRetentionPeriod of 1209600, the longest there is. Then run"
+            " this task again"
+        )
+        self.oldest = oldest
+        self.retention = retention
+
+
 class Interrupted(DelayedError):
     """Sending stopped half-way. A retry sends the same messages with the same ids."""
 

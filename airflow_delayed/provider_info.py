@@ -39,7 +39,12 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
-        "triggers": [{"integration-name": "Delayed delivery", "python-modules": ["airflow_delayed.triggers.due_time"]}],
+        "triggers": [
+            {
+                "integration-name": "Delayed delivery",
+                "python-modules": ["airflow_delayed.triggers.due_time", "airflow_delayed.triggers.fifo_cycle"],
+            }
+        ],
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there
         "connection-types": [
             {

@@ -30,16 +30,17 @@ class Sqs:
 
     url: str
     control: str
+    #: How far the clock was moved; nobody else moves it.
+    offset: timedelta = timedelta(0)
 
     def advance(self, seconds: float) -> None:
         """Move the server's clock forwards."""
-        urllib.request.urlopen(f"{self.control}/?by={seconds}", data=b"", timeout=10).close()
+        with urllib.request.urlopen(f"{self.control}/?by={seconds}", data=b"", timeout=10) as answer:
+            self.offset = timedelta(seconds=float(answer.read()))
 
     def now(self) -> datetime:
         """The server's time: pass it as a client's clock, and both move together."""
-        with urllib.request.urlopen(self.control, timeout=10) as answer:
-            offset = timedelta(seconds=float(answer.read()))
-        return datetime.now(timezone.utc) + offset
+        return datetime.now(timezone.utc) + self.offset
 
 
 @contextlib.contextmanager

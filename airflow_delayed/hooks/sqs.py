@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.sdk import BaseHook
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from airflow_delayed.delivery import Clock, Finding, SendReport, State, TopologyReport
@@ -24,14 +25,16 @@ from airflow_delayed.errors import (
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.sqs import cost, queues, visibility
 from airflow_delayed.sqs.access import name_queues
-from airflow_delayed.sqs.cycle import Counts, DestinationGone, FifoCycle
-from airflow_delayed.sqs.entries import pack
+from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs.cycle import ERROR_QUEUE, ERROR_SUFFIX, DestinationGone, FifoCycle
+from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.hops import hop_of
 from airflow_delayed.sqs.keeper import Keeper
 from airflow_delayed.sqs.life import Life
 from airflow_delayed.sqs.post import Poster
 from airflow_delayed.sqs.redrive import Redriven
+from airflow_delayed.sqs.rounds import never
 from airflow_delayed.sqs.sender import Sender
 from airflow_delayed.sqs.settings import Duration, QueueSettings
 from airflow_delayed.sqs.topology import Mode, Queues
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 PREFIX_EXTRA = "queue_name_prefix"
 #: Extra of the connection: whether messages due in over 900 s may wait in delay queues.
 UNRESTRICTED_EXTRA = "unrestricted_delay"
+#: Extra of the connection: the form of what is sent, one of ``airflow_delayed.sqs.entries.FORMS``.
+ENVELOPE_EXTRA = "envelope"
 #: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
 MARGIN = timedelta(seconds=30)
 _INSTEAD = (
@@ -66,6 +71,9 @@ class SqsDelayHook(BaseHook):
 
     :param conn_id: a connection of type ``aws``; its extra may hold ``queue_name_prefix`` and ``unrestricted_delay``
         (true or false) besides what the amazon provider reads (``region_name``, ``endpoint_url``, ``role_arn``, ...).
+    :param envelope: "raw": the body as it is and the headers as attributes; for NServiceBus endpoints "nservicebus",
+        its envelope around both, or "nservicebus-unwrapped", all headers in one attribute. By default the connection's
+        extra ``envelope`` says it, and else it is "raw". All are read by ``airflow_delayed.sqs.entries.decode``.
     :param clock: what is taken for the present when a delay is computed.
     :param sleep: pauses before messages that failed are sent again.
     """
@@ -79,16 +87,24 @@ class SqsDelayHook(BaseHook):
         self,
         conn_id: str = default_conn_name,
         *,
+        envelope: str | None = None,
         clock: Clock = utcnow,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__()
         self.conn_id = conn_id
+        self._envelope = envelope
         self._clock = clock
         self._sleep = sleep
         self._urls: dict[tuple[str, bool], str] = {}
         #: Destinations whose delay queues are as demanded.
         self._verified: set[str] = set()
+        self._cycles: dict[tuple[str, str], FifoCycle] = {}
+
+    @property
+    def clock(self) -> Clock:
+        """What is taken for the present."""
+        return self._clock
 
     @property
     def horizon(self) -> timedelta:
@@ -174,7 +190,7 @@ class SqsDelayHook(BaseHook):
         if hop.through_fifo:
             self._allow_far()
         self._name(message.destination, hop.through_fifo)
-        pack(message)
+        pack(message, self._form)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send messages in batches; what fails is sent again one by one.
@@ -194,19 +210,29 @@ class SqsDelayHook(BaseHook):
                     self._allow_far()
                     self._locate(message.destination, False)
                     self._locate(message.destination, True)
-        return Sender(self.conn_id, self._poster, self._locate, self._clock).send(messages)
+        return Sender(self.conn_id, self._poster, self._locate, self._clock, self._form).send(messages)
 
-    def cycle(self, destination: str, wait_seconds: int = 0) -> Counts:
+    def cycle(
+        self,
+        destination: str,
+        wait_seconds: int = 0,
+        *,
+        error_queue: str | None = None,
+        stop: Callable[[], bool] = never,
+    ) -> Counts:
         """Send on, once, whatever is visible in a destination's delay queue.
 
         :param wait_seconds: how long to wait for the first message: 0 to 20.
+        :param error_queue: the name of the standard queue for messages that do not say when they are due, by default
+            ``<destination>-error``; it is made when the first such message comes.
+        :param stop: asked before each batch.
         :raises TopologyError: the delay queue or the destination does not exist.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
         """
-        cycle = self._cycle(destination)
+        cycle = self._cycle(destination, error_queue)
         with self._asking(f"cycle {cycle.fifo_url}", self._name(destination, True)):
             try:
-                return cycle.run(wait_seconds)
+                return cycle.run(wait_seconds, stop)
             except DestinationGone:
                 raise self._missing(self._name(destination, False), destination) from None
 
@@ -216,9 +242,16 @@ class SqsDelayHook(BaseHook):
         :raises TopologyError: the delay queue or the destination does not exist.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
         """
+        return self._depth(destination)[0]
+
+    def retention(self, destination: str) -> int:
+        """Return the seconds after which a destination's delay queue forgets a message; raises as ``waiting``."""
+        return self._depth(destination)[1]
+
+    def _depth(self, destination: str) -> tuple[int, int]:
         cycle = self._cycle(destination)
         with self._asking(f"count {cycle.fifo_url}", self._name(destination, True)):
-            return cycle.remaining()
+            return cycle.depth()
 
     def life(self, destination: str) -> Life:
         """Return how many messages to a destination wait, are delayed, in flight, and dead-lettered.
@@ -306,7 +339,9 @@ class SqsDelayHook(BaseHook):
     @cached_property
     def _client(self) -> SQSClient:
         with translated(self.conn_id, "make a client"):
-            client = cast("SQSClient", self._aws.get_conn())
+            # a sixth of a request's CPU time goes into checks of what this package has checked or made itself
+            config = self._aws.config.merge(Config(parameter_validation=False))
+            client = cast("SQSClient", self._aws.get_client_type(self._aws.region_name, config))
         name_queues(client)
         return client
 
@@ -328,10 +363,20 @@ class SqsDelayHook(BaseHook):
     def _forget(self) -> None:
         self._urls.clear()
         self._verified.clear()
+        self._cycles.clear()
 
     @cached_property
     def _prefix(self) -> str:
         return str(self._aws.conn_config.extra_config.get(PREFIX_EXTRA, ""))
+
+    @cached_property
+    def _form(self) -> str:
+        form = self._envelope or self._aws.conn_config.extra_config.get(ENVELOPE_EXTRA) or RAW
+        if form not in FORMS:
+            raise InputError(
+                f"connection {self.conn_id!r}: {ENVELOPE_EXTRA}={form!r} is none of {', '.join(map(repr, FORMS))}"
+            )
+        return str(form)
 
     def _name(self, destination: str, fifo: bool) -> str:
         return (queues.delay_queue_name if fifo else queues.queue_name)(destination, self._prefix)
@@ -391,10 +436,27 @@ class SqsDelayHook(BaseHook):
                 f" {self.conn_id!r}; {_INSTEAD}",
             )
 
-    def _cycle(self, destination: str) -> FifoCycle:
+    def _cycle(self, destination: str, error_queue: str | None = None) -> FifoCycle:
+        error_queue = error_queue or f"{destination}{ERROR_SUFFIX}"
+        if (destination, error_queue) in self._cycles:
+            return self._cycles[destination, error_queue]
         fifo_url, destination_url = self._url(destination, True), self._url(destination, False)
         if fifo_url is None:
             raise self._missing(self._name(destination, True), None)
         if destination_url is None:
             raise self._missing(self._name(destination, False), destination)
-        return FifoCycle(self._client, self._poster, fifo_url, destination_url, self._clock)
+        if error_queue.endswith(queues.FIFO):
+            raise LimitExceeded("error_queue", f"{error_queue!r} is a FIFO queue; name a standard one")
+
+        def error_url() -> str:
+            if (url := self._url(error_queue, False)) is None:
+                name = self._name(error_queue, False)
+                with translated(self.conn_id, f"create queue {name}"):
+                    self._client.create_queue(QueueName=name, Attributes=ERROR_QUEUE)
+                self.log.warning("made queue %s, for messages that cannot be delivered", name)
+                url = self._locate(error_queue, False)
+            return url
+
+        cycle = FifoCycle(self._client, self._poster, fifo_url, destination_url, error_url, self._clock)
+        self._cycles[destination, error_queue] = cycle
+        return cycle

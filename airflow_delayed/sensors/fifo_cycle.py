@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_delayed.errors import RetentionAtRisk
+from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -16,26 +24,48 @@ if TYPE_CHECKING:
 #: Seconds: the longest that SQS waits for a message.
 LONGEST_WAIT = 20
 
+#: Of the task state store: what earlier pokes of a rescheduled sensor did.
+_COUNTS = "airflow_delayed.cycled"
+
+log = logging.getLogger(__name__)
+
 
 class FifoCycleSensor(BaseSensorOperator):
     """Sends the messages of delay queues on, every 900 s, until they are delivered.
 
     A message that is due in over 900 s waits in ``<destination>-delay.fifo``, and is delivered late or, after 14 days,
     lost if no such sensor runs. Each poke sends on whatever is visible: back for another 900 s, or to its destination
-    with what is left of its delay. Several sensors may run on one queue.
+    with what is left of its delay, by the broker's clock. Several sensors may run on one queue. For delays without end
+    let it run without end: ``until=timedelta(hours=6)`` in a DAG with ``schedule="@continuous"``.
+
+    Returns a summary: ``moved_back`` for another round, ``delivered``, ``failed`` and ``undeleted`` (times),
+    ``set_aside`` in the error queue, ``requests`` as SQS bills them, ``cost_usd``, ``late_p99``, ``late_max`` and
+    ``oldest`` in seconds.
 
     :param conn_id: a connection of type ``aws``.
     :param destination: one destination or several, as messages name them; not the names of their delay queues.
-    :param until: "empty": done when the delay queues hold nothing, neither visible nor delayed nor in flight.
+    :param until: "empty": done when the delay queues hold nothing, neither visible nor delayed nor in flight. Or when
+        to end whatever is left: an aware time, ISO 8601 text with an offset, or a timedelta from the task's start.
     :param wait_time_seconds: how long each poke waits for a message to become visible, 0 to 20; shared among several
         destinations.
-    :param poke_interval: seconds between two pokes. In ``mode="reschedule"`` it should be 60 or more; a message whose
-        delay ends meanwhile is late by as much.
-    :raises TopologyError: a delay queue or a destination does not exist.
-    :raises ValueError: ``until`` or ``wait_time_seconds`` is not one of those above.
+    :param empty_looks: how many looks in a row must find nothing before a queue counts as empty; each takes
+        ``wait_time_seconds``. SQS's own counts are right only about a minute after the last change.
+    :param error_queue: the standard queue for messages that say neither how long they wait nor when they are due, by
+        default ``<destination>-error``. It is made when the first comes; body and attributes are kept, and
+        ``AirflowDelayed.Reason`` and ``AirflowDelayed.FromQueue`` say why and where from.
+    :param max_late: a message delivered later than that, by its ``AirflowDelayed.DueAt``, is a warning in the log.
+    :param deferrable: do the work in the triggerer, which needs no worker meanwhile. By default
+        ``[operators] default_deferrable``.
+    :param poke_interval: seconds between two pokes: by default 1, and 60 in ``mode="reschedule"``. A message whose
+        delay ends meanwhile is late by as much, which is logged when the DAG is parsed.
+    :raises TopologyError: a delay queue or a destination does not exist; the others had their turn.
+    :raises TransportUnavailable: SQS cannot be reached or refuses the connection; nothing is lost, a retry goes on.
+    :raises AirflowFailException: a message had waited for over half of the queue's retention; all that could be sent
+        on was.
+    :raises ValueError: a parameter is not one of those above.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "destination")
+    template_fields: Sequence[str] = ("conn_id", "destination", "until", "error_queue")
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -43,20 +73,44 @@ class FifoCycleSensor(BaseSensorOperator):
         *,
         conn_id: str = "aws_default",
         destination: str | Sequence[str],
-        until: str = "empty",
+        until: datetime | timedelta | str = EMPTY,
         wait_time_seconds: int = LONGEST_WAIT,
-        poke_interval: float = 5,
+        empty_looks: int = 3,
+        error_queue: str | None = None,
+        max_late: timedelta | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poke_interval: timedelta | float | None = None,
+        mode: str = "poke",
         **kwargs: Any,
     ) -> None:
-        if until != "empty":
-            raise ValueError(f"until={until!r} is not known; use 'empty'")
+        if not (isinstance(until, str) and "{" in until):
+            end_of(until, datetime.min)
         if not 0 <= wait_time_seconds <= LONGEST_WAIT:
             raise ValueError(f"wait_time_seconds={wait_time_seconds} must be 0 to {LONGEST_WAIT}")
-        super().__init__(poke_interval=poke_interval, **kwargs)
+        if empty_looks < 1:
+            raise ValueError(f"empty_looks={empty_looks} must be 1 or more")
+        if max_late is not None and (not isinstance(max_late, timedelta) or max_late < timedelta(0)):
+            raise ValueError(f"max_late={max_late!r} must be a timedelta, and not negative")
+        if poke_interval is None:
+            poke_interval = 60 if mode == "reschedule" else 1
+        super().__init__(poke_interval=poke_interval, mode=mode, **kwargs)
         self.conn_id = conn_id
         self.destination = destination
         self.until = until
         self.wait_time_seconds = wait_time_seconds
+        self.empty_looks = empty_looks
+        self.error_queue = error_queue
+        self.max_late = max_late
+        self.deferrable = deferrable
+        self._rounds: Rounds | None = None
+        if self.reschedule and not deferrable:
+            # no warning of Python's: that would be an error in the tests of many a DAG
+            log.warning(
+                "FifoCycleSensor %s is rescheduled every %.0f s: messages are up to that, and a worker's start, late."
+                " deferrable=True or mode='poke' keep them within 2 s",
+                self.task_id,
+                self.poke_interval,
+            )
 
     @cached_property
     def hook(self) -> SqsDelayHook:
@@ -65,22 +119,88 @@ class FifoCycleSensor(BaseSensorOperator):
 
         return SqsDelayHook(self.conn_id)
 
-    def poke(self, context: Context) -> bool:
-        """Send on what is visible, and return whether nothing is left."""
-        names = [self.destination] if isinstance(self.destination, str) else list(self.destination)
-        wait = -(-self.wait_time_seconds // max(1, len(names)))
-        left = 0
-        for name in names:
-            counts = self.hook.cycle(name, wait)
-            waiting = self.hook.waiting(name)
-            self.log.info(
-                "%s: %s sent back for another round, %s delivered, %s failed; about %s left",
-                name,
-                f"{counts.moved_back:,}",
-                f"{counts.delivered:,}",
-                f"{counts.failed:,}",
-                f"{waiting:,}",
-            )
-            # SQS counts late, so a pass that moved something proves nothing yet
-            left += waiting + counts.moved + counts.failed
-        return left == 0
+    def execute(self, context: Context) -> Any:
+        """Poke, or have the triggerer do it."""
+        if not self.deferrable:
+            return super().execute(context)
+        # one look here: what is wrong with the connection or the queues is an error at once
+        rounds = self._make_rounds(self.hook.clock(), wait_seconds=0)
+        try:
+            if self._go(rounds, once=True):
+                return self._told(rounds)
+        finally:
+            self.hook.close()
+        from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger, until_text
+
+        self.defer(
+            trigger=FifoCycleTrigger(
+                conn_id=self.conn_id,
+                destinations=self._names,
+                until=until_text(rounds.end),
+                wait_time_seconds=self.wait_time_seconds,
+                poke_interval=self.poke_interval,
+                empty_looks=self.empty_looks,
+                error_queue=self.error_queue,
+                max_late_seconds=None if self.max_late is None else self.max_late.total_seconds(),
+                counts=rounds.counts.state(),
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+        raise AssertionError("unreachable: defer has raised")
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Return what the trigger did, or fail as it did."""
+        if event["status"] == "retention":
+            raise AirflowFailException(event["error"])
+        if event["status"] != "done":
+            raise AirflowException(event["error"])
+        summary: dict[str, Any] = event["summary"]
+        self.log.info("done: %s", summary)
+        return summary
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Send on what is visible, and return whether this was the last time."""
+        if self._rounds is None:
+            began = self.hook.clock()
+            counts = None
+            if self.reschedule:
+                # each poke is a process of its own
+                began = context["ti"].get_first_reschedule_date(context) or began
+                counts = Counts.restored(context["task_state_store"].get(_COUNTS))
+            self._rounds = self._make_rounds(began, self.wait_time_seconds, counts)
+        done = self._go(self._rounds)
+        if self.reschedule:
+            if done:
+                context["task_state_store"].delete(_COUNTS)
+            else:
+                context["task_state_store"].set(_COUNTS, self._rounds.counts.state())
+        return PokeReturnValue(done, self._told(self._rounds) if done else None)
+
+    @property
+    def _names(self) -> list[str]:
+        return [self.destination] if isinstance(self.destination, str) else list(self.destination)
+
+    def _make_rounds(self, began: datetime, wait_seconds: int, counts: Counts | None = None) -> Rounds:
+        return Rounds(
+            self.hook,
+            self._names,
+            end=end_of(self.until, began),
+            wait_seconds=wait_seconds,
+            looks=self.empty_looks,
+            error_queue=self.error_queue,
+            max_late=self.max_late,
+            counts=counts,
+        )
+
+    def _go(self, rounds: Rounds, *, once: bool = False) -> bool:
+        try:
+            return rounds.go(once=once)
+        except RetentionAtRisk as error:
+            # a retry would find them sent on, and hide that half of the margin was gone
+            rounds.tell()
+            raise AirflowFailException(str(error)) from error
+
+    def _told(self, rounds: Rounds) -> dict[str, Any]:
+        rounds.tell()
+        return rounds.counts.summary()

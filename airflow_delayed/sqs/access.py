@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
 DESTINATION, DELAY_QUEUE, DEAD_LETTER_QUEUE = "destination", "delay queue", "dead-letter queue"
+ERROR_QUEUE = "error queue"
 
 #: What a sender and a receiver need of the KMS key of an encrypted queue.
 KMS_SEND = ("kms:GenerateDataKey", "kms:Decrypt")
@@ -68,6 +69,7 @@ NEEDS: Sequence[Need] = (
             "ChangeMessageVisibility",
         ),
     ),
+    Need("cycle", ERROR_QUEUE, _sqs("GetQueueUrl", "CreateQueue", "SendMessage"), "a message cannot be read"),
     Need("life", DESTINATION, _LOOK),
     Need("life", DELAY_QUEUE, _LOOK),
     Need("life", DEAD_LETTER_QUEUE, _LOOK, "the destination has one"),

@@ -23,7 +23,7 @@ REQUESTS_A_ROUND = 3
 #: Dollars from which on a send through delay queues is worth a line in the log.
 WORTH_TELLING = 1.0
 
-_MILLION = 1_000_000
+MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +127,4 @@ def _batches(messages: int) -> int:
 
 
 def _cost(*, fifo: int = 0, standard: int = 0) -> Cost:
-    return Cost(fifo + standard, (fifo * PRICE_FIFO + standard * PRICE_STANDARD) / _MILLION)
+    return Cost(fifo + standard, (fifo * PRICE_FIFO + standard * PRICE_STANDARD) / MILLION)

@@ -1,37 +1,51 @@
 """One look at a delay queue: what has waited there for 900 s goes on to its destination, or back for another round.
 
-As in NServiceBus.AmazonSQS (DelayedMessagesPump.cs), but that a failed delete is repeated on the delay queue itself:
-the model repeats it on the queue the message was sent to, where it cannot succeed.
+As in NServiceBus.AmazonSQS (DelayedMessagesPump.cs), but for four things. A message's own due time counts, so nothing
+adds up. A failed delete is repeated on the delay queue; the model repeats it on the queue the message was sent to,
+where it cannot succeed. What cannot be sent on is tried again after growing pauses, not at once. And a message that
+says neither when it is due nor how long it is to wait goes to an error queue, where the model delivers it at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Clock
-from airflow_delayed.message import microseconds
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.message import from_microseconds, microseconds
+from airflow_delayed.sqs.access import denied_actions, denied_queue, is_denied
+from airflow_delayed.sqs.brokerclock import BrokerClock
+from airflow_delayed.sqs.counts import Counts, billed
 from airflow_delayed.sqs.entries import (
     DELAY_SECONDS,
+    DUE_AT,
     MAX_ATTRIBUTES,
+    MAX_BYTES,
     MAX_ENTRIES,
     MESSAGE_ID,
     attributes_size,
     direct,
+    due_of,
+    due_text,
     string,
     through_fifo,
 )
-from airflow_delayed.sqs.faults import NO_QUEUE
-from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds
-from airflow_delayed.sqs.post import Addressed, Outcome, Poster
+from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
+from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
+from airflow_delayed.sqs.post import FIRST_PAUSE, TRIES, Addressed, Outcome, Poster
+from airflow_delayed.sqs.queues import DELAY_RETENTION
+from airflow_delayed.sqs.rounds import never
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_sqs.literals import MessageSystemAttributeNameType, QueueAttributeNameType
     from mypy_boto3_sqs.type_defs import MessageTypeDef
 
     from airflow_delayed.sqs.entries import Attributes
@@ -39,190 +53,388 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a delete that failed is repeated, one message at a time.
-DELETE_TRIES = 3
+#: Seconds for which a received message is hidden, so also how late it may be if this process dies. SQS's own default.
+VISIBILITY = 30
+#: Seconds until a message that could not be sent on is visible again: the first time, and at most.
+FIRST_BACKOFF = 5
+LONGEST_BACKOFF = 300
+#: Of the queue for messages that cannot be delivered, which keeps them for as long as SQS can.
+ERROR_SUFFIX = "-error"
+ERROR_QUEUE: Mapping[QueueAttributeNameType, str] = {"MessageRetentionPeriod": str(DELAY_RETENTION)}
+#: Why a message is in the error queue, and the name of the queue that it comes from.
+REASON = "AirflowDelayed.Reason"
+FROM_QUEUE = "AirflowDelayed.FromQueue"
 
-
-@dataclass(slots=True)
-class Counts:
-    """What one pass did. ``undeleted`` were sent on and could not be removed: they will be sent once more."""
-
-    moved_back: int = 0
-    delivered: int = 0
-    failed: int = 0
-    undeleted: int = 0
-
-    @property
-    def moved(self) -> int:
-        """How many messages left the place in the delay queue where they were."""
-        return self.moved_back + self.delivered
+#: How many messages that were sent on and not deleted are remembered.
+_MAX_REMEMBERED = 10_000
+_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_SYSTEM: Sequence[MessageSystemAttributeNameType] = (
+    "MessageDeduplicationId",
+    "SentTimestamp",
+    "ApproximateFirstReceiveTimestamp",
+    "ApproximateReceiveCount",
+)
 
 
 class DestinationGone(Exception):
     """The destination's queue does not exist; its messages are in the delay queue still."""
 
 
+def backoff_seconds(receive_count: int) -> int:
+    """Return for how long a message that could not be sent on stays hidden: 5 s, then twice as long, up to 300 s."""
+    return min(FIRST_BACKOFF << min(max(0, receive_count - 1), 16), LONGEST_BACKOFF)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a message is going: when it is due (microseconds since 1970), and its delay if it goes there directly."""
+
+    due_us: int
+    direct: int | None
+
+
 @dataclass(slots=True)
 class FifoCycle:
-    """The delay queue of one destination. ``clock`` counts only for messages that were received before."""
+    """The delay queue of one destination.
+
+    ``clock`` counts only for messages that were received before and do not say when they are due. ``error_url`` is
+    asked for when it is needed, and may raise a DelayedError.
+    """
 
     client: SQSClient
     poster: Poster
     fifo_url: str
     destination_url: str
+    error_url: Callable[[], str]
     clock: Clock
-    #: SQS ids of messages that could not be sent on in this pass, with their receipt handles.
-    _failed: dict[str, str] = field(default_factory=dict)
+    now: BrokerClock = field(default_factory=BrokerClock)
+    #: Received and not yet dealt with: SQS ids and receipt handles.
+    _held: dict[str, str] = field(default_factory=dict)
+    #: SQS ids of messages that were sent on and are in the delay queue still.
+    _sent_on: dict[str, None] = field(default_factory=dict)
+    _plans: dict[str, _Plan] = field(default_factory=dict)
 
-    def run(self, wait_seconds: int) -> Counts:
+    def run(self, wait_seconds: int, stop: Callable[[], bool] = never) -> Counts:
         """Send on everything that is visible, and return when nothing more is.
 
         :param wait_seconds: how long to wait for the first message if there is none: 0 to 20.
+        :param stop: asked before each batch; what was received and not yet sent on becomes visible again at once.
         :raises DestinationGone: there is nowhere to deliver to.
         :raises botocore.exceptions.ClientError: SQS refused; nothing is lost.
         :raises botocore.exceptions.BotoCoreError: SQS could not be reached; nothing is lost.
         """
         counts = Counts()
-        self._failed.clear()
+        before = self.poster.requests.copy()
+        self._held.clear()
         try:
-            while received := self._receive(wait_seconds):
-                # what failed in this pass and is visible again waits for the next pass
-                fresh = [message for message in received if message["MessageId"] not in self._failed]
-                self._failed.update((message["MessageId"], message["ReceiptHandle"]) for message in received)
-                if not fresh:
+            while not stop() and (received := self._receive(wait_seconds, counts)):
+                self._held.update((message["MessageId"], message["ReceiptHandle"]) for message in received)
+                if stop():
                     break
-                self._move(fresh, counts)
+                self._move(received, counts)
                 wait_seconds = min(1, wait_seconds)
         finally:
-            counts.failed = len(self._failed)
-            self._release()
+            self._release(dict.fromkeys(self._held.values(), 0), counts)
+            spent = self.poster.requests - before
+            counts.fifo_requests += spent.pop(self.fifo_url, 0)
+            counts.standard_requests += spent.total()
         return counts
 
-    def remaining(self) -> int:
-        """Return about how many messages the delay queue holds: visible, delayed and in flight."""
+    def depth(self) -> tuple[int, int]:
+        """Return about how many messages the delay queue holds (visible, delayed, in flight), and its retention."""
         found = self.client.get_queue_attributes(
             QueueUrl=self.fifo_url,
             AttributeNames=[
                 "ApproximateNumberOfMessages",
                 "ApproximateNumberOfMessagesDelayed",
                 "ApproximateNumberOfMessagesNotVisible",
+                "MessageRetentionPeriod",
             ],
         )["Attributes"]
-        return sum(int(count) for count in found.values())
+        retention = int(found.pop("MessageRetentionPeriod", 0))
+        return sum(int(count) for count in found.values()), retention
 
-    def _receive(self, wait_seconds: int) -> Sequence[MessageTypeDef]:
-        answer = self.client.receive_message(
-            QueueUrl=self.fifo_url,
-            MaxNumberOfMessages=MAX_ENTRIES,
-            WaitTimeSeconds=wait_seconds,
-            MessageAttributeNames=["All"],
-            MessageSystemAttributeNames=[
-                "MessageDeduplicationId",
-                "SentTimestamp",
-                "ApproximateFirstReceiveTimestamp",
-                "ApproximateReceiveCount",
-            ],
+    def _receive(self, wait_seconds: int, counts: Counts) -> Sequence[MessageTypeDef]:
+        began = self.now.tick()
+        answer = self._patiently(
+            lambda: self.client.receive_message(
+                QueueUrl=self.fifo_url,
+                MaxNumberOfMessages=MAX_ENTRIES,
+                WaitTimeSeconds=wait_seconds,
+                VisibilityTimeout=VISIBILITY,
+                MessageAttributeNames=["All"],
+                MessageSystemAttributeNames=_SYSTEM,
+            ),
+            counts,
         )
-        return answer.get("Messages", [])
+        received = cast("Sequence[MessageTypeDef]", answer.get("Messages", ()))
+        self.now.heard(
+            began,
+            answer["ResponseMetadata"].get("HTTPHeaders", {}),
+            [int(message["Attributes"]["ApproximateFirstReceiveTimestamp"]) for message in received],
+        )
+        # the first 64 KiB are counted already
+        size = sum(len(message["Body"]) + attributes_size(message.get("MessageAttributes", {})) for message in received)
+        counts.fifo_requests += billed(size) - 1
+        for message in received:
+            counts.oldest = max(counts.oldest, (self._now_ms(message) - _sent_ms(message)) // 1000)
+        return received
+
+    def _patiently(self, ask: Callable[[], Any], counts: Counts) -> Any:
+        """Make a request; if SQS has too much to do, again after growing pauses."""
+        pause = FIRST_PAUSE
+        for left in reversed(range(TRIES)):
+            counts.fifo_requests += 1
+            try:
+                return ask()
+            except ClientError as error:
+                fault = fault_of(error)
+                if not left or fault is None or fault.final:
+                    raise
+            self.poster.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    def _now_ms(self, message: MessageTypeDef) -> int:
+        """Return the present by the broker's clock; by this machine's only if the broker does not tell."""
+        now = self.now.now_ms()
+        if now is not None:
+            return now
+        system = message["Attributes"]
+        if int(system["ApproximateReceiveCount"]) <= 1:
+            return int(system["ApproximateFirstReceiveTimestamp"])
+        return microseconds(self.clock()) // 1000
 
     def _move(self, received: Sequence[MessageTypeDef], counts: Counts) -> None:
-        readable = [message for message in received if _delay(message) is not None]
-        for message in received:
-            if _delay(message) is None:
-                log.warning(
-                    "SQS message %s in %s has no attribute %s that can be read and stays there; receive and delete it",
-                    message["MessageId"],
-                    self.fifo_url,
-                    DELAY_SECONDS,
-                )
-        outcomes = self.poster.post(readable, self._address)
-        sent = [outcome for outcome in outcomes if outcome.fault is None]
-        for outcome in sent:
-            self._failed.pop(outcome.item["MessageId"], None)
-            if outcome.url == self.fifo_url:
-                counts.moved_back += 1
-            else:
-                counts.delivered += 1
-        counts.undeleted += self._delete([outcome.item for outcome in sent])
-        self._complain([outcome for outcome in outcomes if outcome.fault])
+        # sent on before, by this very process: all that is missing is the delete
+        sent = [message for message in received if message["MessageId"] in self._sent_on]
+        left = [message for message in received if message["MessageId"] not in self._sent_on]
+        readable = [message for message in left if _is_readable(message)]
+        failed: list[Outcome[MessageTypeDef]] = []
+        self._plans.clear()
+        try:
+            for outcome in self.poster.each(readable, self._address):
+                if outcome.fault:
+                    failed.append(outcome)
+                    continue
+                sent.append(outcome.item)
+                self._count(outcome.item, counts)
+            if len(readable) < len(left):
+                aside, not_aside = self._set_aside([message for message in left if not _is_readable(message)])
+                counts.set_aside += len(aside)
+                sent += aside
+                failed += not_aside
+        finally:
+            # also when the way to SQS broke: what is known to be sent must not be sent again
+            for message in sent:
+                self._held.pop(message["MessageId"], None)
+            self._delete(sent, counts)
+        self._give_back(failed, counts)
+
+    def _count(self, message: MessageTypeDef, counts: Counts) -> None:
+        plan = self._plans[message["MessageId"]]
+        if plan.direct is None:
+            counts.moved_back += 1
+            return
+        counts.delivered += 1
+        counts.note_late(max(0, self._now_ms(message) + plan.direct * 1000 - plan.due_us // 1000))
 
     def _address(self, message: MessageTypeDef) -> Addressed:
         attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
         system = message["Attributes"]
         attributes.pop(DELAY_SECONDS, None)
-        dedup_id = system["MessageDeduplicationId"]
-        if MESSAGE_ID not in attributes and len(attributes) < MAX_ATTRIBUTES - 1:
-            attributes[MESSAGE_ID] = string(message["MessageId"])
-        hop = hop_of(
-            remaining_seconds(
-                _delay(message) or 0,
-                sent_ms=int(system["SentTimestamp"]),
-                first_received_ms=int(system["ApproximateFirstReceiveTimestamp"]),
-                receive_count=int(system["ApproximateReceiveCount"]),
-                now_ms=microseconds(self.clock()) // 1000,
-            )
-        )
-        size = len(message["Body"].encode()) + attributes_size(message.get("MessageAttributes", {}))
+        due_us, seconds = self._remaining(message)
+        hop = hop_of(seconds)
+        self._plans[message["MessageId"]] = _Plan(due_us, None if hop.through_fifo else hop.delay_seconds)
         if hop.through_fifo:
-            return Addressed(
-                self.fifo_url, through_fifo(message["Body"], attributes, hop.delay_seconds, dedup_id), size
-            )
+            attributes.pop(DUE_AT, None)
+            # the delay first: without it an NServiceBus endpoint would deliver at once
+            attributes[DELAY_SECONDS] = string(str(hop.delay_seconds))
+            size = _fill(message["Body"], attributes, {DUE_AT: due_text(from_microseconds(due_us)), **_id(message)})
+            dedup_id = system["MessageDeduplicationId"]
+            entry = through_fifo(message["Body"], attributes, hop.delay_seconds, dedup_id)
+            return Addressed(self.fifo_url, entry, size)
+        size = _fill(message["Body"], attributes, _id(message))
         return Addressed(self.destination_url, direct(message["Body"], attributes, hop.delay_seconds), size)
 
-    def _complain(self, failed: Sequence[Outcome[MessageTypeDef]]) -> None:
-        for outcome in failed:
-            fault = outcome.fault
-            if fault and fault.code in NO_QUEUE:
-                raise DestinationGone(self.destination_url)
-            log.warning("SQS message %s could not be sent on: %s", outcome.item["MessageId"], fault)
-
-    def _delete(self, messages: Sequence[MessageTypeDef]) -> int:
-        """Delete from the delay queue, what fails in the batch one by one; return how many could not be deleted."""
-        if not messages:
-            return 0
-        answer = self.client.delete_message_batch(
-            QueueUrl=self.fifo_url,
-            Entries=[
-                {"Id": str(position), "ReceiptHandle": message["ReceiptHandle"]}
-                for position, message in enumerate(messages)
-            ],
+    def _remaining(self, message: MessageTypeDef) -> tuple[int, int]:
+        """Return when a message is due (microseconds since 1970), and in how many seconds that is."""
+        due_us = _due_us(message)
+        if due_us is not None:
+            seconds = seconds_until(due_us, self._now_ms(message))
+            if seconds <= LONGEST_DELAY:
+                return due_us, seconds
+        system = message["Attributes"]
+        delay = _delay(message) or 0
+        seconds = remaining_seconds(
+            delay,
+            sent_ms=_sent_ms(message),
+            first_received_ms=int(system["ApproximateFirstReceiveTimestamp"]),
+            receive_count=int(system["ApproximateReceiveCount"]),
+            now_ms=microseconds(self.clock()) // 1000,
         )
-        left = [messages[int(entry["Id"])] for entry in answer.get("Failed", ())]
-        undeleted = [message for message in left if not self._delete_one(message)]
-        for message in undeleted:
+        return (_sent_ms(message) + delay * 1000) * 1000, seconds
+
+    def _set_aside(
+        self, messages: Sequence[MessageTypeDef]
+    ) -> tuple[list[MessageTypeDef], list[Outcome[MessageTypeDef]]]:
+        """Send messages to the error queue as they are; return those that were sent, and those that were not."""
+        try:
+            url = self.error_url()
+        except DelayedError as error:
+            log.error("%s messages cannot be delivered, and there is no error queue: %s", f"{len(messages):,}", error)
+            return [], [Outcome(message, self.fifo_url, None) for message in messages]
+        reason = f"neither {DELAY_SECONDS} nor {DUE_AT} can be read"
+
+        def address(message: MessageTypeDef) -> Addressed:
+            attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
+            why = {REASON: reason, FROM_QUEUE: self.fifo_url.rpartition("/")[2], **_id(message)}
+            size = _fill(message["Body"], attributes, why)
+            return Addressed(url, direct(message["Body"], attributes, 0), size)
+
+        sent: list[MessageTypeDef] = []
+        failed: list[Outcome[MessageTypeDef]] = []
+        try:
+            outcomes = list(self.poster.each(messages, address))
+        except ClientError as error:
+            if not is_denied(error):
+                raise
+            log.error(
+                "%s messages cannot be delivered, and the role may not do %s on queue %s to set them aside",
+                f"{len(messages):,}",
+                ", ".join(denied_actions(error)),
+                denied_queue(error),
+            )
+            return [], [Outcome(message, self.fifo_url, None) for message in messages]
+        for outcome in outcomes:
+            if outcome.fault:
+                failed.append(outcome)
+                continue
+            sent.append(outcome.item)
+            log.error(
+                "SQS message %s in %s: %s; it is in %s now, whole. Send it back with the attribute, or delete it",
+                outcome.item["MessageId"],
+                self.fifo_url,
+                reason,
+                url,
+            )
+        return sent, failed
+
+    def _give_back(self, failed: Sequence[Outcome[MessageTypeDef]], counts: Counts) -> None:
+        """Hide what could not be sent on for a while, the longer the more often it was tried."""
+        counts.failed += len(failed)
+        for outcome in failed:
+            if outcome.fault and outcome.fault.code in NO_QUEUE and outcome.url == self.destination_url:
+                raise DestinationGone(self.destination_url)
+        timeouts: dict[str, int] = {}
+        for outcome in failed:
+            system = outcome.item["Attributes"]
+            timeouts[outcome.item["ReceiptHandle"]] = backoff_seconds(int(system["ApproximateReceiveCount"]))
+            if outcome.fault:
+                log.warning("SQS message %s could not be sent on: %s", outcome.item["MessageId"], outcome.fault)
+            self._held.pop(outcome.item["MessageId"], None)
+        self._release(timeouts, counts)
+
+    def _delete(self, messages: Sequence[MessageTypeDef], counts: Counts) -> None:
+        """Delete from the delay queue, what fails in the batch again, and remember what stays."""
+        left = list(messages)
+        # remembered until it is deleted, so also if this is interrupted
+        self._sent_on.update((message["MessageId"], None) for message in left)
+        pause = FIRST_PAUSE
+        for tries_left in reversed(range(TRIES)):
+            if not left:
+                break
+            left = self._delete_once(left, counts)
+            if left and tries_left:
+                self.poster.sleep(pause)
+                pause *= 2
+        counts.undeleted += len(left)
+        for message in left:
             log.warning(
-                "SQS message %s was sent on and could not be deleted from the delay queue; it will be sent once more",
+                "SQS message %s was sent on and could not be deleted from the delay queue; whoever receives it next may"
+                " send it once more",
                 message["MessageId"],
             )
-        return len(undeleted)
+        while len(self._sent_on) > _MAX_REMEMBERED:
+            del self._sent_on[next(iter(self._sent_on))]
 
-    def _delete_one(self, message: MessageTypeDef) -> bool:
-        for _ in range(DELETE_TRIES):
+    def _delete_once(self, messages: list[MessageTypeDef], counts: Counts) -> list[MessageTypeDef]:
+        counts.fifo_requests += 1
+        try:
             answer = self.client.delete_message_batch(
-                QueueUrl=self.fifo_url, Entries=[{"Id": "0", "ReceiptHandle": message["ReceiptHandle"]}]
+                QueueUrl=self.fifo_url,
+                Entries=[
+                    {"Id": str(position), "ReceiptHandle": message["ReceiptHandle"]}
+                    for position, message in enumerate(messages)
+                ],
             )
-            if not answer.get("Failed"):
-                return True
-        return False
+        except ClientError as error:
+            fault = fault_of(error)
+            if fault is None or fault.final:
+                raise
+            return messages
+        except BotoCoreError:
+            return messages
+        for entry in answer.get("Successful", ()):
+            del self._sent_on[messages[int(entry["Id"])]["MessageId"]]
+        return [messages[int(entry["Id"])] for entry in answer.get("Failed", ())]
 
-    def _release(self) -> None:
-        """Make visible again what could not be sent on; what does not become so does by itself, a little later."""
-        handles = list(self._failed.values())
+    def _release(self, timeouts: Mapping[str, int], counts: Counts) -> None:
+        """Make messages visible after so many seconds, by receipt handle; where that fails it is after 30."""
+        pairs = list(timeouts.items())
         with suppress(BotoCoreError, ClientError):
-            for start in range(0, len(handles), MAX_ENTRIES):
+            for start in range(0, len(pairs), MAX_ENTRIES):
+                counts.fifo_requests += 1
                 self.client.change_message_visibility_batch(
                     QueueUrl=self.fifo_url,
                     Entries=[
-                        {"Id": str(position), "ReceiptHandle": handle, "VisibilityTimeout": 0}
-                        for position, handle in enumerate(handles[start : start + MAX_ENTRIES])
+                        {"Id": str(position), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
+                        for position, (handle, seconds) in enumerate(pairs[start : start + MAX_ENTRIES])
                     ],
                 )
+
+
+def _fill(body: str, attributes: Attributes, wanted: Mapping[str, str]) -> int:
+    """Add what a message does not have and has room for, and return its size; it is sent on in any case."""
+    size = len(body.encode()) + attributes_size(attributes)
+    for name, text in wanted.items():
+        if name in attributes or len(attributes) >= MAX_ATTRIBUTES:
+            continue
+        more = attributes_size({name: (value := string(text))})
+        if size + more <= MAX_BYTES:
+            attributes[name] = value
+            size += more
+    return size
+
+
+def _id(message: MessageTypeDef) -> dict[str, str]:
+    # as NServiceBus does, so that duplicates have one id
+    return {MESSAGE_ID: message["MessageId"]}
+
+
+def _sent_ms(message: MessageTypeDef) -> int:
+    return int(message["Attributes"]["SentTimestamp"])
+
+
+def _is_readable(message: MessageTypeDef) -> bool:
+    return _delay(message) is not None or _due_us(message) is not None
+
+
+def _due_us(message: MessageTypeDef) -> int | None:
+    due_at = due_of(message.get("MessageAttributes", {}))
+    if due_at is None:
+        return None
+    due_us = microseconds(due_at)
+    # what no delay leads to is no due time
+    return due_us if due_us // 1_000_000 - _sent_ms(message) // 1000 <= LONGEST_DELAY else None
 
 
 def _delay(message: MessageTypeDef) -> int | None:
     """Return the delay in a message's attribute, or None if it has none that can be read."""
     try:
-        delay = int(message["MessageAttributes"][DELAY_SECONDS]["StringValue"])
-    except (KeyError, ValueError):
+        text = message["MessageAttributes"][DELAY_SECONDS]["StringValue"]
+    except KeyError:
         return None
-    return delay if delay <= LONGEST_DELAY else None
+    if not _NUMBER.fullmatch(text) or abs(int(text)) > LONGEST_DELAY:
+        return None
+    return int(text)

@@ -5,6 +5,12 @@ attribute ``AirflowDelayed.BodyEncoding`` = ``base64``. Id: always the attribute
 to 6 as attributes of their own names; more as one JSON object in the attribute ``NServiceBus.AmazonSQS.Headers``, which
 is NServiceBus's form for bodies without an envelope (MessageDispatcher.cs, DoNotWrapOutgoingMessages). A message has
 10 attributes at most; 4 are kept for those above, the delay and the due time. All are of the data type String.
+
+What goes through a delay queue has its due time in ``AirflowDelayed.DueAt``, in UTC with microseconds, as in
+``2026-01-31T08:30:00.000000Z``; it keeps that when it is delivered. NServiceBus carries it along untouched.
+
+Two other forms are for NServiceBus endpoints: ``nservicebus``, its envelope around body and headers, and
+``nservicebus-unwrapped``, the body as it is and all headers in ``NServiceBus.AmazonSQS.Headers``.
 """
 
 from __future__ import annotations
@@ -14,10 +20,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.message import DelayedMessage, parse_moment
+from airflow_delayed.sqs import envelope
+from airflow_delayed.sqs.envelope import is_base64, unwrap, wrap
 from airflow_delayed.sqs.queues import FIFO
 
 if TYPE_CHECKING:
@@ -30,10 +39,15 @@ if TYPE_CHECKING:
     Attributes: TypeAlias = dict[str, MessageAttributeValueTypeDef]
     Entry: TypeAlias = SendMessageBatchRequestEntryTypeDef
 
-MESSAGE_ID = "NServiceBus.MessageId"
+MESSAGE_ID = envelope.MESSAGE_ID
 DELAY_SECONDS = "NServiceBus.AmazonSQS.DelaySeconds"
 HEADERS = "NServiceBus.AmazonSQS.Headers"
 BODY_ENCODING = "AirflowDelayed.BodyEncoding"
+DUE_AT = "AirflowDelayed.DueAt"
+#: Of a message in NServiceBus's native form, whose body is not an envelope whatever it looks like.
+_NATIVE_TYPE = "MessageTypeFullName"
+#: The forms a body can have.
+RAW, NSERVICEBUS, UNWRAPPED = FORMS = ("raw", "nservicebus", "nservicebus-unwrapped")
 #: Attributes that are the transport's own; a header may not begin like one.
 OWN = (MESSAGE_ID, "NServiceBus.AmazonSQS.", "AirflowDelayed.")
 
@@ -68,6 +82,10 @@ class Arrived:
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     message_id: str
+    #: When it was due, if it came through a delay queue: lateness, and which of two duplicates is which.
+    due_at: datetime | None = None
+    #: Where in the NServiceBus endpoint's S3 bucket the body is, which is empty here then.
+    s3_body_key: str | None = None
 
 
 def string(value: str) -> MessageAttributeValueTypeDef:
@@ -75,23 +93,56 @@ def string(value: str) -> MessageAttributeValueTypeDef:
     return {"DataType": "String", "StringValue": value}
 
 
-def pack(message: DelayedMessage) -> Parcel:
+def due_text(due_at: datetime) -> str:
+    """Return a due time in UTC as the attribute ``AirflowDelayed.DueAt`` has it; read back by :func:`due_of`."""
+    return due_at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def due_of(attributes: Mapping[str, Any]) -> datetime | None:
+    """Return the due time in a message's attributes, or None if they have none that can be read."""
+    try:
+        return parse_moment(DUE_AT, attributes[DUE_AT]["StringValue"])
+    except (KeyError, InvalidMessage):
+        return None
+
+
+def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
     """Return a message in the form in which SQS carries it.
 
+    :param form: "raw", "nservicebus" or "nservicebus-unwrapped".
     :raises LimitExceeded: SQS would refuse it: an empty body, a header's name or value, its size, its destination.
     """
     if message.destination.endswith(FIFO):
         raise LimitExceeded("destination", "is a FIFO queue, whose messages cannot have delays of their own in SQS")
-    if not message.body:
-        raise LimitExceeded("body", "is empty, which SQS refuses; send '{}' or a blank")
+    if not message.body and form != NSERVICEBUS:
+        raise LimitExceeded("body", "is empty, which SQS refuses; send '{}' or a blank, or use NServiceBus's envelope")
     attributes = {MESSAGE_ID: string(message.message_id)}
-    body = _text(message.body)
-    size = len(message.body)
-    if body is None:
-        body = base64.b64encode(message.body).decode()
+    body: str | None
+    if form == NSERVICEBUS:
+        _check_own(message.headers)
+        body = wrap(message.body, message.headers, message.message_id)
         size = len(body)
-        attributes[BODY_ENCODING] = string("base64")
-    attributes.update(_headers(message.headers))
+    else:
+        body = _text(message.body)
+        size = len(message.body)
+        # NServiceBus reads base64 wherever a body can be read so, and finds other bytes in "true"
+        if body is None or (form == UNWRAPPED and is_base64(body)):
+            body = base64.b64encode(message.body).decode()
+            size = len(body)
+            attributes[BODY_ENCODING] = string("base64")
+        if form == UNWRAPPED:
+            _check_own(message.headers)
+            headers = {**message.headers, MESSAGE_ID: message.message_id}
+            attributes[HEADERS] = string(json.dumps(headers, separators=(",", ":")))
+        else:
+            _check_headers(message.headers)
+            # a body that looks like an envelope is none if the headers are beside it
+            alone = len(message.headers) <= MAX_HEADER_ATTRIBUTES and unwrap(body) is None
+            attributes.update(
+                {name: string(value) for name, value in message.headers.items()}
+                if alone
+                else {HEADERS: string(json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")))}
+            )
     size += attributes_size(attributes) + _RESERVED
     if size > MAX_BYTES:
         raise LimitExceeded(
@@ -110,10 +161,15 @@ def _text(body: bytes) -> str | None:
     return None if _REFUSED.search(text) else text
 
 
-def _headers(headers: Mapping[str, str]) -> Attributes:
-    for name, value in headers.items():
+def _check_own(headers: Mapping[str, str]) -> None:
+    for name in headers:
         if name.startswith(OWN):
             raise LimitExceeded("headers", f"the name {name!r} is one that the transport sets itself; leave it out")
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    _check_own(headers)
+    for name, value in headers.items():
         if not _NAME.fullmatch(name):
             raise LimitExceeded(
                 "headers",
@@ -125,9 +181,6 @@ def _headers(headers: Mapping[str, str]) -> Attributes:
             raise LimitExceeded("headers", f"SQS refuses the empty value of {name!r}; leave the header out")
         if _REFUSED.search(value):
             raise LimitExceeded("headers", f"the value of {name!r} has control characters, which SQS refuses")
-    if len(headers) <= MAX_HEADER_ATTRIBUTES:
-        return {name: string(value) for name, value in headers.items()}
-    return {HEADERS: string(json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")))}
 
 
 def attributes_size(attributes: Mapping[str, Any]) -> int:
@@ -146,12 +199,17 @@ def direct(body: str, attributes: Attributes, delay_seconds: int) -> Entry:
     return {"Id": "", "MessageBody": body, "MessageAttributes": attributes, "DelaySeconds": delay_seconds}
 
 
-def through_fifo(body: str, attributes: Attributes, delay_seconds: int, dedup_id: str) -> Entry:
+def through_fifo(
+    body: str, attributes: Attributes, delay_seconds: int, dedup_id: str, due_at: datetime | None = None
+) -> Entry:
     """Return an entry for a delay queue; the queue's own delay of 900 s counts, a message of a FIFO has none."""
+    added = {DELAY_SECONDS: string(str(delay_seconds))}
+    if due_at is not None:
+        added[DUE_AT] = string(due_text(due_at))
     return {
         "Id": "",
         "MessageBody": body,
-        "MessageAttributes": {**attributes, DELAY_SECONDS: string(str(delay_seconds))},
+        "MessageAttributes": {**attributes, **added},
         "MessageDeduplicationId": dedup_id,
         # a group of its own, so that no message waits for another
         "MessageGroupId": dedup_id,
@@ -159,16 +217,29 @@ def through_fifo(body: str, attributes: Attributes, delay_seconds: int, dedup_id
 
 
 def decode(received: MessageTypeDef) -> Arrived:
-    """Read a message that boto3 received with ``MessageAttributeNames=["All"]``."""
+    """Read a message that boto3 received with ``MessageAttributeNames=["All"]``, in any of the forms.
+
+    A body is taken for base64 only where an attribute or an envelope says so: unlike NServiceBus, which reads a body
+    such as ``true`` or ``1234`` so as well. NServiceBus does not mark a binary body without an envelope; it comes as
+    the text that it travelled as.
+    """
     attributes = received.get("MessageAttributes", {})
     text = {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
     body = received.get("Body", "")
+    headers = {name: value for name, value in text.items() if not name.startswith(OWN)}
+    content, key = None, None
     if HEADERS in text:
         headers = dict(json.loads(text[HEADERS]))
-    else:
-        headers = {name: value for name, value in text.items() if not name.startswith(OWN)}
+    elif _NATIVE_TYPE not in text and BODY_ENCODING not in text and (wrapped := unwrap(body)):
+        headers |= wrapped.headers
+        content, key = wrapped.body, wrapped.s3_body_key
+    if content is None:
+        content = base64.b64decode(body) if text.get(BODY_ENCODING) == "base64" else body.encode()
+    inside = headers.pop(MESSAGE_ID, "")
     return Arrived(
-        body=base64.b64decode(body) if text.get(BODY_ENCODING) == "base64" else body.encode(),
+        body=content,
         headers=headers,
-        message_id=text.get(MESSAGE_ID) or received.get("MessageId", ""),
+        message_id=text.get(MESSAGE_ID) or inside or received.get("MessageId", ""),
+        due_at=due_of(attributes),
+        s3_body_key=key,
     )

@@ -1,13 +1,15 @@
-"""Entries sent in batches; what fails in a batch is sent again one by one, with growing pauses."""
+"""Entries sent in batches; what fails is sent again, with growing pauses, and at last one by one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from botocore.exceptions import ClientError
 
+from airflow_delayed.sqs.counts import billed
 from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES
 from airflow_delayed.sqs.faults import BUSY, REFUSED, Fault, fault_of
 
@@ -48,34 +50,40 @@ class Poster:
 
     def __init__(self, client: SQSClient, sleep: Callable[[float], None]) -> None:
         self._client = client
-        self._sleep = sleep
+        self.sleep = sleep
+        #: What was spent so far, in requests as SQS bills them, by the queue's URL.
+        self.requests: Counter[str] = Counter()
 
-    def post(self, items: Sequence[T], address: Callable[[T], Addressed]) -> list[Outcome[T]]:
-        """Send items and return what became of each, in no order.
+    def post(self, items: Iterable[T], address: Callable[[T], Addressed]) -> list[Outcome[T]]:
+        """Send items and return what became of each, in no order; raises as :meth:`each`."""
+        return list(self.each(items, address))
+
+    def each(self, items: Iterable[T], address: Callable[[T], Addressed]) -> Iterator[Outcome[T]]:
+        """Send items and yield what became of each, as it is known: of some even if the way to SQS breaks then.
 
         :raises botocore.exceptions.ClientError: SQS refused for a reason that is not about the messages.
         :raises botocore.exceptions.BotoCoreError: SQS could not be reached.
         """
-        outcomes: list[Outcome[T]] = []
-        again: list[Outcome[T]] = []
-        for url, batch in _batches((item, address(item)) for item in items):
-            for outcome in self._request(url, batch):
-                (again if outcome.fault and not outcome.fault.final else outcomes).append(outcome)
+        pairs = [(item, address(item)) for item in items]
         pause = FIRST_PAUSE
-        for _ in range(1, TRIES):
+        for left in reversed(range(TRIES)):
+            again: list[T] = []
+            # what all of a batch suffers from may be one entry's doing
+            for url, batch in _batches(pairs, 1 if left == 0 else MAX_ENTRIES):
+                for outcome in self._request(url, batch):
+                    if left and outcome.fault and not outcome.fault.final:
+                        again.append(outcome.item)
+                    else:
+                        yield outcome
             if not again:
-                break
-            self._sleep(pause)
+                return
+            self.sleep(pause)
             pause *= 2
-            failed, again = again, []
-            for outcome in failed:
-                addressed = address(outcome.item)
-                for single in self._request(addressed.url, [(outcome.item, addressed)]):
-                    (again if single.fault and not single.fault.final else outcomes).append(single)
-        return outcomes + again
+            pairs = [(item, address(item)) for item in again]
 
     def _request(self, url: str, batch: Sequence[tuple[T, Addressed]]) -> Iterator[Outcome[T]]:
         entries = [{**addressed.entry, "Id": str(position)} for position, (_, addressed) in enumerate(batch)]
+        self.requests[url] += billed(sum(addressed.size for _, addressed in batch))
         try:
             answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
         except ClientError as error:
@@ -97,13 +105,13 @@ class Poster:
             yield Outcome(item, url, faults.get(str(position), _NO_ANSWER))
 
 
-def _batches(pairs: Iterable[tuple[T, Addressed]]) -> Iterator[tuple[str, list[tuple[T, Addressed]]]]:
-    """Group by queue, and cut into batches of at most 10 entries and 1 MiB."""
+def _batches(pairs: Iterable[tuple[T, Addressed]], most: int) -> Iterator[tuple[str, list[tuple[T, Addressed]]]]:
+    """Group by queue, and cut into batches of so many entries at most, and 1 MiB."""
     waiting: dict[str, list[tuple[T, Addressed]]] = {}
     for pair in pairs:
         url, size = pair[1].url, pair[1].size
         batch = waiting.setdefault(url, [])
-        if len(batch) == MAX_ENTRIES or (batch and sum(other.size for _, other in batch) + size > MAX_BYTES):
+        if len(batch) == most or (batch and sum(other.size for _, other in batch) + size > MAX_BYTES):
             yield url, batch
             batch = waiting[url] = []
         batch.append(pair)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import InputError, SendFailed, TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, delay_seconds
-from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, Parcel, direct, pack, through_fifo
+from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, RAW, Parcel, direct, pack, through_fifo
 from airflow_delayed.sqs.faults import translated
 from airflow_delayed.sqs.hops import Hop, hop_of
 from airflow_delayed.sqs.post import Addressed, Poster
@@ -35,11 +35,12 @@ class _Batch:
 class Sender:
     """One send. ``clock`` says what time it is whenever a delay is computed, which is just before each request."""
 
-    def __init__(self, conn_id: str, poster: Poster, locate: Locate, clock: Clock) -> None:
+    def __init__(self, conn_id: str, poster: Poster, locate: Locate, clock: Clock, form: str = RAW) -> None:
         self._conn_id = conn_id
         self._poster = poster
         self._locate = locate
         self._clock = clock
+        self._form = form
         self._batches: dict[str, _Batch] = {}  # by URL, the oldest first
         self._waiting = 0
         self._began = False
@@ -72,7 +73,7 @@ class Sender:
         return self._report
 
     def _put(self, message: DelayedMessage) -> None:
-        parcel = pack(message)
+        parcel = pack(message, self._form)
         now = self._clock()
         # a message in a delay queue needs its destination as well
         url = self._locate(message.destination, False)
@@ -102,22 +103,21 @@ class Sender:
         self._began = True
         try:
             with translated(self._conn_id, f"send more than {self._report.sent:,} messages"):
-                outcomes = self._poster.post(batch.parcels, self._address)
+                for outcome in self._poster.each(batch.parcels, self._address):
+                    if outcome.fault is None:
+                        self._report.add(outcome.item.message)
+                    else:
+                        self._failures.append((outcome.item.message.message_id, str(outcome.fault)))
         except TransportUnavailable as error:
             error.report = self._report
             raise
-        for outcome in outcomes:
-            if outcome.fault is None:
-                self._report.add(outcome.item.message)
-            else:
-                self._failures.append((outcome.item.message.message_id, str(outcome.fault)))
 
     def _address(self, parcel: Parcel) -> Addressed:
         message = parcel.message
         hop = self._hop(parcel, self._clock())
         url = self._locate(message.destination, hop.through_fifo)
         if hop.through_fifo:
-            entry = through_fifo(parcel.body, parcel.attributes, hop.delay_seconds, message.message_id)
+            entry = through_fifo(parcel.body, parcel.attributes, hop.delay_seconds, message.message_id, message.due_at)
         else:
             entry = direct(parcel.body, parcel.attributes, hop.delay_seconds)
         return Addressed(url, entry, parcel.size)

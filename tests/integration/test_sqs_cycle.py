@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
 
-from airflow_delayed.errors import TopologyError
+from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 
@@ -165,12 +166,37 @@ def test_a_delete_that_fails_leaves_a_duplicate_that_the_id_reveals(clocked: Clo
     assert (counts.delivered, counts.undeleted) == (2, 1)
     failing = False
     clocked.advance(31)
-    assert clocked.hook.cycle(clocked.destination).delivered == 1
+    assert SqsDelayHook(clocked.conn_id).cycle(clocked.destination).delivered == 1  # a process that knows nothing of it
     clocked.advance(200)
     ids = clocked.ids()
     assert sorted(set(ids)) == ["m1", "m2"]
     assert len(ids) == 3
     assert sensor_of(clocked).poke({})
+
+
+def test_what_this_process_sent_on_and_could_not_delete_it_does_not_send_again(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000, "near"), clocked.message(4000, "far")])
+    clocked.advance(905)
+    failing = True
+
+    def break_off(**_):
+        if failing:
+            raise EndpointConnectionError(endpoint_url=clocked.url)
+
+    clocked.on("before-call.sqs.DeleteMessageBatch", break_off)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.moved_back, counts.undeleted) == (1, 1, 2)
+    assert clocked.slept == [0.2, 0.4, 0.8]
+    failing = False
+    clocked.advance(1800)  # longer than SQS itself would know the message that went back
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.moved_back, counts.undeleted) == (0, 1, 0)
+    clocked.advance(905)
+    assert clocked.hook.cycle(clocked.destination).delivered == 1
+    clocked.advance(500)
+    assert clocked.ids() == ["far", "near"]
+    assert clocked.hook.waiting(clocked.destination) == 0
 
 
 def test_a_delete_that_fails_once_is_repeated_on_the_delay_queue(clocked: ClockedWorld):
@@ -242,7 +268,7 @@ def test_a_sensor_killed_between_send_and_delete_loses_nothing(clocked: ClockedW
     assert all(int(message_id[1:]) < 15 for message_id in twice)
 
 
-def test_what_cannot_be_sent_on_is_visible_again_at_once(clocked: ClockedWorld):
+def test_what_cannot_be_sent_on_is_tried_again_after_growing_pauses(clocked: ClockedWorld):
     clocked.install()
     clocked.hook.send([clocked.message(1000, "good"), clocked.message(1000, "large", body=b"x" * 5000)])
     url = clocked.url_of(clocked.queue)
@@ -250,47 +276,105 @@ def test_what_cannot_be_sent_on_is_visible_again_at_once(clocked: ClockedWorld):
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
     assert (counts.delivered, counts.failed) == (1, 1)
-    assert clocked.counts(clocked.fifo) == (1, 0, 0)
+    for pause in (5, 10, 20):
+        clocked.advance(pause - 3)
+        assert clocked.hook.cycle(clocked.destination).is_quiet
+        clocked.advance(4)
+        assert clocked.hook.cycle(clocked.destination).failed == 1
     assert not sensor_of(clocked).poke({})
     clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1048576"})
+    clocked.advance(41)
     assert clocked.hook.cycle(clocked.destination).delivered == 1
     clocked.advance(200)
     assert clocked.ids() == ["good", "large"]
 
 
-@pytest.mark.parametrize("attribute", [None, "soon", str(2**31)])
-def test_a_message_without_a_readable_delay_is_not_delivered_and_holds_nobody_up(clocked: ClockedWorld, attribute):
+@pytest.mark.parametrize("attribute", [None, "soon", "1_000", str(2**31)])
+def test_a_message_that_does_not_say_when_it_is_due_is_set_aside_whole(clocked: ClockedWorld, attribute):
     clocked.install()
+    given = {"Kind": {"DataType": "Number", "StringValue": "7"}, "Raw": {"DataType": "Binary", "BinaryValue": b"\x00"}}
+    if attribute:
+        given[DELAY] = {"DataType": "String", "StringValue": attribute}
     for number in range(12):
         clocked.client.send_message(
             QueueUrl=clocked.url_of(clocked.fifo),
             MessageBody="foreign",
             MessageGroupId=f"foreign-{number}",
             MessageDeduplicationId=f"foreign-{number}",
-            MessageAttributes={DELAY: {"DataType": "String", "StringValue": attribute}} if attribute else {},
+            MessageAttributes=given,
         )
     clocked.hook.send([clocked.message(1000)])
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.failed) == (1, 12)
-    assert clocked.hook.waiting(clocked.destination) == 12
+    assert (counts.delivered, counts.failed, counts.set_aside) == (1, 0, 12)
+    assert clocked.hook.waiting(clocked.destination) == 0
+    aside = clocked.raw(f"{clocked.queue}-error")
+    assert [message["Body"] for message in aside] == ["foreign"] * 12
+    for message in aside:
+        attributes = message["MessageAttributes"]
+        assert attributes.items() >= given.items()
+        assert attributes["AirflowDelayed.FromQueue"]["StringValue"] == clocked.fifo
+        assert DELAY in attributes["AirflowDelayed.Reason"]["StringValue"]
     clocked.advance(200)
     assert clocked.ids() == ["m1"]
 
 
-def test_a_pass_ends_although_what_failed_is_visible_again_at_once(clocked: ClockedWorld):
+def test_an_error_queue_of_ones_own(clocked: ClockedWorld):
+    clocked.install()
+    own = f"{clocked.queue}-poison"
+    clocked.client.create_queue(QueueName=own)
+    full = {f"a{number}": {"DataType": "String", "StringValue": "x"} for number in range(10)}  # no room for a reason
+    clocked.client.send_message(
+        QueueUrl=clocked.url_of(clocked.fifo),
+        MessageBody="x",
+        MessageGroupId="x",
+        MessageDeduplicationId="x",
+        MessageAttributes=full,
+    )
+    clocked.advance(905)
+    result = sensor_of(clocked, error_queue=own, until=timedelta(0)).poke({})
+    assert result.xcom_value["set_aside"] == 1
+    (message,) = clocked.raw(own)
+    assert message["MessageAttributes"] == full
+    with pytest.raises(LimitExceeded, match="error_queue"):
+        SqsDelayHook(clocked.conn_id).cycle(clocked.destination, error_queue=clocked.fifo)
+
+
+def test_what_cannot_be_set_aside_stays(clocked: ClockedWorld):
+    clocked.install()
+    for number in range(2):
+        clocked.client.send_message(
+            QueueUrl=clocked.url_of(clocked.fifo),
+            MessageBody="x",
+            MessageGroupId=f"x{number}",
+            MessageDeduplicationId=f"x{number}",
+        )
+    clocked.hook.send([clocked.message(1000)])
+    clocked.advance(905)
+    refused = {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+
+    def refuse(**_):
+        raise ClientError(refused, "CreateQueue")
+
+    clocked.on("before-call.sqs.CreateQueue", refuse)
+    counts = clocked.hook.cycle(clocked.destination)
+    assert (counts.delivered, counts.failed, counts.set_aside) == (1, 2, 0)
+    assert clocked.counts(clocked.fifo) == (0, 0, 2)
+
+
+def test_the_queues_own_visibility_timeout_does_not_count(clocked: ClockedWorld):
     clocked.install()
     fifo = clocked.url_of(clocked.fifo)
     clocked.client.set_queue_attributes(QueueUrl=fifo, Attributes={"VisibilityTimeout": "0"})
-    clocked.client.send_message(QueueUrl=fifo, MessageBody="x", MessageGroupId="x", MessageDeduplicationId="x")
-    clocked.hook.send([clocked.message(1000)])
+    clocked.hook.send([clocked.message(1000), clocked.message(5000, "m2")])
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.failed) == (1, 1)
+    assert (counts.delivered, counts.moved_back, counts.undeleted) == (1, 1, 0)
 
 
 def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: ClockedWorld):
     clocked.install()
+    start = clocked.now()
     headers = json.dumps({"NServiceBus.EnclosedMessageTypes": "Reminder"})
     sent = {DELAY: "2000", "NServiceBus.MessageId": "from-net", "NServiceBus.AmazonSQS.Headers": headers, "Other": "1"}
     clocked.client.send_message(
@@ -306,6 +390,9 @@ def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: Clocked
     clocked.advance(200)
     (message,) = clocked.raw()
     arrived = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    # from its first round on it has a due time, by which it does not drift
+    due_at = datetime.fromisoformat(arrived.pop("AirflowDelayed.DueAt"))
+    assert abs(due_at - start - timedelta(seconds=2000)) < timedelta(seconds=30)
     assert arrived == {name: value for name, value in sent.items() if name != DELAY}
     assert message["Body"] == '{"Due":true}'
 

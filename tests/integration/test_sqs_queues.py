@@ -239,14 +239,15 @@ def guarded(guarded_server: sqs.Sqs, connect) -> World:
     """A world whose queues, a dead-letter queue among them, can deny what a policy says."""
     world = World(guarded_server.url, connect("guarded", **sqs.connection(guarded_server.url, unrestricted_delay=True)))
     world.hook.install([world.destination], create_destinations=True, settings=wanted(world))
+    world.client.create_queue(QueueName=f"{world.queue}-error")
     return world
 
 
 def fill(world: World) -> None:
-    """Let there be messages to move: two in the delay queue, one of them for another round, and a dead one."""
+    """Let there be messages to move: in the delay queue due, for another round and not to be read; and a dead one."""
     fifo, url = world.url_of(world.fifo), world.url_of(world.queue)
     world.client.set_queue_attributes(QueueUrl=fifo, Attributes={"DelaySeconds": "0"})
-    for delay in ("0", "5000"):
+    for delay in ("0", "5000", "soon"):
         world.client.send_message(
             QueueUrl=fifo,
             MessageBody="x",
@@ -266,6 +267,7 @@ def deny(world: World, queue: str, **actions: list[str]) -> str:
         access.DESTINATION: world.queue,
         access.DELAY_QUEUE: world.fifo,
         access.DEAD_LETTER_QUEUE: f"{world.queue}-dead",
+        access.ERROR_QUEUE: f"{world.queue}-error",
     }[queue]
     # the server puts a queue's name at the end; to ask for it may be denied
     url = f"{world.url}/000000000000/{name}"
@@ -308,7 +310,7 @@ NEEDED = {
 @pytest.mark.parametrize("method", sorted({method for method, _ in NEEDED}))
 def test_what_is_listed_is_enough(guarded: World, method):
     fill(guarded)
-    for queue in (access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE, access.DESTINATION):
+    for queue in (access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE, access.ERROR_QUEUE, access.DESTINATION):
         actions = NEEDED.get((method, queue), set())
         # the test's own client may always do this
         deny(guarded, queue, NotAction=sorted(actions | {"sqs:SetQueueAttributes"}))
@@ -322,12 +324,22 @@ FORGIVEN = {"sqs:ChangeMessageVisibility", "sqs:SetQueueAttributes"}
 @pytest.mark.parametrize("method", sorted({method for method, _ in NEEDED} - {"extend_visibility"}))
 def test_what_is_denied_is_named(guarded: World, method):
     for (other, queue), actions in NEEDED.items():
-        for action in sorted(actions - FORGIVEN) if other == method else ():
+        # for want of an error queue, its messages stay, and the others go on
+        for action in sorted(actions - FORGIVEN) if other == method and queue != access.ERROR_QUEUE else ():
             fill(guarded)
             name = deny(guarded, queue, Action=[action])
             with pytest.raises(AccessDenied, match=f"'guarded' could .* may not do {action} on queue {name}[.] Allow"):
                 use(guarded, method)
             deny(guarded, queue)
+
+
+@pytest.mark.parametrize("action", sorted(NEEDED["cycle", access.ERROR_QUEUE]))
+def test_an_error_queue_that_is_denied_is_named_in_the_log(guarded: World, action, caplog):
+    fill(guarded)
+    name = deny(guarded, access.ERROR_QUEUE, Action=[action])
+    counts = SqsDelayHook(guarded.conn_id).cycle(guarded.destination)
+    assert (counts.delivered, counts.moved_back, counts.set_aside, counts.failed) == (1, 1, 0, 1)
+    assert f"may not do {action} on queue {name}" in caplog.text
 
 
 @pytest.mark.parametrize("queue", [access.DESTINATION, access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE])

@@ -1,0 +1,189 @@
+"""Delays of minutes to a month, on a real SQS server whose clock is moved: never early, at most 2 s late in all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import pytest
+from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+
+from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs.entries import decode
+from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
+
+MONTH = timedelta(days=30)
+DELAYS = {
+    "half an hour": timedelta(minutes=32, seconds=5),
+    "a day": timedelta(days=1),
+    "a month": MONTH,
+}
+
+
+class Life:
+    """Lets the clock run on after each pass, and looks at the destination shortly before and after a due time.
+
+    A pass comes up to ``gap`` seconds after messages became visible: that is how long a sensor may pause.
+    """
+
+    def __init__(self, world: ClockedWorld, messages: list[DelayedMessage], gap: float) -> None:
+        self.world = world
+        self.due = {message.message_id: message.due_at for message in messages}
+        self.arrived: list[str] = []
+        self.passes = 0
+        self.gap = gap
+        self._random = random.Random(4)
+
+    def goes_on(self, counts: Counts) -> None:
+        self.passes += 1
+        next_pass = self.world.now() + timedelta(seconds=900 + self._random.random() * self.gap)
+        if counts.delivered:
+            self._look(next_pass)
+        self._advance_to(next_pass)
+
+    def _look(self, until: datetime) -> None:
+        for message_id, due_at in sorted(self.due.items(), key=lambda pair: pair[1]):
+            if message_id in self.arrived or due_at > until:
+                continue
+            self._advance_to(due_at - timedelta(seconds=0.2))
+            early = self.world.ids()
+            assert self.world.now() > due_at or early == []
+            self._advance_to(due_at + timedelta(seconds=2))
+            self.arrived += early + self.world.ids()
+            assert message_id in self.arrived, f"{message_id} is over 2 s late"
+
+    def _advance_to(self, moment: datetime) -> None:
+        self.world.advance(max(0.0, (moment - self.world.now()).total_seconds()))
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Callable[[Life], None]:
+    """Let a life go on after each pass, whoever makes it."""
+
+    def start(life: Life) -> None:
+        cycle = SqsDelayHook.cycle
+
+        def pass_by(self: SqsDelayHook, *arguments: object, **named: object) -> Counts:
+            counts = cycle(self, *arguments, **named)  # type: ignore[arg-type]
+            life.goes_on(counts)
+            return counts
+
+        monkeypatch.setattr(SqsDelayHook, "cycle", pass_by)
+
+    return start
+
+
+def by_poke(world: ClockedWorld) -> dict:
+    sensor = FifoCycleSensor(
+        task_id="cycle", conn_id=world.conn_id, destination=world.destination, wait_time_seconds=0, poke_interval=0
+    )
+    return sensor.execute({})
+
+
+def by_trigger(world: ClockedWorld) -> dict:
+    async def only_event() -> dict:
+        trigger = FifoCycleTrigger(world.conn_id, [world.destination], wait_time_seconds=0, poke_interval=0)
+        (event,) = [event async for event in trigger.run()]
+        return event.payload
+
+    payload = asyncio.run(only_event())
+    assert payload["status"] == "done", payload["error"]
+    return payload["summary"]
+
+
+@pytest.mark.parametrize("cycled_by", [by_poke, by_trigger])
+def test_never_early_and_at_most_two_seconds_late_in_all(clocked: ClockedWorld, live, cycled_by):
+    clocked.install()
+    messages = [
+        clocked.message(delay.total_seconds(), name.replace(" ", "-"), headers={}) for name, delay in DELAYS.items()
+    ]
+    clocked.hook.send(messages)
+    life = Life(clocked, messages, gap=1.0)
+    clocked.advance(900)
+    live(life)
+
+    summary = cycled_by(clocked)
+
+    assert sorted(life.arrived) == sorted(life.due)  # once each
+    assert life.passes > MONTH / timedelta(seconds=901)
+    assert summary["delivered"] == 3
+    assert 0 <= summary["late_max"] <= 2
+    # a receive that finds something and one that finds nothing, a send and a delete for all in it
+    assert summary["requests"] <= 4 * life.passes + 20
+
+
+def test_messages_of_others_do_not_drift_either(clocked: ClockedWorld, live):
+    """An NServiceBus endpoint says only how long; from the first round on we know when."""
+    clocked.install()
+    clocked.client.send_message(
+        QueueUrl=clocked.url_of(clocked.fifo),
+        MessageBody="{}",
+        MessageGroupId="other",
+        MessageDeduplicationId="other",
+        MessageAttributes={
+            "NServiceBus.AmazonSQS.DelaySeconds": {"DataType": "String", "StringValue": "259200"},
+            "NServiceBus.MessageId": {"DataType": "String", "StringValue": "other"},
+        },
+    )
+    message = clocked.message(259_200, "other")
+    life = Life(clocked, [message], gap=1.0)
+    clocked.advance(900)
+    live(life)
+    by_poke(clocked)
+    assert life.arrived == ["other"]
+
+
+def test_the_due_time_arrives_with_the_message(clocked: ClockedWorld):
+    clocked.install()
+    message = clocked.message(2000)
+    clocked.hook.send([message])
+    for _ in range(2):
+        clocked.advance(901)
+        clocked.hook.cycle(clocked.destination)
+    clocked.advance(250)
+    (raw,) = clocked.raw()
+    text = message.due_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    assert raw["MessageAttributes"]["AirflowDelayed.DueAt"] == {"DataType": "String", "StringValue": text}
+    assert decode(raw).due_at == message.due_at
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=-3), timedelta(hours=3)])
+def test_this_machines_clock_does_not_count(clocked: ClockedWorld, ahead):
+    clocked.install()
+    message = clocked.message(1500)
+    clocked.hook.send([message])
+    wrong = SqsDelayHook(clocked.conn_id, clock=lambda: clocked.now() + ahead)
+    clocked.advance(905)
+    clocked.raw(clocked.fifo, delete=False)  # received before, so what the broker said then is old
+    clocked.advance(31)
+    assert wrong.cycle(clocked.destination).delivered == 1
+    clocked.advance((message.due_at - clocked.now()).total_seconds() - 0.2)
+    assert clocked.now() > message.due_at or clocked.ids() == []
+    clocked.advance(2.2)
+    assert clocked.ids() == ["m1"]
+
+
+def test_a_due_time_that_cannot_be_read_leaves_the_delay(clocked: ClockedWorld):
+    clocked.install()
+
+    def spoil(params, **_):
+        body = json.loads(params["body"])
+        for entry in body["Entries"]:
+            entry["MessageAttributes"]["AirflowDelayed.DueAt"]["StringValue"] = "tomorrow"
+        params["body"] = json.dumps(body).encode()
+
+    clocked.on("before-call.sqs.SendMessageBatch", spoil)
+    message = clocked.message(1500)
+    clocked.hook.send([message])
+    clocked.advance(901)
+    assert SqsDelayHook(clocked.conn_id).cycle(clocked.destination).delivered == 1
+    clocked.advance((message.due_at - clocked.now()).total_seconds() - 0.2)
+    assert clocked.now() > message.due_at or clocked.ids() == []
+    clocked.advance(2.2)
+    assert clocked.ids() == ["m1"]

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.sqs.entries import (
+    FORMS,
+    MAX_BYTES,
+    attributes_size,
+    decode,
+    direct,
+    due_of,
+    due_text,
+    pack,
+    string,
+    through_fifo,
+)
+from airflow_delayed.sqs.envelope import unwrap
+
+DUE = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
+
+
+def message(body: bytes = b"hello", headers: dict[str, str] | None = None, **fields) -> DelayedMessage:
+    return DelayedMessage(
+        **{"destination": "orders", "message_id": "m1", "due_at": DUE, **fields}, body=body, headers=headers or {}
+    )
+
+
+def received(entry) -> dict:
+    return {"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"], "MessageId": "sqs-id"}
+
+
+def by_nservicebus(got: dict) -> bytes:
+    """Read a body as InputQueuePump.ExtractTransportMessage does."""
+    attributes, body = got["MessageAttributes"], got["Body"]
+    if "NServiceBus.AmazonSQS.Headers" not in attributes:
+        body = json.loads(body)["Body"]
+        if body == "empty message":
+            return b""
+    try:
+        return base64.b64decode("".join(body.split()), validate=True)
+    except ValueError:
+        return body.encode()
+
+
+def test_the_envelope_is_that_of_nservicebus():
+    parcel = pack(message(b"{}"), "nservicebus")
+    # the upstream tests' approval file
+    assert parcel.body == '{"Body":"e30=","S3BodyKey":null,"Headers":{"NServiceBus.MessageId":"m1"}}'
+    assert parcel.attributes == {"NServiceBus.MessageId": string("m1")}
+
+
+def test_an_envelope_takes_what_sqs_would_refuse_without():
+    parcel = pack(message(b"", {"a b": "", "ü": "\x00\ufffe"}), "nservicebus")
+    assert json.loads(parcel.body)["Body"] == "empty message"
+    arrived = decode(received(direct(parcel.body, parcel.attributes, 0)))
+    assert (arrived.body, arrived.headers) == (b"", {"a b": "", "ü": "\x00\ufffe"})
+    assert parcel.body.isascii()
+
+
+def test_the_size_of_an_envelope_is_that_of_its_base64():
+    body = b"x" * (MAX_BYTES * 3 // 4)
+    pack(message(body))
+    with pytest.raises(LimitExceeded, match="bytes"):
+        pack(message(body), "nservicebus")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_of_the_transports_own_are_refused(form):
+    with pytest.raises(LimitExceeded, match="headers"):
+        pack(message(headers={"AirflowDelayed.DueAt": "x"}), form)
+
+
+@pytest.mark.parametrize("body", [b"1234", b"true", b"    ", b"AAAA\nAAAA", b"{}", b"hello!", b"\x00\xff"])
+def test_nservicebus_finds_the_same_bytes_in_an_unwrapped_body(body):
+    parcel = pack(message(body, {"Kind": "reminder"}), "nservicebus-unwrapped")
+    got = received(direct(parcel.body, parcel.attributes, 0))
+    assert by_nservicebus(got) == body
+    assert json.loads(got["MessageAttributes"]["NServiceBus.AmazonSQS.Headers"]["StringValue"]) == {
+        "Kind": "reminder",
+        "NServiceBus.MessageId": "m1",
+    }
+    assert decode(got).body == body
+
+
+def test_a_body_that_looks_like_an_envelope_is_none():
+    body = b'{"Body":"e30=","Headers":{"NServiceBus.MessageId":"other"}}'
+    parcel = pack(message(body))
+    arrived = decode(received(direct(parcel.body, parcel.attributes, 0)))
+    assert (arrived.body, arrived.headers, arrived.message_id) == (body, {}, "m1")
+
+
+@given(
+    form=st.sampled_from(FORMS),
+    body=st.binary(min_size=1, max_size=60)
+    | st.text(min_size=1).map(lambda text: text.encode("utf-8", "ignore") or b"x")
+    | st.sampled_from([b"1234", b"empty message", b'{"Headers":{"NServiceBus.MessageId":"x"}}', b'{"Headers":null}']),
+    headers=st.dictionaries(
+        st.from_regex(r"[b-z]{1,8}(\.[a-z]{1,8})?", fullmatch=True),
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn"]), min_size=1, max_size=20),
+        max_size=12,
+    ),
+    far=st.booleans(),
+)
+def test_what_was_packed_is_read_back_in_each_form(form, body, headers, far):
+    parcel = pack(message(body, headers), form)
+    entry = (
+        through_fifo(parcel.body, parcel.attributes, 2**31 - 1, "m1", DUE)
+        if far
+        else direct(parcel.body, parcel.attributes, 5)
+    )
+    assert len(entry["MessageAttributes"]) <= 10
+    assert len(entry["MessageBody"].encode()) + attributes_size(entry["MessageAttributes"]) <= parcel.size
+    got = received(entry)
+    arrived = decode(got)
+    assert (arrived.body, arrived.headers, arrived.message_id) == (body, headers, "m1")
+    assert arrived.due_at == (DUE if far else None)
+    if form != "raw":
+        assert by_nservicebus(got) == body
+    assert "secret" not in repr(arrived)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hi",
+        "[]",
+        '{"Headers"',
+        '{"Body":"e30=","Headers":null}',
+        '{"Body":"e30=","Headers":{}}',
+        '{"Body":"e30=","Headers":{"Kind":"x"}}',
+        '["Headers"]',
+        '{"Headers":' * 100_000,
+    ],
+)
+def test_what_is_no_envelope(text):
+    assert unwrap(text) is None
+
+
+@pytest.mark.parametrize(
+    "text, body, headers",
+    [
+        ('{"Headers":{"NServiceBus.EnclosedMessageTypes":"T"},"Body":"plain text"}', b"plain text", "T"),
+        ('{"Body":"","S3BodyKey":"keys/1","Headers":{"NServiceBus.EnclosedMessageTypes":"T"}}', b"", "T"),
+        ('{"Body":null,"Headers":{"NServiceBus.EnclosedMessageTypes":"T","None":null}}', b"", "T"),
+    ],
+)
+def test_envelopes_of_others(text, body, headers):
+    arrived = decode({"Body": text, "MessageId": "sqs-id"})
+    assert (arrived.body, arrived.headers) == (body, {"NServiceBus.EnclosedMessageTypes": headers})
+    assert arrived.message_id == "sqs-id"
+    assert arrived.s3_body_key == ("keys/1" if "keys" in text else None)
+
+
+def test_a_native_message_is_no_envelope_whatever_it_looks_like():
+    text = '{"Body":"e30=","Headers":{"NServiceBus.MessageId":"x"}}'
+    arrived = decode({"Body": text, "MessageId": "i", "MessageAttributes": {"MessageTypeFullName": string("T")}})
+    assert (arrived.body, arrived.headers) == (text.encode(), {"MessageTypeFullName": "T"})
+
+
+@given(st.datetimes(timezones=st.just(timezone.utc)))
+def test_a_due_time_is_read_back_exactly(due_at):
+    text = due_text(due_at)
+    assert len(text) == len("2026-01-31T08:30:00.000000Z")
+    assert due_of({"AirflowDelayed.DueAt": string(text)}) == due_at
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "2026-01-31T08:30:00"])
+def test_a_due_time_that_cannot_be_read_is_none(text):
+    assert due_of({"AirflowDelayed.DueAt": string(text)}) is None
+    assert due_of({"AirflowDelayed.DueAt": {"DataType": "Binary", "BinaryValue": b"x"}}) is None
+    assert due_of({}) is None
+
+
+def test_the_form_of_the_due_time():
+    berlin = datetime(2026, 1, 31, 9, 30, tzinfo=timezone(timedelta(hours=1)))
+    assert due_text(message(due_at=berlin).due_at) == "2026-01-31T08:30:00.000000Z"

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+from airflow.models.trigger import Trigger
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.triggers import fifo_cycle
+from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
+
+#: What a task that was deferred by the first version has in the database. Never to be changed.
+FIRST_VERSION = {
+    "conn_id": "c",
+    "destinations": ["orders"],
+    "until": "2030-01-01T00:00:00+00:00",
+    "wait_time_seconds": 7,
+    "poke_interval": 2.5,
+    "empty_looks": 4,
+    "error_queue": "error",
+    "max_late_seconds": 3.0,
+    "counts": {"delivered": 5, "late": {"12": 5}},
+    "version": 1,
+}
+
+
+def stored(trigger: FifoCycleTrigger) -> FifoCycleTrigger:
+    path, arguments = trigger.serialize()
+    assert path == "airflow_delayed.triggers.fifo_cycle.FifoCycleTrigger"
+    return FifoCycleTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(arguments)))
+
+
+def test_arguments_are_stored_and_read_back():
+    assert stored(FifoCycleTrigger(**FIRST_VERSION)).serialize()[1] == FIRST_VERSION
+    assert json.loads(json.dumps(FIRST_VERSION)) == FIRST_VERSION
+
+
+def test_arguments_may_grow():
+    # of an earlier version, which had fewer; and of a later one, which has more
+    assert stored(FifoCycleTrigger("c", ["orders"])).serialize()[1]["until"] == "empty"
+    later = {**FIRST_VERSION, "version": 2, "of_later": True}
+    assert stored(FifoCycleTrigger(**later)).serialize()[1] == later
+
+
+@pytest.fixture
+def cycles(monkeypatch: pytest.MonkeyPatch):
+    """Let a function stand for all passes; queues are empty."""
+
+    def do(function) -> None:
+        monkeypatch.setattr(SqsDelayHook, "cycle", lambda self, *_, stop, **__: function(stop))
+        monkeypatch.setattr(SqsDelayHook, "waiting", lambda *_: 0)
+        monkeypatch.setattr(SqsDelayHook, "retention", lambda *_: 86_400)
+
+    return do
+
+
+async def payload(trigger: FifoCycleTrigger) -> dict:
+    (event,) = [event async for event in trigger.run()]
+    return event.payload
+
+
+def test_the_loop_goes_on_while_the_thread_waits(cycles):
+    threads = set()
+
+    def slow(stop) -> Counts:
+        threads.add(threading.current_thread())
+        time.sleep(0.2)
+        return Counts()
+
+    cycles(slow)
+
+    async def both() -> tuple[dict, float]:
+        trigger = asyncio.ensure_future(payload(FifoCycleTrigger("c", ["orders"], poke_interval=0)))
+        longest, last = 0.0, time.monotonic()
+        while not trigger.done():
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        return await trigger, longest
+
+    result, longest = asyncio.run(both())
+    assert result["status"] == "done"
+    assert threading.main_thread() not in threads
+    assert longest < 0.2  # three passes took that long each
+
+
+def test_what_went_wrong_is_in_the_event(cycles):
+    def fail(error: Exception):
+        def passing(stop) -> Counts:
+            raise error
+
+        return passing
+
+    trigger = FifoCycleTrigger("c", ["orders"])
+    sensor = FifoCycleSensor(task_id="cycle", destination="orders")
+    cycles(fail(TransportUnavailable("SQS is away")))
+    event = asyncio.run(payload(trigger))
+    assert (event["status"], event["error"]) == ("failed", "TransportUnavailable: SQS is away")
+    with pytest.raises(AirflowException, match="SQS is away"):
+        sensor.execute_complete({}, event)
+
+    cycles(lambda stop: Counts(moved_back=1, oldest=50_000))
+    event = asyncio.run(payload(trigger))
+    assert event["status"] == "retention"
+    assert event["summary"]["moved_back"] == 1
+    with pytest.raises(AirflowFailException, match=r"0\.6 days, and SQS forgets it after 1\.0"):
+        sensor.execute_complete({}, event)
+
+
+def test_it_goes_on_from_what_was_done_before(cycles):
+    cycles(lambda stop: Counts())
+    trigger = FifoCycleTrigger("c", ["orders"], counts={"delivered": 5, "moved_back": 7}, poke_interval=0)
+    summary = asyncio.run(payload(trigger))["summary"]
+    assert (summary["delivered"], summary["moved_back"]) == (5, 7)
+    sensor = FifoCycleSensor(task_id="cycle", destination="orders")
+    event = {"version": 1, "status": "done", "summary": summary, "error": None}
+    assert sensor.execute_complete({}, event) == summary
+
+
+def test_a_cancelled_one_lets_the_batch_in_hand_end(cycles):
+    began, ended, told = threading.Event(), threading.Event(), []
+
+    def batch(stop) -> Counts:
+        began.set()
+        time.sleep(0.3)
+        told.append(stop())
+        ended.set()
+        return Counts(moved_back=1)
+
+    cycles(batch)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(payload(FifoCycleTrigger("c", ["orders"])))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(cancelled())
+    assert told == [True]
+
+
+def test_a_cancelled_one_does_not_wait_for_a_long_poll(cycles, monkeypatch):
+    monkeypatch.setattr(fifo_cycle, "GRACE", 0.05)
+    began, release = threading.Event(), threading.Event()
+
+    def long_poll(stop) -> Counts:
+        began.set()
+        release.wait(30)
+        return Counts()
+
+    cycles(long_poll)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(payload(FifoCycleTrigger("c", ["orders"])))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not release.is_set()
+
+    try:
+        asyncio.run(cancelled())
+    finally:
+        release.set()
