@@ -197,7 +197,8 @@ def main() -> int:
     with rabbitmq.running() as broker:
         measure(CONTESTANTS[1], broker, RATE)  # warms up
         for number in range(1, options.rounds + 1):
-            for contestant in CONTESTANTS:
+            # each comes before and after each other one
+            for contestant in CONTESTANTS if number % 2 else reversed(CONTESTANTS):
                 count = options.seconds * RATE if contestant.name in (STEADY, BARE) else options.burst
                 result = measure(contestant, broker, count)
                 results[contestant.name].append(result)

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 TRIES = 5
 _NACK_WAIT_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
-_TURN_SECONDS = 0.002
+#: A source is slow when this much has passed, and this much for each message that it gave.
+_TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
 #: How many addresses are kept: of a batch, many messages have the same destination and second.
 _ADDRESSES = 5000
 _NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
@@ -166,12 +167,13 @@ class Session:
     def _pump(self, began: float | None = None) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
 
-        Or until it has lasted a while since it ``began``: what a source gave that is slow goes out before it is asked
-        again.
+        Or until a source turns out to be slow, counted from when this ``began``: what it gave goes out before it is
+        asked again.
         """
         if self._yields:
             return
         began = time.monotonic() if began is None else began
+        before = self._tag
         while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = None if self._stopped else self._backlog.take()
             if entry is None:
@@ -193,7 +195,7 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
-            if time.monotonic() - began > _TURN_SECONDS:
+            if time.monotonic() - began > max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._tag - before)):
                 self._yields = True
                 # in this turn of the loop timers come before the socket, in the next one after it
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
