@@ -134,6 +134,8 @@ class RabbitMQDelayHook(BaseHook):
 
         Takes up to some ten seconds, for the broker's own statistics have to say that nothing is stuck in
         dead-lettering. A message that arrives meanwhile stops it: all that was deleted is put back, with the message.
+        Still, stop the senders first: what is published straight into a queue in the millisecond of its deletion,
+        RabbitMQ confirms and drops.
 
         :param force: delete it with all messages that wait.
         :param dry_run: delete nothing and return what would be, and what waits.

@@ -84,8 +84,8 @@ class Removal:
     def run(self, management: Management | None, *, stuck_in: Iterable[str] = ()) -> None:
         """Delete all of it.
 
-        What somebody publishes straight to a classic queue in the moment of its deletion, RabbitMQ confirms and drops
-        (seen on 3.10.8); no topology of classic queues is entered that way.
+        Beyond reach: the one message that a sender, after seconds of silence, publishes straight into a queue in the
+        millisecond of its deletion. RabbitMQ confirms it and drops it (seen on 4.0.5; with classic queues on 3.10.8).
 
         :param stuck_in: the queues that may hold messages stuck in dead-lettering, which no consumer gets.
         :raises NotEmpty: messages came, or are stuck.
