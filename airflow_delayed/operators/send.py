@@ -72,6 +72,8 @@ class DelayedSendOperator(BaseOperator):
     :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
         "nservicebus-v1", "celery", "celery-classic". Not with a store: its dispatcher goes by the connection.
     :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
+    :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
+        "nservicebus-unwrapped". Not with a store.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
@@ -99,6 +101,7 @@ class DelayedSendOperator(BaseOperator):
         "rejects",
         "topology",
         "routing",
+        "envelope",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json"}
     ui_color = "#e8f1fb"
@@ -132,6 +135,7 @@ class DelayedSendOperator(BaseOperator):
         source_format: Literal["parquet", "json"] | None = None,
         topology: str | None = None,
         routing: str | None = None,
+        envelope: str | None = None,
         dry_run: bool = False,
         clock: Clock = utcnow,
         **kwargs: Any,
@@ -163,6 +167,7 @@ class DelayedSendOperator(BaseOperator):
         self.source_format = source_format
         self.topology = topology
         self.routing = routing
+        self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
         self.clock = clock
@@ -263,7 +268,8 @@ class DelayedSendOperator(BaseOperator):
         return fs, path
 
     def _route(self, closing: ExitStack) -> Route:
-        options = {name: given for name in ("topology", "routing") if (given := getattr(self, name)) is not None}
+        # a template may have come out empty
+        options = {name: given for name in ("topology", "routing", "envelope") if (given := getattr(self, name))}
         if options and self.store_conn_id is not None:
             raise InputError(
                 f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook, BaseOperator
@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for
 from airflow_delayed.errors import InputError, UnsupportedOption
+from airflow_delayed.sqs.settings import QueueSettings, settings_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,13 +29,18 @@ _GOOD = (
 class TopologyInstallOperator(BaseOperator):
     """Make the queues, exchanges or tables that delayed messages need. It may be run again at any time.
 
-    What is there already stays as it is; what differs from what is needed is reported and fails the task. The
-    parameters from ``topology`` on are RabbitMQ's; on another connection they are an error before anything is done.
+    What is there already stays as it is; what differs from what is needed is reported and fails the task. ``settings``
+    and ``repair`` are for SQS, the parameters from ``topology`` on for RabbitMQ; on another connection they are an error
+    before anything is done.
 
     :param conn_id: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection for a store.
     :param destinations: the queues that will receive messages; none for a store that only holds them.
     :param create_destinations: make destinations that do not exist; without it they are an error.
     :param dry_run: change nothing, and log the plan.
+    :param settings: what each destination shall be like, as a QueueSettings or a dictionary of its fields:
+        ``retention``, ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
+        ``max_receive_count``.
+    :param repair: set what differs; the log says what that does to messages that are there already.
     :param topology: whose delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
         ``celery-classic``; by default the connection's.
     :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
@@ -59,6 +65,8 @@ class TopologyInstallOperator(BaseOperator):
         destinations: Sequence[str] | str = (),
         create_destinations: bool = False,
         dry_run: bool = False,
+        settings: QueueSettings | Mapping[str, Any] | None = None,
+        repair: bool = False,
         topology: str | None = None,
         routing: str | None = None,
         replace: bool = False,
@@ -70,13 +78,18 @@ class TopologyInstallOperator(BaseOperator):
         super().__init__(**kwargs)
         if force and not uninstall:
             raise ValueError("force is for uninstall=True alone; what differs is changed by replace=True")
-        if uninstall and (create_destinations or replace or unroutable_policy):
-            raise ValueError("uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy")
+        if uninstall and (create_destinations or replace or unroutable_policy or repair or settings is not None):
+            raise ValueError(
+                "uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy, settings and"
+                " repair"
+            )
         self.conn_id = conn_id
         self.destinations = destinations
         self.create_destinations = create_destinations
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
+        self.settings = None if settings is None else settings_of(settings)
+        self.repair = repair
         self.topology = topology
         self.routing = routing
         self.replace = replace
@@ -109,8 +122,8 @@ class TopologyInstallOperator(BaseOperator):
                     raise UnsupportedOption(self.conn_id, conn_type, ["uninstall"])
                 removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=self.only_plan)
                 return removed
-            own = {"replace": self.replace, "unroutable_policy": self.unroutable_policy}
-            options = {name: True for name, value in own.items() if value}
+            names_of_options = ("settings", "repair", "replace", "unroutable_policy")
+            options = {name: value for name in names_of_options if (value := getattr(self, name))}
             check_options(self.conn_id, conn_type, delivery.install, options)
             names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)
             made: TopologyReport = delivery.install(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from typing import Any
 
 from airflow_delayed.sqs.queues import FIFO, MAX_DELAY, MIN_RETENTION
 
@@ -71,6 +73,19 @@ class QueueSettings:
         """Return a duration in seconds, or None if it was left out."""
         value = getattr(self, name)
         return None if value is None else seconds_of(name, value)
+
+
+def settings_of(given: QueueSettings | Mapping[str, Any]) -> QueueSettings:
+    """Return settings that may be given as a dictionary of their fields.
+
+    :raises ValueError: a field is unknown, or beyond what SQS takes.
+    """
+    if isinstance(given, QueueSettings):
+        return given
+    known = [field.name for field in fields(QueueSettings)]
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"settings have no {', '.join(unknown)}; known are {', '.join(known)}")
+    return QueueSettings(**given)
 
 
 def seconds_of(name: str, value: Duration) -> int:

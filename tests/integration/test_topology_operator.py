@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -11,6 +12,7 @@ from support.sqs import World, world_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import MessagesWaiting, TopologyError
 from airflow_delayed.operators.topology import TopologyInstallOperator
+from airflow_delayed.sqs.settings import QueueSettings
 
 QUEUE = f"mail-{uuid4().hex[:12]}"
 
@@ -64,6 +66,8 @@ def test_bad_name_is_no_reason_to_try_again(conn_id):
         ({"topology": "nservicebus", "routing": "direct"}, "routing, topology"),
         ({"replace": True}, "replace"),
         ({"unroutable_policy": True}, "unroutable_policy"),
+        ({"settings": {"retention": 86_400}}, "settings"),
+        ({"repair": True}, "repair"),
         ({"uninstall": True, "create_destinations": False}, "uninstall"),
     ],
 )
@@ -126,3 +130,22 @@ def test_what_differs_is_replaced_when_told(connect, rabbitmq_url):
 def test_a_topology_that_is_unknown_is_no_reason_to_try_again(connect, rabbitmq_url):
     with virtual_host(rabbitmq_url) as host, pytest.raises(AirflowFailException, match="topology 'rabbit' is unknown"):
         install(connect("topology", **host.connection), topology="rabbit")
+
+
+def test_queues_are_made_as_told_and_repaired_only_when_told(world: World, capsys):
+    name = world.destination
+    given = {"destinations": name, "create_destinations": True}
+    settings = {"retention": 86_400, "dead_letter_queue": f"{name}-dead", "max_receive_count": 3}
+    install(world.conn_id, **given, settings=settings)
+    wanted = {"settings": QueueSettings(retention=timedelta(days=2))}
+    with pytest.raises(TopologyError, match=r"MessageRetentionPeriod: wanted .*172800.*, found .*86400.* repair=True"):
+        install(world.conn_id, **given, **wanted)
+    assert install(world.conn_id, **given, **wanted, repair=True, dry_run=True)["would repair"] == 1
+    assert install(world.conn_id, **given, **wanted, repair=True)["repaired"] == 1
+    assert "repaired" in capsys.readouterr().out
+    assert set(install(world.conn_id, **given, **wanted)) == {"ok"}
+
+
+def test_settings_are_checked_when_the_dag_is_parsed():
+    with pytest.raises(ValueError, match="settings have no retention_period; known are retention, "):
+        TopologyInstallOperator(task_id="install", conn_id="sqs", settings={"retention_period": 60})

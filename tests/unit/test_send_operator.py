@@ -282,8 +282,10 @@ def test_connection_that_is_a_store_holds_all_by_itself(run):
 def test_topology_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
     run.execute(messages=rows(1))
     assert run.options == {}
-    run.execute(messages=rows(1), topology="nservicebus", routing="direct")
+    run.execute(messages=rows(1), topology="nservicebus", routing="direct", envelope="")
     assert run.options == {"topology": "nservicebus", "routing": "direct"}
+    run.execute(messages=rows(1), envelope="nservicebus")
+    assert run.options == {"envelope": "nservicebus"}
     with pytest.raises(AirflowFailException, match=r"topology= cannot go with store_conn_id=.* extra of 'recorder'"):
         run.execute(messages=rows(1), topology="celery", store_conn_id="store")
 
