@@ -30,8 +30,8 @@ class TopologyInstallOperator(BaseOperator):
     """Make the queues, exchanges or tables that delayed messages need. It may be run again at any time.
 
     What is there already stays as it is; what differs from what is needed is reported and fails the task. ``settings``
-    and ``repair`` are for SQS, the parameters from ``topology`` on for RabbitMQ; on another connection they are an error
-    before anything is done.
+    and ``repair`` are for SQS, the parameters from ``topology`` on for RabbitMQ; on another connection they are an
+    error before anything is done.
 
     :param conn_id: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection for a store.
     :param destinations: the queues that will receive messages; none for a store that only holds them.
