@@ -20,6 +20,8 @@ from airflow_delayed.rabbitmq.topology import Topology
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
+#: What is found of a part that is there, and whose arguments this user is not told.
+UNCOMPARED = "there; its arguments are unknown"
 #: AMQP reply codes that concern one declaration, not the connection.
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 
@@ -130,7 +132,7 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tup
     """Say of each exchange and queue whether it is there and as planned; changes nothing.
 
     A difference is learnt by declaring again what is there, which the broker refuses; it names the first argument that
-    differs. A user who may not configure it is told only that it is there.
+    differs. A user who may not configure it is told only that it is there; ``found`` then says so.
 
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
     """
@@ -177,7 +179,9 @@ def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
         if code == NOT_FOUND:
             return Finding(state=State.MISSING, resource=str(part), destination=destination)
         return difference(part, text, destination)
-    if destination is None and (refusal := asker.refuses(part, passive=False)) and refusal[0] != ACCESS_REFUSED:
+    if destination is None and (refusal := asker.refuses(part, passive=False)):
+        if refusal[0] == ACCESS_REFUSED:
+            return Finding(state=State.OK, resource=str(part), found=UNCOMPARED)
         return difference(part, refusal[1])
     return Finding(state=State.OK, resource=str(part), destination=destination)
 

@@ -63,6 +63,7 @@ class Upkeep:
         names = [self.topology.unroutable_queue, *(queue.name for queue in there)]
         counts = plan.counts(self.connection, names)
         yield from checks.coded(checks.exact_arguments(parts, found, facts))
+        yield from checks.uncompared(found, facts)
         yield from checks.version(broker)
         yield from checks.flags(self.topology, broker, facts)
         yield from checks.bindings(self.topology, parts, found, facts)
