@@ -137,7 +137,7 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tup
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
     """
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
     asker.close()
     return findings
@@ -151,15 +151,15 @@ def counts(connection: BlockingConnection, names: Iterable[str]) -> dict[str, in
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses to say.
     """
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         found = {name: asker.count(name) for name in names}
     asker.close()
     return found
 
 
 @contextmanager
-def _refusals_expected() -> Iterator[None]:
-    """Keep pika from warning of each refusal: they are answers here, and a first install would log dozens."""
+def refusals_expected() -> Iterator[None]:
+    """Keep pika from warning of each refusal: they are answers here, or told by an error of ours."""
     log = logging.getLogger("pika.channel")
 
     def other(record: logging.LogRecord) -> bool:
@@ -302,7 +302,7 @@ def apply(connection: BlockingConnection, parts: Iterable[Declaration]) -> None:
 def _make_destination(connection: BlockingConnection, channel: BlockingChannel, part: Exchange | Queue) -> None:
     # one of another kind that is there already is as good
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         missing = asker.refuses(part, passive=True)
     asker.close()
     if missing:
