@@ -290,7 +290,8 @@ class RabbitMQDelayHook(BaseHook):
         except ChannelClosedByBroker as error:
             raise TransportUnavailable(
                 f"connection {self.conn_id!r}: the broker refused: {error.reply_text}. To install, the user needs the"
-                f" rights configure, write and read on {self.topology.pattern} and on the destinations"
+                f" rights configure, write and read on {self.topology.pattern} and on the destinations; to migrate and"
+                " redrive also write on amq.default, and configure on delayed.set-aside"
             ) from error
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error

@@ -13,7 +13,7 @@ from typing import Any
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.facts import BindingFacts, ExchangeFacts, Facts, QueueFacts
-from airflow_delayed.rabbitmq.plan import Binding, Declaration, Exchange, Queue
+from airflow_delayed.rabbitmq.plan import UNCOMPARED, Binding, Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.topology import Topology
 
 #: The oldest broker whose quorum queues have a time to live and at-least-once dead-lettering.
@@ -80,6 +80,14 @@ def exact_arguments(parts: Iterable[Declaration], found: Iterable[Finding], fact
             yield from all_of_it
         else:
             yield finding
+
+
+def uncompared(found: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
+    """Say that arguments could not be compared: AMQP tells of them to those alone who may configure the part."""
+    parts = sum(one.state is State.OK and one.found == UNCOMPARED for one in found)
+    if parts and (facts.queues is None or facts.exchanges is None):
+        why = f"this user may not configure them, and {facts.why}"
+        yield _unknown("argument", f"arguments of {parts} exchanges and queues", why)
 
 
 def differences(part: Exchange | Queue, facts: Facts) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ from airflow_delayed.rabbitmq.connection import explain
 if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.connection import Parameters
+
+# pika tells of each channel that is opened, at level INFO: an install's task log would have more of that than of ours
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.WARNING)
 
 #: Seconds that a host has to log a client in when a connection is tested, and seconds after which nobody waits longer
 #: (a name may stand for several addresses, and looking it up takes time too).

@@ -36,6 +36,10 @@ WINDOW = 32
 RETURNS = 3
 #: Between two looks at queues that seem empty: a message on its way from one level to the next is in neither.
 _SETTLE_SECONDS = 0.5
+_NO_QUEUE = (
+    "on topologies that others declare too, the queue for what is unroutable comes with unroutable_policy=True alone;"
+    " delayed.set-aside is there once migrate() has set a message aside"
+)
 #: What the session says of a message that itself is at fault.
 _AT_FAULT = ("PRECONDITION_FAILED", "not to be written as AMQP")
 
@@ -100,7 +104,7 @@ class Mover:
         :raises SendFailed: the broker did not take some; they are where they were.
         """
         if not self._source.existing([queue]):
-            raise TopologyError(self._source.conn_id, _missing(queue))
+            raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE)
         self._target.require()
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:

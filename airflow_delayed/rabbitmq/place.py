@@ -78,10 +78,11 @@ def same(one: Place, other: Place) -> bool:
         return False
     # named like a part of the levels, for which the user has the rights
     mark = _queue(f"{one.topology.level_prefix}move-{uuid4()}")
-    with one.connect() as connection, other.connect() as another:
+    with one.connect() as connection:
         # it ends with its connection, and to others it is locked
         connection.channel().queue_declare(mark.name, exclusive=True)
-        (found,) = plan.compare(another, [mark])
+        with other.connect() as another:
+            (found,) = plan.compare(another, [mark])
     return found.state is not State.MISSING
 
 

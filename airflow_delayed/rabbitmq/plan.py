@@ -20,6 +20,8 @@ from airflow_delayed.rabbitmq.topology import Topology
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
+#: What is found of a part that is there, and whose arguments this user is not told.
+UNCOMPARED = "there; its arguments are unknown"
 #: AMQP reply codes that concern one declaration, not the connection.
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 
@@ -130,12 +132,12 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tup
     """Say of each exchange and queue whether it is there and as planned; changes nothing.
 
     A difference is learnt by declaring again what is there, which the broker refuses; it names the first argument that
-    differs. A user who may not configure it is told only that it is there.
+    differs. A user who may not configure it is told only that it is there; ``found`` then says so.
 
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
     """
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
     asker.close()
     return findings
@@ -149,15 +151,15 @@ def counts(connection: BlockingConnection, names: Iterable[str]) -> dict[str, in
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses to say.
     """
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         found = {name: asker.count(name) for name in names}
     asker.close()
     return found
 
 
 @contextmanager
-def _refusals_expected() -> Iterator[None]:
-    """Keep pika from warning of each refusal: they are answers here, and a first install would log dozens."""
+def refusals_expected() -> Iterator[None]:
+    """Keep pika from warning of each refusal: they are answers here, or told by an error of ours."""
     log = logging.getLogger("pika.channel")
 
     def other(record: logging.LogRecord) -> bool:
@@ -177,7 +179,9 @@ def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
         if code == NOT_FOUND:
             return Finding(state=State.MISSING, resource=str(part), destination=destination)
         return difference(part, text, destination)
-    if destination is None and (refusal := asker.refuses(part, passive=False)) and refusal[0] != ACCESS_REFUSED:
+    if destination is None and (refusal := asker.refuses(part, passive=False)):
+        if refusal[0] == ACCESS_REFUSED:
+            return Finding(state=State.OK, resource=str(part), found=UNCOMPARED)
         return difference(part, refusal[1])
     return Finding(state=State.OK, resource=str(part), destination=destination)
 
@@ -298,7 +302,7 @@ def apply(connection: BlockingConnection, parts: Iterable[Declaration]) -> None:
 def _make_destination(connection: BlockingConnection, channel: BlockingChannel, part: Exchange | Queue) -> None:
     # one of another kind that is there already is as good
     asker = _Asker(connection)
-    with _refusals_expected():
+    with refusals_expected():
         missing = asker.refuses(part, passive=True)
     asker.close()
     if missing:

@@ -19,6 +19,7 @@ from airflow_delayed.rabbitmq.backlog import Backlog, Entry
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.frames import Frames
 from airflow_delayed.rabbitmq.gathering import GatheringServices
+from airflow_delayed.rabbitmq.plan import refusals_expected
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.writer import PropertiesWriter, Writer
 
@@ -93,7 +94,8 @@ class Session:
     def run(self) -> BaseException | None:
         """Send; return None when the backlog is done, else why the connection ended. The rest is put back."""
         try:
-            self._loop.start()
+            with refusals_expected():
+                self._loop.start()
         finally:
             self._shut()
             held = [self._waiting] if self._waiting else []

@@ -63,6 +63,7 @@ class Upkeep:
         names = [self.topology.unroutable_queue, *(queue.name for queue in there)]
         counts = plan.counts(self.connection, names)
         yield from checks.coded(checks.exact_arguments(parts, found, facts))
+        yield from checks.uncompared(found, facts)
         yield from checks.version(broker)
         yield from checks.flags(self.topology, broker, facts)
         yield from checks.bindings(self.topology, parts, found, facts)
@@ -126,7 +127,12 @@ class Upkeep:
         if differing:
             rebind(self.connection, self._destination_bindings(facts))
         if policy and policy.state is State.MISSING and self.management:
-            self.management.put_policy(self._policy())
+            try:
+                self.management.put_policy(self._policy())
+            except TransportUnavailable as error:
+                raise TransportUnavailable(
+                    f"connection {self.conn_id!r}: all but the policy is made: {error}"
+                ) from error
         return report
 
     def _blocked(
@@ -241,7 +247,12 @@ class Upkeep:
             kept = tuple(p for p in kept if isinstance(p, plan.Binding) or p in there)
             self._remove(there, (), facts, kept, "then uninstall")
         if self.management and any(one.resource == str(self._policy()) for one in findings):
-            self.management.delete_policy(self._policy().name)
+            try:
+                self.management.delete_policy(self._policy().name)
+            except TransportUnavailable as error:
+                raise TransportUnavailable(
+                    f"connection {self.conn_id!r}: all but the policy is deleted: {error}"
+                ) from error
         return TopologyReport(tuple(_done(one) for one in findings))
 
     def _would_go(self, there: Sequence[Exchange | Queue], facts: Facts) -> Iterable[Finding]:

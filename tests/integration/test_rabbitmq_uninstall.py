@@ -138,6 +138,26 @@ def test_a_policy_keeps_what_is_unroutable(
     hook.install([])
 
 
+def test_a_user_who_may_set_no_policy_is_told_what_was_done(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost, connect: Connect
+) -> None:
+    name = vhost.name.replace("/", "-")
+    vhost.manage("PUT", f"users/{name}", {"password": "secret-word", "tags": "management"})
+    vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {"configure": ".*", "write": ".*", "read": ".*"})
+    try:
+        conn_id = connect("plain", **{**vhost.connection, "login": name, "password": "secret-word"})
+        plain = RabbitMQDelayHook(conn_id, topology="celery")
+        with pytest.raises(TransportUnavailable, match=r"'plain': all but the policy is made: .* tag policymaker"):
+            plain.install([], unroutable_policy=True)
+        using("celery").install([], unroutable_policy=True)
+        with pytest.raises(TransportUnavailable, match=r"'plain': all but the policy is deleted: .* tag policymaker"):
+            plain.uninstall(force=True)
+    finally:
+        vhost.manage("DELETE", f"users/{name}")
+    assert names(vhost) == set()
+    assert list(map(str, using("celery").uninstall())) == ["policy 'celery_delayed_unroutable': deleted"]
+
+
 def test_a_policy_of_others_is_not_put_aside(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     body = {"pattern": "delivery", "definition": {"alternate-exchange": "theirs"}, "apply-to": "exchanges"}
     vhost.manage("PUT", "policies/{vhost}/theirs", body)

@@ -97,6 +97,22 @@ def test_without_the_management_api_what_cannot_be_known_is_said_once(
     assert error.value.report.missing_destinations == ("missing",)
 
 
+def test_arguments_that_could_not_be_compared_are_not_said_to_be_right(
+    vhost: VirtualHost, connect: Connect, untagged: dict[str, object]
+) -> None:
+    RabbitMQDelayHook(connect("boss", **vhost.connection)).install([])
+    with vhost.channel() as channel:
+        channel.queue_delete("delayed.level-05")
+        channel.queue_declare("delayed.level-05", durable=True)
+    hook = RabbitMQDelayHook(connect("plain", **untagged))
+    assert not hook.verify([]).ok
+    vhost.manage("PUT", f"permissions/{{vhost}}/{untagged['login']}", {"configure": "^$", "write": ".*", "read": ".*"})
+    (line,) = told(hook.verify([]), "argument")
+    assert line.startswith(
+        "arguments of 59 exchanges and queues: unknown: this user may not configure them, and the management API at"
+    )
+
+
 def test_a_management_url_of_its_own(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     using().install(["orders"], create_destinations=True)
     parts = urlsplit(vhost.url)

@@ -1,0 +1,190 @@
+"""The code of RabbitMQ's how-to pages is run as it stands, block after block, on a virtual host of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
+
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage, utcnow
+
+#: A block of code and, if one follows right behind, what it prints.
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00")
+Connect = Callable[..., str]
+
+
+@pytest.fixture
+def vhost(rabbitmq_url: str, connect: Connect) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        connect("rabbitmq_default", **host.connection)
+        yield host
+
+
+@pytest.fixture
+def run_page(here: Path, vhost: VirtualHost, run_dag: Callable[..., Any]) -> Callable[[str], None]:
+    def run(name: str) -> None:
+        names: dict[str, Any] = {"parameters": vhost.parameters}
+        for code, expected in BLOCK.findall((here / "docs" / "rabbitmq" / f"{name}.md").read_text()):
+            code = code.replace('pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters")
+            if "with DAG(" in code:
+                run_dags(code, run_dag)
+                continue
+            if "hook.waiting()" in code:
+                # the broker makes statistics of new queues every few seconds
+                eventually(lambda: names["hook"].waiting().stuck is not None)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+            if expected:
+                assert TIME.sub("<time>", printed.getvalue()) == TIME.sub("<time>", expected)
+
+    return run
+
+
+def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
+    from airflow.sdk import DAG
+
+    made: list[DAG] = []
+
+    class Noted(DAG):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    exec(
+        re.sub(
+            r"from airflow\.sdk import DAG(, )?", lambda found: "from airflow.sdk import " if found[1] else "", code
+        ),
+        {"DAG": Noted},
+    )
+    assert made
+    for dag in made:
+        assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
+
+
+def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    run_page("install")
+    log = capsys.readouterr().out
+    assert "118 would create" in log
+    assert "118 created" in log
+    # pika's own lines would be more than ours
+    assert "[pika." not in log
+
+
+def test_send(run_page: Callable[[str], None], vhost: VirtualHost, caplog: pytest.LogCaptureFixture) -> None:
+    run_page("send")
+    # what a send asks the broker, and is refused as expected, is no warning
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("pika")] == []
+    # of four that arrived one waits for another hour
+    eventually(lambda: (vhost.count("orders"), vhost.count("delayed.level-11")) == (3, 1))
+
+
+def test_verify(run_page: Callable[[str], None]) -> None:
+    run_page("verify")
+
+
+def test_migrate(run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, rabbitmq_url: str) -> None:
+    v1 = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus-v1", routing="direct")
+    celery = RabbitMQDelayHook("rabbitmq_default", topology="celery")
+    v1.install(["Sales", "Acme.Sales"], create_destinations=True)
+    celery.install(["celery"], create_destinations=True)
+    v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
+    celery.send(messages("celery", [5_000]))
+    with virtual_host(rabbitmq_url) as other:
+        old = RabbitMQDelayHook(connect("rabbitmq_old", **other.connection))
+        old.install(["Sales", "Billing"], create_destinations=True)
+        old.send([*messages("Sales", [70_000], prefix="c"), *messages("Billing", [80_000], prefix="d")])
+        with other.channel() as channel:
+            channel.queue_delete("Billing")
+        run_page("migrate")
+        assert old.waiting().messages == 0
+    waiting = RabbitMQDelayHook("rabbitmq_default").waiting()
+    assert {level.level: level.messages for level in waiting.levels if level.messages} == {11: 1, 12: 1, 16: 3}
+
+
+def test_uris_of_connections(here: Path, connect: Connect) -> None:
+    from airflow.sdk import Connection
+
+    from airflow_delayed.rabbitmq.parameters import parameters
+
+    found = {}
+    text = (here / "docs" / "rabbitmq" / "install.md").read_text()
+    for name, uri in re.findall(r"^export AIRFLOW_CONN_(\w+)='(.*)'$", text, re.MULTILINE):
+        conn_id = connect(name.lower(), uri)
+        given = Connection.get(conn_id)
+        hosts = parameters(
+            conn_id,
+            conn_type=given.conn_type,
+            host=given.host,
+            port=given.port,
+            login=given.login,
+            password=given.password,
+            schema=given.schema,
+            extra=given.extra_dejson,
+        )
+        topology = RabbitMQDelayHook(conn_id).topology
+        found[conn_id] = ([(host.host, host.port, host.virtual_host) for host in hosts], hosts[0].heartbeat, topology)
+    assert [(hosts, heartbeat, topology.name, topology.routing) for hosts, heartbeat, topology in found.values()] == [
+        ([("rabbit1", 5672, "/")], 30, "delayed", "direct"),
+        ([("rabbit1", 5672, "shop"), ("rabbit2", 5673, "shop")], None, "delayed", "direct"),
+        ([("rabbit1", 5672, "shop")], None, "nservicebus", "direct"),
+    ]
+
+
+@pytest.fixture
+def users(here: Path, vhost: VirtualHost, connect: Connect) -> Iterator[dict[str, str]]:
+    """The users whose rights the page on installing lists: what they are for, and their connection."""
+    text = (here / "docs" / "rabbitmq" / "install.md").read_text()
+    line = r"^rabbitmqctl set_permissions -p / (\w+) '(.*?)' '(.*?)' '(.*?)'$"
+    made, found = [], {}
+    try:
+        for what, configure, write, read in re.findall(line, text, re.MULTILINE):
+            name = f"{what}-{uuid4().hex[:8]}"
+            made.append(name)
+            manage(vhost.url, "PUT", f"users/{name}", {"password": "p", "tags": "management"})
+            rights = {"configure": configure, "write": write, "read": read}
+            vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
+            found[what] = connect(what, **{**vhost.connection, "login": name, "password": "p"})
+        yield found
+    finally:
+        for name in made:
+            manage(vhost.url, "DELETE", f"users/{name}")
+
+
+def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: VirtualHost) -> None:
+    hooks = {what: RabbitMQDelayHook(conn_id) for what, conn_id in users.items()}
+    assert hooks["installer"].install(["orders"], create_destinations=True).ok
+    shared = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus", routing="direct")
+    shared.install(["orders", "gone"], create_destinations=True)
+    due = utcnow() + timedelta(seconds=1000)
+    report = hooks["sender"].send(
+        DelayedMessage(destination="orders", body=b"", due_at=due - late, message_id=f"m{late.seconds}")
+        for late in (timedelta(0), timedelta(seconds=1000))
+    )
+    assert report.sent == 2
+    # by the direct entry, or it would have needed more than a key
+    with vhost.channel() as channel:
+        method, _, _ = channel.basic_get("delayed.level-09")
+        assert method is not None
+        assert method.exchange == ""
+    assert hooks["watcher"].verify(["orders"]).ok
+    assert hooks["watcher"].waiting().messages == 1
+    shared.send([*messages("orders", [1000], prefix="a"), *messages("gone", [1000], prefix="b")])
+    with vhost.channel() as channel:
+        channel.queue_delete("gone")
+    moved = hooks["mover"].migrate("nservicebus", "delayed")
+    assert (moved.moved, moved.set_aside) == (1, {"destination 'gone': missing": 1})
+    assert sum(hooks["mover"].redrive(queue="delayed.set-aside").left.values()) == 1
+    with pytest.raises(TransportUnavailable, match="connection 'watcher': the broker refused: ACCESS_REFUSED"):
+        shared.migrate(hooks["watcher"], RabbitMQDelayHook("rabbitmq_default"))
