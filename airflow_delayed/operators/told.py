@@ -30,8 +30,10 @@ def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
 def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
     """Warn of what does not keep messages from being sent, and is better known before."""
     for finding in report:
-        if finding.state is State.WARNING:
+        if finding.state in (State.WARNING, State.BLOCKED):
             log.warning("%s", finding)
+        elif finding.state is State.UNKNOWN:
+            log.info("%s", finding)
     if isinstance(delivery, Adviser) and (advice := delivery.advice(found.far, found.far_delays)):
         log.warning("%s", advice)
 

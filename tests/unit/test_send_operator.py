@@ -10,6 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.recorder import Recorder
 
+from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
 from airflow_delayed.operators import send
@@ -288,6 +289,18 @@ def test_topology_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
     assert run.options == {"envelope": "nservicebus"}
     with pytest.raises(AirflowFailException, match=r"topology= cannot go with store_conn_id=.* extra of 'recorder'"):
         run.execute(messages=rows(1), topology="celery", store_conn_id="store")
+
+
+def test_what_verify_doubts_is_told_and_the_messages_are_sent(run, log, monkeypatch):
+    doubts = {State.WARNING: "leaks", State.BLOCKED: "is full", State.UNKNOWN: "nobody tells", State.OK: "is fine"}
+    report = TopologyReport(
+        tuple(Finding(state=state, resource=state.name, found=text) for state, text in doubts.items())
+    )
+    monkeypatch.setattr(run.transport, "verify", lambda names, max_delay=None: report)
+    assert run.execute(messages=rows(2))["sent"] == 2
+    said = [line for line in log.text.splitlines() if "WARNING: " in line or "BLOCKED: " in line or "UNKNOWN: " in line]
+    assert ["warning" in line for line in said] == [True, True, False]
+    assert "is fine" not in log.text
 
 
 def test_dry_run_sends_nothing_and_tells_where_and_when(run, log):
