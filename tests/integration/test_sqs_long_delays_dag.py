@@ -1,4 +1,4 @@
-"""The example DAGs of dags/sqs_long_delays.py, run by Airflow; SQS's clock is moved, that of Airflow's machine is not."""
+"""The example DAGs of dags/sqs_long_delays.py, run by Airflow; SQS's clock is moved, Airflow's is not."""
 
 from __future__ import annotations
 
