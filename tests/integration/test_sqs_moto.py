@@ -185,7 +185,7 @@ def held(world: World) -> list[dict[str, Any]]:
         {
             "Body": message.body,
             "MessageAttributes": {
-                name: string(value["string_value"]) for name, value in message.message_attributes.items()
+                name: string(value["StringValue"]) for name, value in message.message_attributes.items()
             },
         }
         for message in queue._messages
