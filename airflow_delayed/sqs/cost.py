@@ -34,7 +34,9 @@ class Cost:
     dollars: float
 
     def __str__(self) -> str:
-        return f"{self.requests:,} requests, ${self.dollars:,.{2 if self.dollars >= 1 else 4}f}"
+        dollars = f"${self.dollars:,.{2 if self.dollars >= 1 else 4}f}"
+        # not nothing
+        return f"{self.requests:,} requests, {'under $0.0001' if 0 < self.dollars < 0.0001 else dollars}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

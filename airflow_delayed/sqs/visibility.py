@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from botocore.exceptions import ClientError
+
 from airflow_delayed.sqs.entries import MAX_ENTRIES
+from airflow_delayed.sqs.faults import REFUSED, fault_of
 from airflow_delayed.sqs.settings import MAX_VISIBILITY, Duration, seconds_of
 
 if TYPE_CHECKING:
@@ -33,17 +36,32 @@ def checked_seconds(span: Duration, *, received_at: datetime | None, now: dateti
 
 
 def change(client: SQSClient, url: str, handles: Sequence[str], seconds: int) -> dict[str, str]:
-    """Set the timeout of messages, in batches, and return the handles that were refused, each with the reason."""
+    """Set the timeout of messages, in batches, and return the handles that were refused, each with the reason.
+
+    :raises botocore.exceptions.ClientError: SQS refused, and not for a message's sake.
+    """
     refused: dict[str, str] = {}
     for start in range(0, len(handles), MAX_ENTRIES):
         batch = handles[start : start + MAX_ENTRIES]
-        answer = client.change_message_visibility_batch(
-            QueueUrl=url,
-            Entries=[
-                {"Id": str(position), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
-                for position, handle in enumerate(batch)
-            ],
-        )
+        try:
+            answer = client.change_message_visibility_batch(
+                QueueUrl=url,
+                Entries=[
+                    {"Id": str(position), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
+                    for position, handle in enumerate(batch)
+                ],
+            )
+        except ClientError as error:
+            fault = fault_of(error)
+            if fault is None or fault.code not in REFUSED:
+                raise
+            # the whole batch, for one message's sake
+            if len(batch) == 1:
+                refused[batch[0]] = str(fault)
+            else:
+                for handle in batch:
+                    refused |= change(client, url, [handle], seconds)
+            continue
         for entry in answer.get("Failed", ()):
             refused[batch[int(entry["Id"])]] = f"{entry['Code']}: {entry.get('Message', '')}"
     return refused

@@ -86,4 +86,4 @@ def test_advice_only_where_it_is_worth_it():
     told = cost.advice(20, 20 * YEAR)
     assert told is not None
     assert "35,039 times: 2,102,360 requests, $1.05, or 210,236 requests, $0.1051 if every batch" in told
-    assert "store_conn_id=) they would wait for 2 requests" in told
+    assert "store_conn_id=) they would wait for 2 requests, under $0.0001" in told

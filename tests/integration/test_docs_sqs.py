@@ -1,0 +1,276 @@
+"""The pages of docs/sqs are run as they stand: their Python, and their commands by a stand-in for the AWS CLI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+from support import pages
+from support.sqs import World
+
+from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+from airflow_delayed.sqs import access, compare, cost
+from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs.settings import QueueSettings
+from services import sqs
+
+PAGES = ("README", "long-delays", "queues", "nservicebus", "idempotent-consumers", "life", "costs")
+
+
+@pytest.fixture
+def docs(here: Path) -> Path:
+    return here / "docs/sqs"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[sqs.Sqs]:
+    # one of its own: the pages' queues are not named after a test
+    with sqs.running() as made:
+        yield made
+
+
+@pytest.fixture
+def world(server: sqs.Sqs, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    """What the pages expect: a connection, credentials for boto3, and a working folder; there are no queues yet."""
+    for name, value in {**sqs.CLIENT_ENV, "AWS_ENDPOINT_URL": server.url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    conn_id = connect("aws_default", **sqs.connection(server.url, unrestricted_delay=True))
+    made = World(server.url, conn_id, destination="reminders")
+    yield made
+    delete_queues(made)
+
+
+def delete_queues(world: World) -> None:
+    for url in world.client.list_queues(QueueNamePrefix="reminders").get("QueueUrls", ()):
+        world.client.delete_queue(QueueUrl=url)
+
+
+def quickly(block: str) -> str:
+    """Let a consumer wait for a second, and take all that is there at once."""
+    return block.replace("WaitTimeSeconds=20", "WaitTimeSeconds=1, MaxNumberOfMessages=10")
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    head, *others = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others)) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(docs: Path, page: str):
+    for link in pages.links(docs / f"{page}.md"):
+        name, _, anchor = link.partition("#")
+        there = (docs / name).resolve() if name else docs / f"{page}.md"
+        assert there.exists(), link
+        assert not anchor or anchor in pages.anchors(there), link
+
+
+def test_the_index_names_every_page(docs: Path):
+    assert {f"{page}.md" for page in PAGES} == {path.name for path in docs.glob("*.md")}
+    assert set(pages.links(docs / "README.md")) == {f"{page}.md" for page in PAGES[1:]}
+
+
+def test_the_connection_of_the_index_is_one(docs: Path, monkeypatch: pytest.MonkeyPatch):
+    (line,) = (line for line in (docs / "README.md").read_text().splitlines() if "AIRFLOW_CONN_AWS_DEFAULT" in line)
+    name, value = shlex.split(line)[1].split("=", 1)
+    monkeypatch.setenv(name, value)
+    assert SqsDelayHook("aws_default").unrestricted_delay
+
+
+def test_long_delays(docs: Path, world: World, run_dag, monkeypatch: pytest.MonkeyPatch):
+    made: list[DAG] = []
+
+    class Noted(DAG):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    list(pages.run(docs / "long-delays.md"))
+    remind, cycle = made
+    assert run_dag(remind).state == "success"
+    assert (world.counts("reminders"), world.counts("reminders-delay.fifo")) == ((0, 0, 0), (0, 1, 0))
+    (sensor,) = cycle.tasks
+    assert isinstance(sensor, FifoCycleSensor)
+    sensor.until = timedelta(0)
+    assert run_dag(cycle).state == "success"
+
+
+def test_the_sensors_parameters_and_summary_are_told(docs: Path):
+    text = (docs / "long-delays.md").read_text()
+    sensor = FifoCycleSensor(task_id="cycle", destination="reminders")
+    for name in ("until", "wait_time_seconds", "empty_looks"):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert json.dumps(getattr(sensor, name)) in line.rsplit("|", 2)[1]
+    for key in Counts().summary():
+        assert f"`{key}`" in text
+
+
+def run_commands(docs: Path, tmp_path: Path) -> None:
+    stand_in = tmp_path / "bin" / "aws"
+    stand_in.parent.mkdir()
+    script = Path(__file__).parents[1] / "support" / "aws_cli.py"
+    stand_in.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
+    stand_in.chmod(0o755)
+    script = "\n".join(text for language, text in pages.blocks(docs / "queues.md") if language == "bash")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env={**os.environ, "PATH": f"{stand_in.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_queues_made_by_hand_are_as_demanded(docs: Path, world: World, tmp_path: Path):
+    run_commands(docs, tmp_path)
+    made = QueueSettings(retention=345_600, dead_letter_queue="reminders-dead", max_receive_count=5)
+    assert world.hook.verify(["reminders"], settings=made).counts() == {"ok": 3}
+    by_hand = [attributes_of(world, name) for name in ("reminders", "reminders-delay.fifo", "reminders-dead")]
+    list(pages.run(docs / "queues.md"))
+    # and the same as those that install makes
+    delete_queues(world)
+    world.hook.install(["reminders"], create_destinations=True, settings=made)
+    assert by_hand == [attributes_of(world, name) for name in ("reminders", "reminders-delay.fifo", "reminders-dead")]
+
+
+def attributes_of(world: World, name: str) -> dict[str, str]:
+    url = world.url_of(name)
+    found = world.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    policy = {key: str(value) for key, value in json.loads(found.pop("RedrivePolicy", "{}")).items()}
+    left = {key: value for key, value in found.items() if not key.endswith("Timestamp")}
+    return {**left, **policy}
+
+
+def test_every_setting_is_told(docs: Path):
+    text = (docs / "queues.md").read_text()
+    for setting in fields(QueueSettings):
+        assert f"`{setting.name}`" in text
+
+
+def test_every_difference_is_told(docs: Path):
+    wanted = QueueSettings(
+        retention=timedelta(days=3),
+        visibility_timeout=60,
+        receive_wait=20,
+        delay=5,
+        encryption="sse-sqs",
+        dead_letter_queue="dead",
+        max_receive_count=5,
+    )
+    wrong = {"FifoQueue": "true", "DelaySeconds": "60", "MessageRetentionPeriod": "60", "RedrivePolicy": "{}"}
+    destination = compare.compare_destination({"MessageRetentionPeriod": "60"}, wanted, dead_letter="dead", target="a")
+    shorter = compare.compare_destination({"MessageRetentionPeriod": "999999"}, QueueSettings(retention=345_600))
+    short = compare.compare_destination({"MessageRetentionPeriod": "60"}, QueueSettings())
+    waiting = compare.compare_delay_queue(wrong, QueueSettings())
+    dead = compare.compare_dead_letter_queue(wrong, QueueSettings(), destination_retention=345_600)
+    rows = [("what", "if it differs", "a repair")]
+    for kind, found in (
+        ("destination", [*destination, *shorter, *short]),
+        ("delay queue", waiting),
+        ("dead-letter queue", dead),
+    ):
+        for one in found:
+            # of a destination anything can be wanted, of the others it is always the same
+            fixed = kind != "destination" or one in short
+            what = f" ({one.wanted})" if fixed else ", a shorter one" if one in shorter else ""
+            rows.append((f"{kind}: `{one.setting}`{what}", one.why, str(one.touches)))
+    assert len(rows) == 13
+    assert table(*rows) in (docs / "queues.md").read_text()
+
+
+def test_every_iam_action_is_told(docs: Path):
+    text = (docs / "queues.md").read_text()
+    rows = [("method", "on the", "actions", "when")]
+    for need in access.NEEDS:
+        queue = need.queue if need.queue != "*" else "whole account"
+        actions = ", ".join(f"`{action}`" for action in need.actions)
+        rows.append((f"`{need.method}`", queue, actions, need.when or "always"))
+    assert table(*rows) in text
+    assert "`kms:GenerateDataKey` and `kms:Decrypt` on the key, and a receiver `kms:Decrypt`" in text
+    assert (access.KMS_SEND, access.KMS_RECEIVE) == (("kms:GenerateDataKey", "kms:Decrypt"), ("kms:Decrypt",))
+
+
+def test_nservicebus(docs: Path, world: World):
+    world.install()
+
+    def due_now(block: str) -> str:
+        assert "hours=1" in block or "receive_message" in block
+        return quickly(block).replace("hours=1", "hours=0")
+
+    assert len(list(pages.run(docs / "nservicebus.md", due_now))) == 2
+    assert world.ids() == []
+
+
+def test_a_consumer_with_a_table_does_its_work_once(docs: Path, world: World, tmp_path: Path):
+    world.install()
+    messages = [world.message(0, f"m{number}") for number in range(12)]
+    for _ in range(2):
+        world.hook.send([*messages, *messages[:5]])
+        list(pages.run(docs / "idempotent-consumers.md", quickly))
+    with closing(sqlite3.connect(tmp_path / "consumer.db")) as database:
+        work = sorted(text for (text,) in database.execute("SELECT text FROM reminded"))
+    assert work == sorted(message.body.decode() for message in messages)
+
+
+def test_life(docs: Path, world: World):
+    settings = QueueSettings(dead_letter_queue="reminders-dead", max_receive_count=1)
+    world.hook.install(["reminders"], create_destinations=True, settings=settings)
+    world.hook.send([world.message(0, "dead")])
+    url = world.url_of("reminders")
+    for _ in range(2):
+        world.client.receive_message(QueueUrl=url, VisibilityTimeout=0)
+    world.hook.send([world.message(0, "near"), world.message(600, "delayed"), world.message(1000, "far")])
+    assert len(list(pages.run(docs / "life.md", quickly))) == 3
+    # what was given back has been received once, and goes the way of dead letters
+    assert world.ids() == ["dead"]
+
+
+def test_costs(docs: Path, world: World):
+    list(pages.run(docs / "costs.md"))
+    assert cost.WORTH_TELLING == 1  # "a dollar or more"
+    text = (docs / "costs.md").read_text()
+    rows = [("delay", "rounds", "NServiceBus's formula", "alone", "in full batches", "store, alone", "a million alone")]
+    for name, delay in (
+        ("15 minutes", timedelta(minutes=15)),
+        ("32 min 5 s", timedelta(seconds=1925)),
+        ("1 hour", timedelta(hours=1)),
+        ("1 day", timedelta(days=1)),
+        ("30 days", timedelta(days=30)),
+        ("1 year", timedelta(days=365)),
+    ):
+        one, ten = cost.estimate(delay), cost.estimate(delay, 10)
+        alone, batch = one.direct or one.fifo_single, ten.direct or ten.fifo_batched
+        assert alone is not None
+        assert batch is not None
+        rows.append(
+            (
+                name,
+                f"{one.rounds:,}",
+                f"{one.fifo_formula.requests:,}" if one.fifo_formula else "",
+                f"{alone.requests:,}",
+                f"{batch.requests / 10:,.1f}",
+                f"{one.held.requests:,}",
+                f"${alone.dollars * cost.MILLION:,.2f}",
+            )
+        )
+    assert table(*rows) in text
+    for told in (
+        f"${cost.PRICE_STANDARD:.2f} for a million to standard queues and ${cost.PRICE_FIFO:.2f} to FIFO",
+        f"as of {cost.PRICES_AS_OF:%-d %B %Y}",
+        f"{86_400 // 20:,} requests a day, ${86_400 // 20 * 30 * cost.PRICE_FIFO / cost.MILLION:.2f} in",
+    ):
+        assert told in text.replace("\n", " "), told
