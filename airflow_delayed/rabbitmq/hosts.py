@@ -12,6 +12,7 @@ from pika.exceptions import AMQPError
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.quiet import quiet
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
@@ -51,7 +52,8 @@ def test(hosts: Sequence[ConnectionParameters]) -> list[str | None]:
     def cause(host: ConnectionParameters) -> str | None:
         host.socket_timeout = host.stack_timeout = TEST_SECONDS
         try:
-            BlockingConnection(host).close()
+            with quiet():
+                BlockingConnection(host).close()
         except _ERRORS as error:
             return explain(error, host)
         return None
