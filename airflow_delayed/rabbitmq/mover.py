@@ -171,7 +171,7 @@ class Mover:
             except (SendFailed, InputError) as error:
                 self._problems.pop(taken.destination, None)
                 reason = self._problem(taken)
-                if reason is None and any(text in str(error) for text in _AT_FAULT):
+                if reason is None and (isinstance(error, LimitExceeded) or any(t in str(error) for t in _AT_FAULT)):
                     reason = str(error.failures[0][1] if isinstance(error, SendFailed) else error)
                 if reason is None:
                     raise
