@@ -70,7 +70,8 @@ class Mover:
         names = {topology.level_name(level): level for level in range(levels.TOP_LEVEL, -1, -1)}
         queues = self._source.existing(names)
         if not queues:
-            raise TopologyError(self._source.conn_id, _missing(topology.level_name(levels.TOP_LEVEL)))
+            missing = _missing(topology.level_name(levels.TOP_LEVEL))
+            raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
@@ -100,7 +101,7 @@ class Mover:
         :raises SendFailed: the broker did not take some; they are where they were.
         """
         if not self._source.existing([queue]):
-            raise TopologyError(self._source.conn_id, _missing(queue))
+            raise TopologyError(self._source.conn_id, _missing(queue), topology=self._source.topology.name)
         self._target.require()
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
