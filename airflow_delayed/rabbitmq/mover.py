@@ -7,7 +7,6 @@ and none is returned on purpose, because a quorum queue counts each return and l
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pika import BasicProperties
     from pika.adapters.blocking_connection import BlockingConnection
 
-log = logging.getLogger(__name__)
-
 #: Messages that are taken and not yet acknowledged at a time.
 WINDOW = 32
 #: A message that was returned so often is moved at once and alone.
@@ -46,11 +43,10 @@ class Mover:
     :param clock: what is taken for the present.
     """
 
-    def __init__(self, source: Place, target: Place, *, clock: Clock = utcnow, window: int = WINDOW) -> None:
+    def __init__(self, source: Place, target: Place, *, clock: Clock = utcnow) -> None:
         self._source = source
         self._target = target
         self._clock = clock
-        self._window = window
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
         self._taker: Taker
@@ -134,7 +130,7 @@ class Mover:
             conn_id=self._target.conn_id,
             topology=self._target.topology,
             clock=self._clock,
-            window=self._window,
+            window=WINDOW,
             sleep=self._taker.sleep,
             writer=Rewriter(self._target.topology.headers, self._target.user),
             on_confirm=self._on_confirm,

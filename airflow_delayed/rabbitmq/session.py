@@ -161,15 +161,16 @@ class Session:
     def _held(self) -> bool:
         return self._paused or self.blocked is not None
 
-    def _pump(self, began: float | None = None) -> None:
+    def _pump(self, *, one: bool = False) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
 
-        Or until a source turns out to be slow, counted from when this ``began``: what it gave goes out before it is
-        asked again.
+        Or until a source turns out to be slow: what it gave goes out before it is asked again.
+
+        :param one: take it for slow after one message.
         """
         if self._yields:
             return
-        began = time.monotonic() if began is None else began
+        began = time.monotonic()
         before = self._unconfirmed.last
         while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = None if self._stopped else self._backlog.take()
@@ -192,7 +193,8 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
-            if time.monotonic() - began > max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._unconfirmed.last - before)):
+            enough = max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._unconfirmed.last - before))
+            if one or time.monotonic() - began > enough:
                 self._yields = True
                 # in this turn of the loop timers come before the socket, in the next one after it
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
@@ -281,8 +283,8 @@ class Session:
             return
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
-        # it has waited enough, also for what the source gives next
-        self._pump(began=0.0)
+        # it has waited enough, and is not to wait for what the source gives next too
+        self._pump(one=True)
 
     def _on_refused(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is not None:
