@@ -79,17 +79,23 @@ class DestinationMissing(InputError):
 class TopologyError(DelayedError):
     """What a transport needs is missing or differs from what was wanted. ``report`` has each finding.
 
-    :param remedy: what to do about what differs, if that is not told by the findings.
+    :param remedy: what else to do, if that is not told by the findings.
+    :param topology: the name of RabbitMQ's topology that was wanted.
     """
 
-    def __init__(self, conn_id: str, report: TopologyReport, remedy: str | None = None) -> None:
+    def __init__(
+        self, conn_id: str, report: TopologyReport, remedy: str | None = None, *, topology: str | None = None
+    ) -> None:
         problems = [str(finding) for finding in report.problems]
+        told = remedy is not None or any(finding.state.name == "DIFFERS" for finding in report.problems)
         if remedy is None:
             mends = any(finding.repair for finding in report.problems)
             remedy = f"what differs {'is changed with repair=True' if mends else 'has to be changed by hand first'}"
+        options = f"conn_id={conn_id!r}, " + (f"topology={topology!r}, ..." if topology else "...")
+        destinations = ", with create_destinations=True destinations too" if report.missing_destinations else ""
         super().__init__(
-            f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
-            f" makes what is missing, its dry_run=True shows the plan; {remedy}"
+            f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator({options}) makes what is"
+            f" missing{destinations}; its dry_run=True shows the plan{f'; {remedy}' if told else ''}"
         )
         self.report = report
 

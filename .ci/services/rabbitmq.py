@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ from services import packages, process
 PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # not the wrapper in /usr/sbin: it insists on /var/lib
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 USER = "rabbitmq"
+#: Queues tell how they are every second; by default every five, which tests would wait for.
+_STATISTICS = "[{rabbit, [{collect_statistics_interval, 1000}, {quorum_tick_interval, 1000}]}]."
 #: The management API listens this far above AMQP, as with RabbitMQ's own default ports.
 MANAGEMENT_OFFSET = 10_000
 
@@ -44,6 +47,7 @@ class Broker:
         self.tls_port = process.free_port() if tls else None
         self._environment = self._configure(tls)
         self._running = contextlib.ExitStack()
+        self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the node and wait until it serves clients."""
@@ -54,12 +58,20 @@ class Broker:
             stack.enter_context(process.running([*_as_user(), *epmd], log=log, env=self._environment))
             process.wait_for("epmd", lambda: _answers(int(self._environment["ERL_EPMD_PORT"])), seconds=15, log=log)
             server = stack.enter_context(process.running([*_as_user(), PROGRAM], log=log, env=self._environment))
+            self._server = server
             process.wait_for("RabbitMQ", lambda: self._ready(server), seconds=120, log=log)
             self._running = stack.pop_all()
 
     def stop(self) -> None:
         """Stop the node and its epmd."""
         self._running.close()
+
+    def kill(self) -> None:
+        """Kill the node, which saves seconds where its data is not needed any more, and stop its epmd."""
+        if self._server:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
+        self.stop()
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl on the node, and return what it says; takes one to two seconds."""
@@ -89,7 +101,7 @@ class Broker:
             f"management.tcp.port = {self.port + MANAGEMENT_OFFSET}\n"
             "disk_free_limit.absolute = 100MB\n" + (self._listen_tls(tls) if tls else "")
         )
-        (folder / "advanced.config").write_text("[].")
+        (folder / "advanced.config").write_text(_STATISTICS)
         (folder / "enabled_plugins").write_text(
             f"[rabbitmq_management{',rabbitmq_auth_mechanism_ssl' if tls else ''}]."
         )
@@ -143,7 +155,7 @@ def running(tls: CertificateFiles | None = None) -> Iterator[Broker]:
             broker.start()
             yield broker
         finally:
-            broker.stop()
+            broker.kill()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -283,9 +283,10 @@ class RabbitMQDelayHook(BaseHook):
 
         from airflow_delayed.rabbitmq.connection import explain
         from airflow_delayed.rabbitmq.hosts import connect
+        from airflow_delayed.rabbitmq.quiet import quiet
 
         try:
-            with connect(self.conn_id, self._hosts()) as connection:
+            with quiet(), connect(self.conn_id, self._hosts()) as connection:
                 yield connection
         except ChannelClosedByBroker as error:
             raise TransportUnavailable(

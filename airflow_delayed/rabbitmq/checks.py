@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.errors import some
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.facts import BindingFacts, ExchangeFacts, Facts, QueueFacts
 from airflow_delayed.rabbitmq.plan import UNCOMPARED, Binding, Declaration, Exchange, Queue
@@ -20,14 +21,13 @@ from airflow_delayed.rabbitmq.topology import Topology
 OLDEST = (3, 10)
 #: From this version on, the feature flags that we need cannot be off.
 _FLAGS_REQUIRED = (3, 12)
-_REJECTS = ("reject-publish", "reject-publish-dlx")
 
 
 def version(text: str | None) -> Iterator[Finding]:
     """Judge the broker's version."""
     found = _version(text)
     if found is None:
-        yield _unknown("broker-version", "broker version", "the broker does not tell")
+        yield unknown("broker-version", "broker version", "the broker does not tell")
     elif found < OLDEST:
         wanted = f"at least {'.'.join(map(str, OLDEST))}"
         yield Finding(state=State.DIFFERS, resource="broker version", wanted=wanted, found=text, code="broker-version")
@@ -60,7 +60,7 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
         resource = f"feature flag {name}"
         if facts.flags is None:
             why = facts.why if facts.queues is None else "only an administrator is told"
-            yield _unknown("feature-flag", resource, why)
+            yield unknown("feature-flag", resource, why)
         elif (state := facts.flags.get(name, "absent")) != "enabled":
             yield Finding(state=State.DIFFERS, resource=resource, wanted="enabled", found=state, code="feature-flag")
 
@@ -87,7 +87,7 @@ def uncompared(found: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
     parts = sum(one.state is State.OK and one.found == UNCOMPARED for one in found)
     if parts and (facts.queues is None or facts.exchanges is None):
         why = f"this user may not configure them, and {facts.why}"
-        yield _unknown("argument", f"arguments of {parts} exchanges and queues", why)
+        yield unknown("argument", f"arguments of {parts} exchanges and queues", why)
 
 
 def differences(part: Exchange | Queue, facts: Facts) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def bindings(
     :param found: of the parts; a binding is gone with either of its ends, and not named too.
     """
     if facts.bindings is None:
-        yield _unknown("binding", "bindings", facts.why)
+        yield unknown("binding", "bindings", facts.why)
         return
     there = set(facts.bindings)
     planned = {_facts(part): part for part in parts if isinstance(part, Binding)}
@@ -188,73 +188,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
         )
 
 
-def destinations(topology: Topology, facts: Facts, counts: Mapping[str, int | None]) -> Iterator[Finding]:
-    """Judge the queues of all bound destinations: whether they may refuse messages, or send them back into a level.
-
-    :param counts: messages of a queue as AMQP tells, where that was asked; it is more up to date.
-    """
-    if facts.queues is None or facts.bindings is None:
-        yield _unknown("destination-rejects", "destinations that reject messages when full", facts.why)
-        return
-    reached = {one.target for one in facts.bindings if one.source == topology.delivery_exchange and one.is_queue}
-    fans = {one.target for one in facts.bindings if one.source == topology.delivery_exchange and not one.is_queue}
-    reached |= {one.target for one in facts.bindings if one.source in fans and one.is_queue}
-    for name in sorted(reached & facts.queues.keys()):
-        queue = facts.queues[name]
-        yield from _full(queue, facts, counts.get(name))
-        yield from _dead_letters_back(topology, queue, facts)
-
-
-def _full(queue: QueueFacts, facts: Facts, count: int | None) -> Iterator[Finding]:
-    if _setting(queue, facts, "overflow")[0] not in _REJECTS:
-        return
-    ready = count if count is not None else queue.ready
-    for name, used in (("max-length", ready), ("max-length-bytes", queue.ready_bytes)):
-        limit, origin = _setting(queue, facts, name)
-        if limit is None:
-            continue
-        resource = f"queue {queue.name}"
-        if used is not None and used >= limit:
-            text = (
-                f"full: {used:,} of at most {limit:,} ({name}, {origin}), and it rejects more; until it is consumed,"
-                " delayed messages of all destinations wait behind those for it"
-            )
-            yield Finding(state=State.BLOCKED, resource=resource, found=text, code="destination-full")
-        else:
-            text = (
-                f"rejects messages when it is full ({name} {limit:,}, {origin}), and then blocks the delayed messages"
-                " of all destinations; better let it drop or dead-letter its oldest (overflow drop-head), or have no"
-                " limit"
-            )
-            yield Finding(state=State.WARNING, resource=resource, found=text, code="destination-rejects")
-
-
-def _dead_letters_back(topology: Topology, queue: QueueFacts, facts: Facts) -> Iterator[Finding]:
-    exchange, origin = _setting(queue, facts, "dead-letter-exchange")
-    key, _ = _setting(queue, facts, "dead-letter-routing-key")
-    # what is an argument, the sender sees by itself
-    if topology.entry == "direct" and exchange == "" and key is None and origin != "an argument":
-        yield Finding(
-            state=State.WARNING,
-            resource=f"queue {queue.name}",
-            found=f"dead-letters to the default exchange ({origin}): a message that a consumer rejects goes back into a"
-            " delay level, again and again; set dead-letter-routing-key in that policy too, or make"
-            " x-dead-letter-exchange an argument of the queue",
-            code="destination-dead-letters-back",
-        )
-
-
-def _setting(queue: QueueFacts, facts: Facts, name: str) -> tuple[Any, str]:
-    """Return a setting that is in force, and where it comes from. Of two limits the smaller one is."""
-    found: list[tuple[Any, str]] = []
-    if f"x-{name}" in queue.arguments:
-        found.append((queue.arguments[f"x-{name}"], "an argument"))
-    for policy in sorted(facts.applied(queue.name, f"{queue.type}_queues"), key=lambda policy: not policy.operator):
-        if name in policy.definition:
-            found.append((policy.definition[name], str(policy)))
-    if not found:
-        return None, ""
-    return min(found) if all(isinstance(value, int) for value, _ in found) else found[0]
+_STUCK = "messages stuck in dead-lettering"
 
 
 def stuck(topology: Topology, top_level: int, facts: Facts) -> Iterator[Finding]:
@@ -262,11 +196,14 @@ def stuck(topology: Topology, top_level: int, facts: Facts) -> Iterator[Finding]
     if not topology.keeps_stuck:
         return
     if facts.queues is None:
-        yield _unknown("stuck", "messages stuck in dead-lettering", facts.why)
+        yield unknown("stuck", _STUCK, facts.why)
         return
-    for level in range(top_level + 1):
-        queue = facts.queues.get(topology.level_name(level))
-        if queue is not None and queue.stuck:
+    names = (topology.level_name(level) for level in range(top_level + 1))
+    there = [facts.queues[name] for name in names if name in facts.queues]
+    if unseen := [queue.name for queue in there if queue.stuck is None]:
+        yield unknown("stuck", _STUCK, f"the broker has no statistics (yet) of {some(unseen, separator=', ')}")
+    for queue in there:
+        if queue.stuck:
             yield Finding(
                 state=State.WARNING,
                 resource=f"queue {queue.name}",
@@ -292,7 +229,7 @@ def policies(topology: Topology, top_level: int, facts: Facts) -> Iterator[Findi
     Of an argument and a policy's setting, the smaller number is in force, and of other values the argument.
     """
     if facts.policies is None:
-        yield _unknown("policy", "policies", facts.why)
+        yield unknown("policy", "policies", facts.why)
         return
     for level in range(top_level + 1):
         name = topology.level_name(level)
@@ -348,7 +285,8 @@ def unroutable(topology: Topology, facts: Facts, count: int | None) -> Iterator[
             yield Finding(state=State.MISSING, resource=f"queue {name}", code="unroutable")
 
 
-def _unknown(code: str, resource: str, why: str | None) -> Finding:
+def unknown(code: str, resource: str, why: str | None) -> Finding:
+    """Say that something could not be looked at."""
     return Finding(state=State.UNKNOWN, resource=resource, found=why or "not told", code=code)
 
 

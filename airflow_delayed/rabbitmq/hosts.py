@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -13,14 +12,11 @@ from pika.exceptions import AMQPError
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.quiet import quiet
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.connection import Parameters
-
-# pika tells of each channel that is opened, at level INFO: an install's task log would have more of that than of ours
-if logging.getLogger("pika").level == logging.NOTSET:
-    logging.getLogger("pika").setLevel(logging.WARNING)
 
 #: Seconds that a host has to log a client in when a connection is tested, and seconds after which nobody waits longer
 #: (a name may stand for several addresses, and looking it up takes time too).
@@ -56,7 +52,8 @@ def test(hosts: Sequence[ConnectionParameters]) -> list[str | None]:
     def cause(host: ConnectionParameters) -> str | None:
         host.socket_timeout = host.stack_timeout = TEST_SECONDS
         try:
-            BlockingConnection(host).close()
+            with quiet():
+                BlockingConnection(host).close()
         except _ERRORS as error:
             return explain(error, host)
         return None

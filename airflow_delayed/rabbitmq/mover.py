@@ -7,7 +7,6 @@ and none is returned on purpose, because a quorum queue counts each return and l
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
     from pika import BasicProperties
     from pika.adapters.blocking_connection import BlockingConnection
-
-log = logging.getLogger(__name__)
 
 #: Messages that are taken and not yet acknowledged at a time.
 WINDOW = 32
@@ -50,11 +47,10 @@ class Mover:
     :param clock: what is taken for the present.
     """
 
-    def __init__(self, source: Place, target: Place, *, clock: Clock = utcnow, window: int = WINDOW) -> None:
+    def __init__(self, source: Place, target: Place, *, clock: Clock = utcnow) -> None:
         self._source = source
         self._target = target
         self._clock = clock
-        self._window = window
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
         self._taker: Taker
@@ -74,7 +70,8 @@ class Mover:
         names = {topology.level_name(level): level for level in range(levels.TOP_LEVEL, -1, -1)}
         queues = self._source.existing(names)
         if not queues:
-            raise TopologyError(self._source.conn_id, _missing(topology.level_name(levels.TOP_LEVEL)))
+            missing = _missing(topology.level_name(levels.TOP_LEVEL))
+            raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
@@ -104,7 +101,7 @@ class Mover:
         :raises SendFailed: the broker did not take some; they are where they were.
         """
         if not self._source.existing([queue]):
-            raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE)
+            raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE, topology=self._source.topology.name)
         self._target.require()
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
@@ -137,7 +134,7 @@ class Mover:
             conn_id=self._target.conn_id,
             topology=self._target.topology,
             clock=self._clock,
-            window=self._window,
+            window=WINDOW,
             sleep=self._taker.sleep,
             writer=Rewriter(self._target.topology.headers, self._target.user),
             on_confirm=self._on_confirm,
@@ -175,7 +172,7 @@ class Mover:
             except (SendFailed, InputError) as error:
                 self._problems.pop(taken.destination, None)
                 reason = self._problem(taken)
-                if reason is None and any(text in str(error) for text in _AT_FAULT):
+                if reason is None and (isinstance(error, LimitExceeded) or any(t in str(error) for t in _AT_FAULT)):
                     reason = str(error.failures[0][1] if isinstance(error, SendFailed) else error)
                 if reason is None:
                     raise

@@ -48,7 +48,7 @@ class Place:
         with self.connect() as connection:
             report = TopologyReport(plan.compare(connection, plan.plan(self.topology)))
         if report.problems:
-            raise TopologyError(self.conn_id, report)
+            raise TopologyError(self.conn_id, report, topology=self.topology.name)
 
     def problem(self, destination: str) -> str | None:
         """Say why a destination cannot be sent to; None if it can."""

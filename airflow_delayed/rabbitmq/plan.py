@@ -6,10 +6,8 @@ every install, and a destination's on every connection that sends to it.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -137,8 +135,7 @@ def compare(connection: BlockingConnection, parts: Iterable[Declaration]) -> tup
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses even to say whether something is there.
     """
     asker = _Asker(connection)
-    with refusals_expected():
-        findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
+    findings = tuple(_compare(asker, part) for part in parts if not isinstance(part, Binding))
     asker.close()
     return findings
 
@@ -151,25 +148,9 @@ def counts(connection: BlockingConnection, names: Iterable[str]) -> dict[str, in
     :raises pika.exceptions.ChannelClosedByBroker: the broker refuses to say.
     """
     asker = _Asker(connection)
-    with refusals_expected():
-        found = {name: asker.count(name) for name in names}
+    found = {name: asker.count(name) for name in names}
     asker.close()
     return found
-
-
-@contextmanager
-def refusals_expected() -> Iterator[None]:
-    """Keep pika from warning of each refusal: they are answers here, or told by an error of ours."""
-    log = logging.getLogger("pika.channel")
-
-    def other(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Received remote Channel.Close")
-
-    log.addFilter(other)
-    try:
-        yield
-    finally:
-        log.removeFilter(other)
 
 
 def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
@@ -302,8 +283,7 @@ def apply(connection: BlockingConnection, parts: Iterable[Declaration]) -> None:
 def _make_destination(connection: BlockingConnection, channel: BlockingChannel, part: Exchange | Queue) -> None:
     # one of another kind that is there already is as good
     asker = _Asker(connection)
-    with refusals_expected():
-        missing = asker.refuses(part, passive=True)
+    missing = asker.refuses(part, passive=True)
     asker.close()
     if missing:
         part.declare(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from airflow_delayed.errors import LimitExceeded
@@ -30,18 +31,25 @@ _ROUTING = frozenset(["CC", "BCC"])
 #: Headers, in lower case, by which a message would ask to be dropped while it waits.
 _EXPIRING = frozenset(["expiration", nservicebus.TIME_TO_BE_RECEIVED.lower()])
 _SHORT_STRING = 255
+#: Of a header, beside its name and its text: the lengths of both, and the type.
+_HEADER_BYTES = 1 + 4 + 1
+#: What all headers may take in AMQP's encoding. They and the other properties have to fit into one frame of 131,072
+#: bytes, as brokers propose; for a larger one the broker closes the connection.
+MAX_HEADERS_BYTES = 126_976
 
 
 def check_headers(message: DelayedMessage, style: Headers = "plain", delay_seconds: int = 0) -> None:
     """Check a message's headers against AMQP's limits.
 
     :raises LimitExceeded: a name, or the value of one that becomes an AMQP property (the content type; NServiceBus's
-        have four), has over 255 UTF-8 bytes; a name is CC or BCC; or with a delay, one is ``expiration`` (in any case)
-        or ``NServiceBus.TimeToBeReceived``, which NServiceBus refuses too.
+        have four), has over 255 UTF-8 bytes; all of them take over 126,976 bytes; a name is CC or BCC; or with a delay,
+        one is ``expiration`` (in any case) or ``NServiceBus.TimeToBeReceived``, which NServiceBus refuses too.
     """
     if not message.headers:
         return
-    for name in message.headers:
+    characters = 0
+    for name, value in message.headers.items():
+        characters += len(name) + len(value) + _HEADER_BYTES
         if len(name.encode()) > _SHORT_STRING:
             raise LimitExceeded("headers", f"a name has more than {_SHORT_STRING} bytes in UTF-8: {name[:40]!r}...")
         if name in _ROUTING:
@@ -53,12 +61,21 @@ def check_headers(message: DelayedMessage, style: Headers = "plain", delay_secon
                 " pass in a delay level already; remove it, or give expires_at and let the message wait in a store"
                 " (store_conn_id=...)",
             )
+    # of four bytes each at most, so that few are counted exactly
+    if 4 * characters > MAX_HEADERS_BYTES and (size := _size(message.headers)) > MAX_HEADERS_BYTES:
+        raise LimitExceeded(
+            "headers", f"they take {size:,} bytes, of at most {MAX_HEADERS_BYTES:,}; put what is large into the body"
+        )
     found = {"content_type": message.headers.get(CONTENT_TYPE, "")}
     if style == "nservicebus":
         found.update(nservicebus.amqp_properties(message.headers))
     for name, value in found.items():
         if len(value.encode()) > _SHORT_STRING:
             raise LimitExceeded("headers", f"the {name} they give has more than {_SHORT_STRING} bytes in UTF-8")
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) + _HEADER_BYTES for name, value in headers.items())
 
 
 def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> None:

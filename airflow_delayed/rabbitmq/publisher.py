@@ -16,6 +16,7 @@ from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
 from airflow_delayed.rabbitmq.connection import explain
 from airflow_delayed.rabbitmq.hosts import Turns, host_name
+from airflow_delayed.rabbitmq.quiet import quiet
 from airflow_delayed.rabbitmq.session import Session
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology
 from airflow_delayed.rabbitmq.writer import PropertiesWriter
@@ -88,15 +89,16 @@ class Publisher:
         turns = Turns(self._hosts, self._waits)
         while True:
             confirmed = backlog.report.sent
-            session = Session(
-                turns.host,
-                backlog,
-                topology=self._topology,
-                clock=self._clock,
-                window=self._window,
-                writer=self._writer,
-            )
-            lost = session.run()
+            with quiet():
+                session = Session(
+                    turns.host,
+                    backlog,
+                    topology=self._topology,
+                    clock=self._clock,
+                    window=self._window,
+                    writer=self._writer,
+                )
+                lost = session.run()
             if lost is None:
                 return backlog.outcome()
             if backlog.report.sent > confirmed:

@@ -19,6 +19,7 @@ from airflow_delayed.rabbitmq import plan
 from airflow_delayed.rabbitmq.facts import BindingFacts
 from airflow_delayed.rabbitmq.management import Management
 from airflow_delayed.rabbitmq.plan import Declaration
+from airflow_delayed.rabbitmq.rewriter import DELIVERY_COUNT, again
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -184,10 +185,11 @@ class Removal:
             if arrived.queue not in self._deleted:
                 continue
             headers: Any = {**(arrived.properties.headers or {}), "BCC": [arrived.queue]}
-            headers.pop("x-delivery-count", None)
-            arrived.properties.headers = headers
+            headers.pop(DELIVERY_COUNT, None)
+            # of whoever sent it: the broker takes that property from the same user alone
+            properties = again(arrived.properties, headers, user=None)
             # straight into its queue, with the key that it came with (see properties.address)
-            channel.basic_publish("", arrived.key, arrived.body, arrived.properties, mandatory=True)
+            channel.basic_publish("", arrived.key, arrived.body, properties, mandatory=True)
         channel.close()
 
 

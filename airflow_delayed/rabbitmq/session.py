@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from typing import TYPE_CHECKING
 
 from pika import SelectConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
 
-from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
-from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyError
+from airflow_delayed.delivery import Clock
+from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq import properties
+from airflow_delayed.rabbitmq import properties, refusal
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.frames import Frames
 from airflow_delayed.rabbitmq.gathering import GatheringServices
-from airflow_delayed.rabbitmq.plan import refusals_expected
 from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.unconfirmed import Unconfirmed
 from airflow_delayed.rabbitmq.writer import PropertiesWriter, Writer
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ _CLOSE_SECONDS = 5.0
 _TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
 #: How many addresses are kept: of a batch, many messages have the same destination and second.
 _ADDRESSES = 5000
-_NOT_FOUND = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
 
 
 class Session:
@@ -65,8 +63,7 @@ class Session:
         self._backlog = backlog
         self._clock = clock
         self._window = window
-        self._unconfirmed: dict[int, Entry] = {}
-        self._returned: dict[str, str] = {}
+        self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
         self._addresses: dict[tuple[str, int], properties.Address] = {}
         self._paused = True
@@ -75,7 +72,6 @@ class Session:
         #: Nothing more is taken; what was written is still to be confirmed.
         self._stopped = False
         self._lost: BaseException | None = None
-        self._tag = 0
         self._publisher: Channel
         self._frames: Frames
         self._services = GatheringServices()
@@ -94,12 +90,11 @@ class Session:
     def run(self) -> BaseException | None:
         """Send; return None when the backlog is done, else why the connection ended. The rest is put back."""
         try:
-            with refusals_expected():
-                self._loop.start()
+            self._loop.start()
         finally:
             self._shut()
             held = [self._waiting] if self._waiting else []
-            self._backlog.put_back([*self._unconfirmed.values(), *held])
+            self._backlog.put_back([*self._unconfirmed, *held])
         return self._lost
 
     # opening and closing
@@ -166,16 +161,17 @@ class Session:
     def _held(self) -> bool:
         return self._paused or self.blocked is not None
 
-    def _pump(self, began: float | None = None) -> None:
+    def _pump(self, *, one: bool = False) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
 
-        Or until a source turns out to be slow, counted from when this ``began``: what it gave goes out before it is
-        asked again.
+        Or until a source turns out to be slow: what it gave goes out before it is asked again.
+
+        :param one: take it for slow after one message.
         """
         if self._yields:
             return
-        began = time.monotonic() if began is None else began
-        before = self._tag
+        began = time.monotonic()
+        before = self._unconfirmed.last
         while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
             entry = None if self._stopped else self._backlog.take()
             if entry is None:
@@ -197,7 +193,8 @@ class Session:
                 return
             except AMQPError as error:
                 self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
-            if time.monotonic() - began > max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._tag - before)):
+            enough = max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._unconfirmed.last - before))
+            if one or time.monotonic() - began > enough:
                 self._yields = True
                 # in this turn of the loop timers come before the socket, in the next one after it
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
@@ -217,8 +214,7 @@ class Session:
             raise ChannelWrongStateError("the channel is closed")
         self._services.write(self._frames.message(exchange, key, message.body, sent))
         self._backlog.published = True
-        self._tag += 1
-        self._unconfirmed[self._tag] = entry
+        self._unconfirmed.add(entry)
 
     def _address(self, destination: str, delay: int) -> properties.Address:
         known = self._addresses.get((destination, delay))
@@ -236,38 +232,25 @@ class Session:
         return known
 
     def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
-        # the broker confirms a returned message too, right after
         if method.exchange:
             where = f"through exchange {method.exchange!r}"
         elif method.routing_key == (sent.headers or {}).get(properties.DESTINATION):
             where = "queue is gone"
         else:
             where = "a delay level's queue is gone; TopologyInstallOperator makes it again"
-        self._returned[sent.message_id or ""] = f"returned by the broker as {method.reply_text} ({where})"
+        self._unconfirmed.returned(sent.message_id or "", f"returned by the broker as {method.reply_text} ({where})")
 
     def _on_confirm(self, frame: Method[Basic.Ack | Basic.Nack]) -> None:
         method = frame.method
         refused = method.NAME == "Basic.Nack"
-        for tag in self._tags(method.delivery_tag, method.multiple):
-            entry = self._unconfirmed.pop(tag)
+        for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
             if refused:
                 self._refuse(entry)
-            elif self._returned and (reason := self._returned.get(entry.message.message_id)):
-                # kept, since another one under way may have the same id, or none
-                self._backlog.fail(entry, reason)
+            elif returned:
+                self._backlog.fail(entry, returned)
             else:
                 self._backlog.confirm(entry)
         self._pump()
-
-    def _tags(self, last: int, multiple: bool) -> list[int]:
-        if not multiple:
-            return [last] if last in self._unconfirmed else []
-        tags = []
-        for tag in self._unconfirmed:
-            if tag > last:
-                break
-            tags.append(tag)
-        return tags
 
     def _refuse(self, entry: Entry) -> None:
         entry.refusals += 1
@@ -283,10 +266,9 @@ class Session:
         if not isinstance(reason, ChannelClosedByBroker):
             return
         # which message it was the broker does not say
-        cause = self._cause(reason)
-        for entry in self._unconfirmed.values():
+        cause = refusal.cause(self._backlog.conn_id, self._topology, reason)
+        for entry in self._unconfirmed.clear():
             self._backlog.fail(entry, cause)
-        self._unconfirmed.clear()
         if self._waiting:
             self._backlog.fail(self._waiting, cause)
             self._waiting = None
@@ -301,27 +283,13 @@ class Session:
             return
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
-        # it has waited enough, also for what the source gives next
-        self._pump(began=0.0)
+        # it has waited enough, and is not to wait for what the source gives next too
+        self._pump(one=True)
 
     def _on_refused(self, reason: ChannelClosedByBroker) -> None:
-        if self._waiting is None:
-            return
-        entry, self._waiting = self._waiting, None
-        self._backlog.fail(entry, self._cause(reason, entry.message.destination))
+        if self._waiting is not None:
+            entry, self._waiting = self._waiting, None
+            cause = refusal.cause(self._backlog.conn_id, self._topology, reason, entry.message.destination)
+            self._backlog.fail(entry, cause)
+        # also if the broker closed the channel by itself: a message may have come while there was none
         self._pump()
-
-    def _cause(self, reason: ChannelClosedByBroker, destination: str | None = None) -> DelayedError | str:
-        conn_id, text = self._backlog.conn_id, reason.reply_text
-        found = _NOT_FOUND.match(text)
-        if found and destination and found["name"] == destination:
-            return DestinationMissing(
-                conn_id,
-                [destination],
-                f"declare the {found['kind']}, or run TopologyInstallOperator(conn_id={conn_id!r},"
-                f" destinations=[{destination!r}], create_destinations=True)",
-            )
-        if found:
-            finding = Finding(state=State.MISSING, resource=f"{found['kind']} {found['name']}")
-            return TopologyError(conn_id, TopologyReport((finding,)))
-        return f"the broker refused it: {text}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
-from airflow_delayed.rabbitmq import checks, levels, plan
-from airflow_delayed.rabbitmq.facts import BindingFacts, Facts, PolicyFacts
+from airflow_delayed.rabbitmq import checks, levels, plan, receivers, unroutable
+from airflow_delayed.rabbitmq.contents import Contents
+from airflow_delayed.rabbitmq.facts import BindingFacts, Facts
 from airflow_delayed.rabbitmq.management import Management
 from airflow_delayed.rabbitmq.plan import Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.removal import NotEmpty, Removal, rebind
@@ -68,7 +69,7 @@ class Upkeep:
         yield from checks.flags(self.topology, broker, facts)
         yield from checks.bindings(self.topology, parts, found, facts)
         yield from checks.leaks(self.topology, destinations, facts)
-        yield from checks.destinations(self.topology, facts, counts)
+        yield from receivers.judge(self.topology, facts, counts)
         yield from checks.stuck(self.topology, top_level, facts)
         yield from checks.policies(self.topology, top_level, facts)
         yield from checks.unroutable(self.topology, facts, counts[self.topology.unroutable_queue])
@@ -78,7 +79,7 @@ class Upkeep:
         counts = plan.counts(self.connection, self._queues())
         if all(count is None for count in counts.values()):
             missing = Finding(state=State.MISSING, resource=f"queue {self.topology.level_name(0)}")
-            raise TopologyError(self.conn_id, TopologyReport((missing,)))
+            raise TopologyError(self.conn_id, TopologyReport((missing,)), topology=self.topology.name)
         queues = self.management.queues() if self.management else None
         return waiting(self.topology, now, counts, queues, self.why or "the management API does not list the queues")
 
@@ -97,17 +98,21 @@ class Upkeep:
         by_policy = unroutable_policy and not self.topology.unroutable
         parts = plan.plan(self.topology, destinations, unroutable=by_policy)
         facts = self._facts()
-        policy = self._policy_finding(facts) if by_policy else None
-        compared = plan.compare(self.connection, parts)
-        found = tuple(checks.coded(checks.exact_arguments(parts, compared, facts)))
+        policy = self._policy(facts) if by_policy else None
+        found = tuple(checks.coded(checks.exact_arguments(parts, plan.compare(self.connection, parts), facts)))
+        contents = Contents(self.topology, self.connection, facts, found)
         differing = _differing(parts, found) if replace_differing else ()
-        blocked = self._blocked(differing, found, facts)
+        blocked = self._blocked(differing, contents)
         if differing and not blocked:
             names = {str(part) for part in differing}
             made = tuple(Finding(state=State.MISSING, resource=name) for name in sorted(names))
             found = (*(one for one in found if one.resource not in names), *made)
         elif blocked and not dry_run:
-            raise MessagesWaiting(self.conn_id, blocked, f"Nothing was changed. {_MOVE}, then replace what differs")
+            raise MessagesWaiting(
+                self.conn_id,
+                blocked,
+                f"Nothing was changed. {_MOVE}, then replace what differs{self._unseen(blocked)}",
+            )
         state = State.PLANNED if dry_run else State.CREATED
         findings = [
             *self._deletions(differing if not blocked else (), facts, done=not dry_run),
@@ -120,24 +125,30 @@ class Upkeep:
         if dry_run:
             return report
         if report.problems:
-            raise TopologyError(self.conn_id, report, _REPLACE)
+            raise TopologyError(self.conn_id, report, _REPLACE, topology=self.topology.name)
         if differing:
-            self._remove(differing, compared, facts, parts, "then replace what differs")
+            self._remove(differing, contents, parts, "then replace what differs")
         plan.apply(self.connection, parts)
         if differing:
             rebind(self.connection, self._destination_bindings(facts))
         if policy and policy.state is State.MISSING and self.management:
             try:
-                self.management.put_policy(self._policy())
+                self.management.put_policy(unroutable.policy(self.topology))
             except TransportUnavailable as error:
                 raise TransportUnavailable(
                     f"connection {self.conn_id!r}: all but the policy is made: {error}"
                 ) from error
         return report
 
-    def _blocked(
-        self, differing: Sequence[Exchange | Queue], found: Sequence[Finding], facts: Facts
-    ) -> dict[str, int | None]:
+    def _policy(self, facts: Facts) -> Finding:
+        if facts.policies is None:
+            raise TransportUnavailable(
+                f"connection {self.conn_id!r}: unroutable_policy needs the management API, and a user with the tag"
+                f" policymaker: {facts.why}. Nothing was changed"
+            )
+        return unroutable.compare(self.topology, facts)
+
+    def _blocked(self, differing: Sequence[Exchange | Queue], contents: Contents) -> dict[str, int | None]:
         """Return the queues in which messages wait, or may do so, that would be lost if these parts were replaced."""
         if not differing:
             return {}
@@ -147,37 +158,7 @@ class Upkeep:
             not self.topology.keeps_stuck
         ):
             names = self._queues()
-        unsure = [name for name in names if self._may_be_stuck(name, found, facts)]
-        return self._waiting_in(names, unsure, facts)
-
-    def _may_be_stuck(self, name: str, found: Sequence[Finding], facts: Facts) -> bool:
-        """Whether a queue may hold messages that a passive declare does not count."""
-        known = (facts.queues or {}).get(name)
-        if known is not None:
-            return known.arguments.get("x-dead-letter-strategy") == "at-least-once"
-        kinds = [one for one in found if one.resource == f"queue {name}" and one.argument == "x-queue-type"]
-        return name != self.topology.unroutable_queue and self.topology.keeps_stuck and not kinds
-
-    def _is_classic(self, name: str, found: Sequence[Finding], facts: Facts) -> bool:
-        """Whether a queue is known to be a classic one."""
-        known = (facts.queues or {}).get(name)
-        if known is not None:
-            return known.type == "classic"
-        differs = [one for one in found if one.resource == f"queue {name}" and one.state is State.DIFFERS]
-        if differs:
-            return any(one.argument == "x-queue-type" and one.found in (None, "classic") for one in differs)
-        return name != self.topology.unroutable_queue and not self.topology.is_quorum
-
-    def _waiting_in(self, names: Iterable[str], unsure: Iterable[str], facts: Facts) -> dict[str, int | None]:
-        found = {name: count for name, count in plan.counts(self.connection, names).items() if count is not None}
-        waiting_there: dict[str, int | None] = {name: count for name, count in found.items() if count}
-        for name in (name for name in unsure if name in found):
-            known = (facts.queues or {}).get(name)
-            if known is None:
-                waiting_there.setdefault(name, None)
-            elif known.stuck:
-                waiting_there[name] = found[name] + known.stuck
-        return waiting_there
+        return contents.waiting(names)
 
     def _deletions(self, differing: Sequence[Exchange | Queue], facts: Facts, *, done: bool) -> Iterable[Finding]:
         for part in differing:
@@ -190,38 +171,6 @@ class Upkeep:
                 code="binding",
             )
 
-    # what is unroutable on a topology that others declare too
-
-    def _policy(self) -> PolicyFacts:
-        name = self.topology.unroutable_queue
-        pattern = f"^{self.topology.delivery_exchange.replace('.', '[.]')}$"
-        return PolicyFacts(name=name, pattern=pattern, apply_to="exchanges", definition={"alternate-exchange": name})
-
-    def _policy_finding(self, facts: Facts) -> Finding:
-        """Say whether the policy is there, or another one in its way.
-
-        :raises TransportUnavailable: that cannot be known.
-        """
-        if facts.policies is None:
-            raise TransportUnavailable(
-                f"connection {self.conn_id!r}: unroutable_policy needs the management API, and a user with the tag"
-                f" policymaker: {facts.why}. Nothing was changed"
-            )
-        wanted = self._policy()
-        for there in facts.applied(self.topology.delivery_exchange, "exchanges"):
-            if there.definition.get("alternate-exchange") == wanted.name:
-                return Finding(state=State.OK, resource=str(there))
-            if not there.operator and there.name != wanted.name:
-                return Finding(
-                    state=State.DIFFERS,
-                    resource=f"exchange {self.topology.delivery_exchange}",
-                    argument="policy",
-                    wanted=wanted.name,
-                    found=f"{there.name}; one policy alone applies, so add alternate-exchange {wanted.name} to it",
-                    code="policy",
-                )
-        return Finding(state=State.MISSING, resource=str(wanted))
-
     # uninstall
 
     def uninstall(self, *, force: bool, dry_run: bool) -> TopologyReport:
@@ -230,25 +179,27 @@ class Upkeep:
         missing = {one.resource for one in plan.compare(self.connection, parts) if one.state is State.MISSING}
         there = tuple(part for part in parts if not isinstance(part, plan.Binding) and str(part) not in missing)
         facts = self._facts()
-        names = [part.name for part in there if isinstance(part, Queue)]
-        unsure = [name for name in names if self._may_be_stuck(name, (), facts)]
-        blocked = self._waiting_in(names, unsure, facts)
+        contents = Contents(self.topology, self.connection, facts)
+        blocked = contents.waiting(part.name for part in there if isinstance(part, Queue))
         findings = [*self._would_go(there, facts), *(_waits(queue, count) for queue, count in blocked.items())]
         if dry_run:
             return TopologyReport(tuple(findings))
         if blocked and not force:
             raise MessagesWaiting(
-                self.conn_id, blocked, f"Nothing was deleted. {_MOVE}; force=True deletes them with the queues"
+                self.conn_id,
+                blocked,
+                f"Nothing was deleted. {_MOVE}; force=True deletes them with the queues{self._unseen(blocked)}",
             )
         if force:
             self._delete(there)
         else:
             kept = tuple(p for p in parts if not isinstance(p, plan.Binding) or _ends(p) <= {str(t) for t in there})
             kept = tuple(p for p in kept if isinstance(p, plan.Binding) or p in there)
-            self._remove(there, (), facts, kept, "then uninstall")
-        if self.management and any(one.resource == str(self._policy()) for one in findings):
+            self._remove(there, contents, kept, "then uninstall")
+        policy = unroutable.policy(self.topology)
+        if self.management and any(one.resource == str(policy) for one in findings):
             try:
-                self.management.delete_policy(self._policy().name)
+                self.management.delete_policy(policy.name)
             except TransportUnavailable as error:
                 raise TransportUnavailable(
                     f"connection {self.conn_id!r}: all but the policy is deleted: {error}"
@@ -260,7 +211,7 @@ class Upkeep:
             yield Finding(state=State.WOULD_DELETE, resource=f"binding {one.source} -> {one.target}")
         for part in there:
             yield Finding(state=State.WOULD_DELETE, resource=str(part))
-        ours = self._policy()
+        ours = unroutable.policy(self.topology)
         if any(policy.name == ours.name and not policy.operator for policy in facts.policies or ()):
             yield Finding(state=State.WOULD_DELETE, resource=str(ours))
         elif facts.policies is None and not self.topology.unroutable:
@@ -277,6 +228,9 @@ class Upkeep:
 
     # shared
 
+    def _unseen(self, blocked: Mapping[str, int | None]) -> str:
+        return f". As to what is unknown: {self.why}" if self.why and None in blocked.values() else ""
+
     def _facts(self, *, flags: bool = False) -> Facts:
         return self.management.survey(flags=flags) if self.management else Facts(why=self.why)
 
@@ -290,8 +244,7 @@ class Upkeep:
     def _remove(
         self,
         parts: Sequence[Exchange | Queue],
-        found: Sequence[Finding],
-        facts: Facts,
+        contents: Contents,
         put_back: Sequence[Declaration],
         then: str,
     ) -> None:
@@ -300,14 +253,13 @@ class Upkeep:
         removal = Removal(
             self.connection,
             queues=queues,
-            classic={name for name in queues if self._is_classic(name, found, facts)},
+            classic=set(filter(contents.is_classic, queues)),
             exchanges=[part.name for part in reversed(parts) if isinstance(part, Exchange)],
             parts=put_back,
-            bindings=self._destination_bindings(facts),
+            bindings=self._destination_bindings(contents.facts),
         )
-        stuck_in = [name for name in queues if self._may_be_stuck(name, found, facts)]
         try:
-            removal.run(self.management, stuck_in=stuck_in)
+            removal.run(self.management, stuck_in=filter(contents.may_be_stuck, queues))
         except NotEmpty as error:
             raise MessagesWaiting(
                 self.conn_id, error.counts, f"They came meanwhile, and all is as it was. {_MOVE}, {then}"

@@ -180,9 +180,14 @@ def test_an_interrupt_during_an_alarm(
     """A task that is stopped ends at once: a broker that takes no messages would not read a farewell either."""
     monkeypatch.setattr("airflow_delayed.rabbitmq.session._CLOSE_SECONDS", 120)
     interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    with alarm(broker):
-        interrupt.start()
-        started = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            hook(blocked_timeout=120).send(messages("orders", [0] * 10))
-        assert time.monotonic() - started < 60
+    # a shell that runs the tests in the background has them ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with alarm(broker):
+            interrupt.start()
+            started = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                hook(blocked_timeout=120).send(messages("orders", [0] * 10))
+            assert time.monotonic() - started < 60
+    finally:
+        signal.signal(signal.SIGINT, before)

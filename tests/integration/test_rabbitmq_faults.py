@@ -58,7 +58,8 @@ def test_a_broker_that_restarts_in_the_middle_of_a_batch(
                 starter.start()
             yield message
 
-    report = hook.send(stream())
+    # by default it waits longer and longer, up to 10 s
+    report = Publisher(vhost.parameters, conn_id="rabbit", reconnect_waits=[0.5] * 200).send(stream())
     starter.join()
     assert report.sent == 3000
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import count
 from uuid import uuid4
 
 import pytest
 from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
 
-from airflow_delayed.errors import SendFailed
+from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.rabbitmq.properties import MAX_HEADERS_BYTES
 
 Connect = Callable[..., str]
 
@@ -122,3 +124,30 @@ def test_bodies_of_any_size(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None
     assert {arrival.message_id: arrival.body for arrival in arrivals} == {
         str(number): body for number, body in enumerate(bodies)
     }
+
+
+@pytest.mark.parametrize("topology", ["delayed", "nservicebus"])
+def test_headers_as_large_as_a_frame_takes(vhost: VirtualHost, connect: Connect, topology: str) -> None:
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection), topology=topology)
+    destination = "d" * 180
+    hook.install([destination], create_destinations=True)
+    # one byte for the length of its name, one for the type of its value, four for that one's length
+    room = MAX_HEADERS_BYTES - len("name") - 6
+
+    def message(size: int) -> DelayedMessage:
+        text = "ä" * (size // 2) + "x" * (size % 2)
+        return DelayedMessage(
+            destination=destination,
+            body=b"",
+            due_at=utcnow() + timedelta(seconds=1),
+            message_id="i" * 128,
+            headers={"name": text},
+        )
+
+    with pytest.raises(LimitExceeded, match=r"headers: they take 126,977 bytes, of at most 126,976"):
+        hook.check(message(room + 1), utcnow())
+    with pytest.raises(LimitExceeded, match=r"headers: they take 126,977 bytes, of at most 126,976"):
+        hook.send([message(room + 1)])
+    assert hook.send([message(room)]).sent == 1
+    (arrival,) = vhost.collect(destination, enough=1)
+    assert len(arrival.properties.headers["name"].encode()) == room

@@ -155,7 +155,7 @@ def test_what_kombu_declares_is_what_we_expect(
 
     delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, str(topology.arguments["x-queue-type"]))
     hook = using(topology.name)
-    assert hook.verify([]).counts() == {"ok": 28 * 2 + 1}
+    eventually(lambda: hook.verify([]).counts() == {"ok": 28 * 2 + 1})
 
     # argument by argument
     queues = {each["name"]: each for each in vhost.manage("GET", "queues/{vhost}")}

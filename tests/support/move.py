@@ -1,7 +1,13 @@
-"""A migration as a process of its own, so that it can be killed: move.py URL VIRTUAL_HOST."""
+"""Migrations as processes of their own, so that they can be killed: move.py URL VIRTUAL_HOST.
+
+For each line of its input it starts one and prints its id, then ``go`` when that one has taken its first message. They
+are forked, since to import all of it anew takes longer than to move.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from datetime import datetime
 
@@ -24,13 +30,26 @@ def now() -> datetime:
 asked: list[None] = []
 
 
-def main() -> None:
+def migrate() -> None:
     host = VirtualHost(*sys.argv[1:])
     here = host.parameters
     source, target = (
         Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here)) for topology in (DELAYED, CELERY)
     )
     Mover(source, target, clock=now).migrate()
+
+
+def main() -> None:
+    # nobody waits for those that were killed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in sys.stdin:
+        child = os.fork()
+        if not child:
+            try:
+                migrate()
+            finally:
+                os._exit(0)
+        print(child, flush=True)
 
 
 main()

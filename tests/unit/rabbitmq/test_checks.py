@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_delayed.delivery import Finding, State
-from airflow_delayed.rabbitmq import checks, levels
+from airflow_delayed.rabbitmq import checks, levels, receivers
 from airflow_delayed.rabbitmq.facts import BindingFacts, ExchangeFacts, Facts, PolicyFacts, QueueFacts
 from airflow_delayed.rabbitmq.plan import Binding, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
@@ -196,7 +196,7 @@ def test_destinations_that_reject(
     queue = QueueFacts(name="orders", type="quorum", arguments=arguments, ready=ready, ready_bytes=100)
     for topology, bindings in ((DELAYED, there(DELAYED, "orders")), (NSERVICEBUS, there(NSERVICEBUS, "orders"))):
         facts = Facts(queues={"orders": queue}, bindings=tuple(bindings), policies=tuple(policies))
-        assert [one.state.value for one in checks.destinations(topology, facts, {})] == found
+        assert [one.state.value for one in receivers.judge(topology, facts, {})] == found
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_destinations_that_dead_letter_into_a_level(
         bindings=tuple(there(topology, "orders")),
         policies=(policy("orders", **definition),),
     )
-    assert bool(list(checks.destinations(topology, facts, {}))) == warned
+    assert bool(list(receivers.judge(topology, facts, {}))) == warned
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,11 @@ def test_what_is_stuck_and_what_is_unroutable() -> None:
     facts = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02", stuck=422)}, policies=())
     assert said(checks.stuck(DELAYED, TOP, facts)) == [("warning", "queue delayed.level-02", "stuck")]
     assert not list(checks.stuck(DELAYED, 1, facts))
+    # a broker may collect no statistics, or none yet
+    unseen = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02")})
+    assert list(map(str, checks.stuck(DELAYED, TOP, unseen))) == [
+        "messages stuck in dead-lettering: unknown: the broker has no statistics (yet) of delayed.level-02"
+    ]
     assert not list(checks.unroutable(DELAYED, facts, 0))
     assert said(checks.unroutable(DELAYED, facts, 1)) == [("warning", "queue delayed.unroutable", "unroutable")]
     dangling = Facts(policies=(policy("delivery$", alternate_exchange="celery_delayed_unroutable"),))
@@ -266,7 +271,7 @@ def test_without_facts_each_thing_is_unknown_once_and_none_is_a_problem() -> Non
     findings = [
         *checks.bindings(DELAYED, plan(DELAYED, ["orders"]), (), facts),
         *checks.leaks(DELAYED, ["orders"], facts),
-        *checks.destinations(DELAYED, facts, {"orders": 3}),
+        *receivers.judge(DELAYED, facts, {"orders": 3}),
         *checks.stuck(DELAYED, TOP, facts),
         *checks.policies(DELAYED, TOP, facts),
     ]
