@@ -289,9 +289,12 @@ class RabbitMQDelayHook(BaseHook):
             with quiet(), connect(self.conn_id, self._hosts()) as connection:
                 yield connection
         except ChannelClosedByBroker as error:
+            rights = f"configure, write and read on {self.topology.pattern} and on the destinations"
+            needs = (
+                f". To install, the user needs the rights {rights}" if error.reply_code == plan.ACCESS_REFUSED else ""
+            )
             raise TransportUnavailable(
-                f"connection {self.conn_id!r}: the broker refused: {error.reply_text}. To install, the user needs the"
-                f" rights configure, write and read on {self.topology.pattern} and on the destinations"
+                f"connection {self.conn_id!r}: the broker refused: {error.reply_text}{needs}"
             ) from error
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error
