@@ -289,10 +289,14 @@ class RabbitMQDelayHook(BaseHook):
             with quiet(), connect(self.conn_id, self._hosts()) as connection:
                 yield connection
         except ChannelClosedByBroker as error:
+            rights = f"configure, write and read on {self.topology.pattern} and on the destinations"
+            needs = (
+                f". To install, the user needs the rights {rights}; to migrate and redrive also write on amq.default,"
+                " and configure on delayed.set-aside"
+            )
             raise TransportUnavailable(
-                f"connection {self.conn_id!r}: the broker refused: {error.reply_text}. To install, the user needs the"
-                f" rights configure, write and read on {self.topology.pattern} and on the destinations; to migrate and"
-                " redrive also write on amq.default, and configure on delayed.set-aside"
+                f"connection {self.conn_id!r}: the broker refused: {error.reply_text}"
+                + (needs if error.reply_code == plan.ACCESS_REFUSED else "")
             ) from error
         except (AMQPConnectionError, OSError) as error:
             raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error
