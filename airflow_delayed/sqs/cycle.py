@@ -65,6 +65,12 @@ ERROR_QUEUE: Mapping[QueueAttributeNameType, str] = {"MessageRetentionPeriod": s
 REASON = "AirflowDelayed.Reason"
 FROM_QUEUE = "AirflowDelayed.FromQueue"
 
+#: Seconds for which SQS takes a message with the same deduplication id for a copy, and drops it; one more is taken for
+#: the broker's machines, whose clocks need not agree.
+SAME_WINDOW = 301
+#: Milliseconds by which a due time may be before the end of the delay beside it: what a sender's clock may be off.
+_AT_ODDS_MS = 3_600_000
+
 #: How many messages that were sent on and not deleted are remembered.
 _MAX_REMEMBERED = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
@@ -97,8 +103,8 @@ class _Plan:
 class FifoCycle:
     """The delay queue of one destination.
 
-    ``clock`` counts only for messages that were received before and do not say when they are due. ``error_url`` is
-    asked for when it is needed, and may raise a DelayedError.
+    ``clock`` counts only for messages that were received before, and only where the broker does not tell the time.
+    ``error_url`` is asked for when it is needed, and may raise a DelayedError.
     """
 
     client: SQSClient
@@ -210,10 +216,12 @@ class FifoCycle:
         sent = [message for message in received if message["MessageId"] in self._sent_on]
         left = [message for message in received if message["MessageId"] not in self._sent_on]
         readable = [message for message in left if _is_readable(message)]
+        young = {message["MessageId"]: message for message in readable if self._is_too_young(message)}
         failed: list[Outcome[MessageTypeDef]] = []
         self._plans.clear()
         try:
-            for outcome in self.poster.each(readable, self._address):
+            ready = [message for message in readable if message["MessageId"] not in young]
+            for outcome in self.poster.each(ready, self._address):
                 if outcome.fault:
                     failed.append(outcome)
                     continue
@@ -230,6 +238,7 @@ class FifoCycle:
                 self._held.pop(message["MessageId"], None)
             self._delete(sent, counts)
         self._give_back(failed, counts)
+        self._hold_back(list(young.values()), counts)
 
     def _count(self, message: MessageTypeDef, counts: Counts) -> None:
         plan = self._plans[message["MessageId"]]
@@ -243,18 +252,19 @@ class FifoCycle:
         attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
         system = message["Attributes"]
         attributes.pop(DELAY_SECONDS, None)
+        had_due = attributes.pop(DUE_AT, None)
         due_us, seconds = self._remaining(message)
+        due = {DUE_AT: due_text(from_microseconds(due_us))}
         hop = hop_of(seconds)
         self._plans[message["MessageId"]] = _Plan(due_us, None if hop.through_fifo else hop.delay_seconds)
         if hop.through_fifo:
-            attributes.pop(DUE_AT, None)
             # the delay first: without it an NServiceBus endpoint would deliver at once
             attributes[DELAY_SECONDS] = string(str(hop.delay_seconds))
-            size = _fill(message["Body"], attributes, {DUE_AT: due_text(from_microseconds(due_us)), **_id(message)})
+            size = _fill(message["Body"], attributes, {**due, **_id(message)})
             dedup_id = system["MessageDeduplicationId"]
             entry = through_fifo(message["Body"], attributes, hop.delay_seconds, dedup_id)
             return Addressed(self.fifo_url, entry, size)
-        size = _fill(message["Body"], attributes, _id(message))
+        size = _fill(message["Body"], attributes, {**(due if had_due else {}), **_id(message)})
         return Addressed(self.destination_url, direct(message["Body"], attributes, hop.delay_seconds), size)
 
     def _remaining(self, message: MessageTypeDef) -> tuple[int, int]:
@@ -271,9 +281,15 @@ class FifoCycle:
             sent_ms=_sent_ms(message),
             first_received_ms=int(system["ApproximateFirstReceiveTimestamp"]),
             receive_count=int(system["ApproximateReceiveCount"]),
-            now_ms=microseconds(self.clock()) // 1000,
+            now_ms=self._now_ms(message),
         )
         return (_sent_ms(message) + delay * 1000) * 1000, seconds
+
+    def _is_too_young(self, message: MessageTypeDef) -> bool:
+        """Return whether it would go back so soon after its send that SQS dropped it as a copy of itself."""
+        if self._now_ms(message) - _sent_ms(message) >= SAME_WINDOW * 1000:
+            return False
+        return hop_of(self._remaining(message)[1]).through_fifo
 
     def _set_aside(
         self, messages: Sequence[MessageTypeDef]
@@ -333,6 +349,26 @@ class FifoCycle:
             if outcome.fault:
                 log.warning("SQS message %s could not be sent on: %s", outcome.item["MessageId"], outcome.fault)
             self._held.pop(outcome.item["MessageId"], None)
+        self._release(timeouts, counts)
+
+    def _hold_back(self, young: Sequence[MessageTypeDef], counts: Counts) -> None:
+        """Hide what came back too soon until it may be sent back."""
+        if not young:
+            return
+        counts.failed += len(young)
+        ages = [(self._now_ms(message) - _sent_ms(message)) // 1000 for message in young]
+        log.warning(
+            "%s messages came back from %s after %s s, which has to delay by 900 s; they are held back, since SQS drops"
+            " what is sent twice within 5 minutes. Run TopologyInstallOperator(..., repair=True)",
+            f"{len(young):,}",
+            self.fifo_url.rpartition("/")[2],
+            max(0, min(ages)),
+        )
+        timeouts = {
+            message["ReceiptHandle"]: SAME_WINDOW - max(0, age) for message, age in zip(young, ages, strict=True)
+        }
+        for message in young:
+            self._held.pop(message["MessageId"], None)
         self._release(timeouts, counts)
 
     def _delete(self, messages: Sequence[MessageTypeDef], counts: Counts) -> None:
@@ -424,9 +460,12 @@ def _due_us(message: MessageTypeDef) -> int | None:
     due_at = due_of(message.get("MessageAttributes", {}))
     if due_at is None:
         return None
-    due_us = microseconds(due_at)
+    due_us, sent_ms, delay = microseconds(due_at), _sent_ms(message), _delay(message)
+    if delay is not None and due_us // 1000 < sent_ms + delay * 1000 - _AT_ODDS_MS:
+        # of an earlier send: a consumer delayed the message once more, and copied all its attributes
+        return None
     # what no delay leads to is no due time
-    return due_us if due_us // 1_000_000 - _sent_ms(message) // 1000 <= LONGEST_DELAY else None
+    return due_us if due_us // 1_000_000 - sent_ms // 1000 <= LONGEST_DELAY else None
 
 
 def _delay(message: MessageTypeDef) -> int | None:
