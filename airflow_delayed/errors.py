@@ -84,12 +84,15 @@ class TopologyError(DelayedError):
 
     def __init__(self, conn_id: str, report: TopologyReport, remedy: str | None = None) -> None:
         problems = [str(finding) for finding in report.problems]
-        if remedy is None:
+        missing = [finding for finding in report.problems if finding.state == "missing"]
+        if remedy is None and len(missing) < len(problems):
             mends = any(finding.repair for finding in report.problems)
             remedy = f"what differs {'is changed with repair=True' if mends else 'has to be changed by hand first'}"
+        # only if asked are destinations made: they are other people's queues
+        also = " (destinations with create_destinations=True)" if any(one.destination for one in missing) else ""
         super().__init__(
             f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator(conn_id={conn_id!r}, ...)"
-            f" makes what is missing, its dry_run=True shows the plan; {remedy}"
+            f" makes what is missing{also}, its dry_run=True shows the plan{f'; {remedy}' if remedy else ''}"
         )
         self.report = report
 

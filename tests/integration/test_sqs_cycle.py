@@ -10,6 +10,7 @@ import sys
 from datetime import datetime, timedelta
 
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 from botocore.exceptions import ClientError, EndpointConnectionError
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
 
@@ -480,6 +481,7 @@ def test_what_comes_back_within_five_minutes_is_not_dropped_as_its_own_copy(cloc
     )
     clocked.advance(61)
     assert clocked.hook.cycle(clocked.destination).failed == 1
+    assert f"queue {clocked.fifo} DelaySeconds: wanted 900, found 60" in caplog.text  # told before the first message
     assert "has to delay by 900 s" in caplog.text
     assert clocked.hook.cycle(clocked.destination).is_quiet  # it is hidden for four minutes
     clocked.advance(245)
@@ -532,3 +534,25 @@ def test_received_before_and_without_a_due_time_it_goes_by_the_brokers_clock(clo
     ahead = SqsDelayHook(clocked.conn_id, clock=lambda: clocked.now() + timedelta(hours=3))
     counts = ahead.cycle(clocked.destination)
     assert (counts.moved_back, counts.delivered) == (1, 0)
+
+
+def test_what_the_destination_would_refuse_in_the_end_is_refused_at_once(clocked: ClockedWorld):
+    clocked.install()
+    # as queues are that were made when SQS took less
+    url = clocked.url_of(clocked.queue)
+    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "262144"})
+    with pytest.raises(LimitExceeded, match=r"300,\d{3} bytes.*takes 262,144 \(MaximumMessageSize\)"):
+        clocked.hook.send([clocked.message(2000, body=b"x" * 300_000)])
+    assert clocked.hook.waiting(clocked.destination) == 0
+    assert clocked.hook.send([clocked.message(2000, body=b"x" * 200_000)]).sent == 1
+
+
+def test_the_delay_queue_is_not_the_destination(clocked: ClockedWorld):
+    clocked.install()
+    with pytest.raises(LimitExceeded, match="name the standard queue"):
+        clocked.hook.cycle(clocked.fifo)
+
+
+def test_a_connection_that_is_not_defined_is_no_other():
+    with pytest.raises(AirflowNotFoundException, match="sqs_nowhere"):
+        FifoCycleSensor(task_id="cycle", conn_id="sqs_nowhere", destination="orders").poke({})

@@ -301,12 +301,9 @@ def test_one_for_each_destination_until_a_time_of_another_task(clocked: ClockedW
         def end() -> str:
             return "2026-01-01T00:00:00+00:00"
 
-        FifoCycleSensor.partial(task_id="cycle", conn_id=clocked.conn_id, wait_time_seconds=0, until=end()).expand(
-            destination=[clocked.destination, other]
-        )
-        FifoCycleSensor(
-            task_id="once", conn_id=clocked.conn_id, wait_time_seconds=0, until=end(), destination=clocked.destination
-        )
+        given = {"conn_id": clocked.conn_id, "wait_time_seconds": 0, "until": end()}
+        each = FifoCycleSensor.partial(task_id="cycle", **given).expand(destination=[clocked.destination, other])
+        each >> FifoCycleSensor(task_id="once_more", destination=other, **given)
     run = run_dag(dag)
     assert run.state == "success"
     done = [one for one in run.get_task_instances() if one.task_id == "cycle"]
