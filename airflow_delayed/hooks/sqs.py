@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,10 @@ from airflow_delayed.errors import (
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.sqs import cost, queues, visibility
 from airflow_delayed.sqs.access import name_queues
+from airflow_delayed.sqs.aside import ERROR_QUEUE, ERROR_SUFFIX
 from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.sqs.cycle import ERROR_QUEUE, ERROR_SUFFIX, DestinationGone, FifoCycle
+from airflow_delayed.sqs.cycle import DestinationGone, FifoCycle
+from airflow_delayed.sqs.directory import Directory
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.hops import hop_of
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mypy_boto3_sqs import SQSClient
+
+log = logging.getLogger(__name__)
 
 #: Extra of the connection: what every queue's name begins with, as NServiceBus's QueueNamePrefix.
 PREFIX_EXTRA = "queue_name_prefix"
@@ -96,9 +101,10 @@ class SqsDelayHook(BaseHook):
         self._envelope = envelope
         self._clock = clock
         self._sleep = sleep
-        self._urls: dict[tuple[str, bool], str] = {}
         #: Destinations whose delay queues are as demanded.
         self._verified: set[str] = set()
+        #: Bytes of the largest message that can pass through the delay queue into the destination.
+        self._largest: dict[str, int] = {}
         self._cycles: dict[tuple[str, str], FifoCycle] = {}
 
     @property
@@ -189,7 +195,8 @@ class SqsDelayHook(BaseHook):
         hop = hop_of(delay_seconds(message.due_at, now))
         if hop.through_fifo:
             self._allow_far()
-        self._name(message.destination, hop.through_fifo)
+        # its client is not needed for a name, and might not be had
+        (queues.delay_queue_name if hop.through_fifo else queues.queue_name)(message.destination, self._prefix)
         pack(message, self._form)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
@@ -210,7 +217,9 @@ class SqsDelayHook(BaseHook):
                     self._allow_far()
                     self._locate(message.destination, False)
                     self._locate(message.destination, True)
-        return Sender(self.conn_id, self._poster, self._locate, self._clock, self._form).send(messages)
+        return Sender(
+            self.conn_id, self._poster, self._locate, self._clock, self._form, largest=self._largest.__getitem__
+        ).send(messages)
 
     def cycle(
         self,
@@ -230,11 +239,11 @@ class SqsDelayHook(BaseHook):
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
         """
         cycle = self._cycle(destination, error_queue)
-        with self._asking(f"cycle {cycle.fifo_url}", self._name(destination, True)):
+        with self._asking(f"cycle {cycle.fifo_url}", destination):
             try:
                 return cycle.run(wait_seconds, stop)
             except DestinationGone:
-                raise self._missing(self._name(destination, False), destination) from None
+                raise self._directory.missing(destination) from None
 
     def waiting(self, destination: str) -> int:
         """Return about how many messages a destination's delay queue holds, visible or not.
@@ -250,7 +259,7 @@ class SqsDelayHook(BaseHook):
 
     def _depth(self, destination: str) -> tuple[int, int]:
         cycle = self._cycle(destination)
-        with self._asking(f"count {cycle.fifo_url}", self._name(destination, True)):
+        with self._asking(f"count {cycle.fifo_url}", destination):
             return cycle.depth()
 
     def life(self, destination: str) -> Life:
@@ -279,10 +288,8 @@ class SqsDelayHook(BaseHook):
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
         """
         whole = visibility.checked_seconds(seconds, received_at=received_at, now=self._clock())
-        url, name = self._url(destination, False), self._name(destination, False)
-        if url is None:
-            raise self._missing(name, destination)
-        with self._asking(f"change how long messages of {name} stay hidden", name):
+        url, name = self._directory.wanted(destination), self._directory.name(destination)
+        with self._asking(f"change how long messages of {name} stay hidden", destination, fifo=False):
             return visibility.change(self._client, url, receipt_handles, whole)
 
     def redrive(self, destination: str, *, by_sqs: bool = True) -> Redriven:
@@ -328,8 +335,6 @@ class SqsDelayHook(BaseHook):
             self._client.close()
             del self._client
         self.__dict__.pop("_poster", None)
-        self.__dict__.pop("_queues", None)
-        self.__dict__.pop("_keeper", None)
         self._forget()
 
     @cached_property
@@ -338,6 +343,9 @@ class SqsDelayHook(BaseHook):
 
     @cached_property
     def _client(self) -> SQSClient:
+        if self.conn_id != self.default_conn_name:
+            # where it is not defined, the amazon provider would go on as whoever this machine happens to be
+            self.get_connection(self.conn_id)
         with translated(self.conn_id, "make a client"):
             # a sixth of a request's CPU time goes into checks of what this package has checked or made itself
             config = self._aws.config.merge(Config(parameter_validation=False))
@@ -350,18 +358,21 @@ class SqsDelayHook(BaseHook):
         return Poster(self._client, self._sleep)
 
     @cached_property
-    def _queues(self) -> Queues:
-        def forget(destination: str, fifo: bool) -> None:
-            self._urls.pop((destination, fifo), None)
+    def _directory(self) -> Directory:
+        return Directory(self.conn_id, self._client, self._prefix)
 
-        return Queues(self.conn_id, self._client, self._name, self._url, forget)
+    @cached_property
+    def _queues(self) -> Queues:
+        return Queues(self.conn_id, self._client, self._directory)
 
     @cached_property
     def _keeper(self) -> Keeper:
         return Keeper(self.conn_id, self._client, self._queues, lambda: self._poster)
 
     def _forget(self) -> None:
-        self._urls.clear()
+        self.__dict__.pop("_directory", None)
+        self.__dict__.pop("_queues", None)
+        self.__dict__.pop("_keeper", None)
         self._verified.clear()
         self._cycles.clear()
 
@@ -378,22 +389,6 @@ class SqsDelayHook(BaseHook):
             )
         return str(form)
 
-    def _name(self, destination: str, fifo: bool) -> str:
-        return (queues.delay_queue_name if fifo else queues.queue_name)(destination, self._prefix)
-
-    def _url(self, destination: str, fifo: bool) -> str | None:
-        """Return a queue's URL, asked for once, or None if there is no such queue."""
-        if (destination, fifo) not in self._urls:
-            name = self._name(destination, fifo)
-            with translated(self.conn_id, f"look up queue {name}"):
-                try:
-                    self._urls[destination, fifo] = self._client.get_queue_url(QueueName=name)["QueueUrl"]
-                except ClientError as error:
-                    if not is_missing(error):
-                        raise
-                    return None
-        return self._urls[destination, fifo]
-
     def _locate(self, destination: str, fifo: bool) -> str:
         if fifo and destination not in self._verified:
             self._allow_far()
@@ -402,10 +397,11 @@ class SqsDelayHook(BaseHook):
             if not report.ok:
                 raise TopologyError(self.conn_id, report)
             self._verified.add(destination)
-        if url := self._url(destination, fifo):
-            return url
+            self._largest[destination] = self._queues.largest(destination)
         if fifo:
-            raise self._missing(self._name(destination, fifo), None)
+            return self._directory.wanted(destination, fifo)
+        if url := self._directory.url(destination):
+            return url
         raise DestinationMissing(
             self.conn_id,
             [destination],
@@ -413,20 +409,16 @@ class SqsDelayHook(BaseHook):
         )
 
     @contextmanager
-    def _asking(self, doing: str, name: str) -> Iterator[None]:
-        """Translate errors; that the delay queue is gone is one of its own."""
+    def _asking(self, doing: str, destination: str, *, fifo: bool = True) -> Iterator[None]:
+        """Translate errors; that the queue is gone is one of its own."""
         with translated(self.conn_id, doing):
             try:
                 yield
             except ClientError as error:
                 if is_missing(error):
                     self._forget()
-                    raise self._missing(name, None) from error
+                    raise self._directory.missing(destination, fifo) from error
                 raise
-
-    def _missing(self, name: str, destination: str | None) -> TopologyError:
-        finding = Finding(state=State.MISSING, resource=queues.resource(name), destination=destination)
-        return TopologyError(self.conn_id, TopologyReport((finding,)))
 
     def _allow_far(self) -> None:
         if not self.unrestricted_delay:
@@ -437,25 +429,31 @@ class SqsDelayHook(BaseHook):
             )
 
     def _cycle(self, destination: str, error_queue: str | None = None) -> FifoCycle:
+        if destination.endswith(queues.FIFO):
+            raise LimitExceeded(
+                "destination",
+                f"{destination!r} is a FIFO queue; name the standard queue that messages are delivered to",
+            )
         error_queue = error_queue or f"{destination}{ERROR_SUFFIX}"
         if (destination, error_queue) in self._cycles:
             return self._cycles[destination, error_queue]
-        fifo_url, destination_url = self._url(destination, True), self._url(destination, False)
-        if fifo_url is None:
-            raise self._missing(self._name(destination, True), None)
-        if destination_url is None:
-            raise self._missing(self._name(destination, False), destination)
+        fifo_url, destination_url = self._directory.wanted(destination, True), self._directory.wanted(destination)
         if error_queue.endswith(queues.FIFO):
             raise LimitExceeded("error_queue", f"{error_queue!r} is a FIFO queue; name a standard one")
 
         def error_url() -> str:
-            if (url := self._url(error_queue, False)) is None:
-                name = self._name(error_queue, False)
+            if (url := self._directory.url(error_queue)) is None:
+                name = self._directory.name(error_queue)
                 with translated(self.conn_id, f"create queue {name}"):
                     self._client.create_queue(QueueName=name, Attributes=ERROR_QUEUE)
-                self.log.warning("made queue %s, for messages that cannot be delivered", name)
-                url = self._locate(error_queue, False)
+                log.warning("made queue %s, for messages that cannot be delivered", name)
+                url = self._directory.wanted(error_queue)
             return url
+
+        for finding in self._queues.delay_queue(destination, QueueSettings(), Mode()):
+            if finding.state is not State.OK:
+                # it goes on all the same: to stop would make messages late, or lose them
+                log.warning("%s", finding)
 
         cycle = FifoCycle(self._client, self._poster, fifo_url, destination_url, error_url, self._clock)
         self._cycles[destination, error_queue] = cycle

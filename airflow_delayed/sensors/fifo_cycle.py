@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_delayed.errors import RetentionAtRisk
+from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 
@@ -43,7 +43,9 @@ class FifoCycleSensor(BaseSensorOperator):
     ``oldest`` in seconds.
 
     :param conn_id: a connection of type ``aws``.
-    :param destination: one destination or several, as messages name them; not the names of their delay queues.
+    :param destination: one destination or several, as messages name them; not the names of their delay queues. Several
+        are looked at one after another, so a message may be late by ``wait_time_seconds``; a sensor for each
+        (``.partial(...).expand(destination=[...])``) is not.
     :param until: "empty": done when the delay queues hold nothing, neither visible nor delayed nor in flight. Or when
         to end whatever is left: an aware time, ISO 8601 text with an offset, or a timedelta from the task's start.
     :param wait_time_seconds: how long each poke waits for a message to become visible, 0 to 20; shared among several
@@ -59,9 +61,10 @@ class FifoCycleSensor(BaseSensorOperator):
     :param poke_interval: seconds between two pokes: by default 1, and 60 in ``mode="reschedule"``. A message whose
         delay ends meanwhile is late by as much, which is logged when the DAG is parsed.
     :raises TopologyError: a delay queue or a destination does not exist; the others had their turn.
+    :raises AccessDenied: the role may not do something with a queue; the others had their turn.
     :raises TransportUnavailable: SQS cannot be reached or refuses the connection; nothing is lost, a retry goes on.
     :raises AirflowFailException: a message had waited for over half of the queue's retention; all that could be sent
-        on was.
+        on was. Or a name or template came out wrong.
     :raises ValueError: a parameter is not one of those above.
     """
 
@@ -72,8 +75,8 @@ class FifoCycleSensor(BaseSensorOperator):
         self,
         *,
         conn_id: str = "aws_default",
-        destination: str | Sequence[str],
-        until: datetime | timedelta | str = EMPTY,
+        destination: str | Sequence[str] | XComArg,
+        until: datetime | timedelta | str | XComArg = EMPTY,
         wait_time_seconds: int = LONGEST_WAIT,
         empty_looks: int = 3,
         error_queue: str | None = None,
@@ -83,8 +86,10 @@ class FifoCycleSensor(BaseSensorOperator):
         mode: str = "poke",
         **kwargs: Any,
     ) -> None:
-        if not (isinstance(until, str) and "{" in until):
+        if not (isinstance(until, XComArg) or (isinstance(until, str) and "{" in until)):
             end_of(until, datetime.min)
+        if not isinstance(destination, XComArg) and not destination:
+            raise ValueError("destination is empty; name one queue at least")
         if not 0 <= wait_time_seconds <= LONGEST_WAIT:
             raise ValueError(f"wait_time_seconds={wait_time_seconds} must be 0 to {LONGEST_WAIT}")
         if empty_looks < 1:
@@ -95,8 +100,9 @@ class FifoCycleSensor(BaseSensorOperator):
             poke_interval = 60 if mode == "reschedule" else 1
         super().__init__(poke_interval=poke_interval, mode=mode, **kwargs)
         self.conn_id = conn_id
-        self.destination = destination
-        self.until = until
+        # XComArgs are rendered when it runs
+        self.destination: Any = destination
+        self.until: Any = until
         self.wait_time_seconds = wait_time_seconds
         self.empty_looks = empty_looks
         self.error_queue = error_queue
@@ -182,16 +188,20 @@ class FifoCycleSensor(BaseSensorOperator):
         return [self.destination] if isinstance(self.destination, str) else list(self.destination)
 
     def _make_rounds(self, began: datetime, wait_seconds: int, counts: Counts | None = None) -> Rounds:
-        return Rounds(
-            self.hook,
-            self._names,
-            end=end_of(self.until, began),
-            wait_seconds=wait_seconds,
-            looks=self.empty_looks,
-            error_queue=self.error_queue,
-            max_late=self.max_late,
-            counts=counts,
-        )
+        try:
+            return Rounds(
+                self.hook,
+                self._names,
+                end=end_of(self.until, began),
+                wait_seconds=wait_seconds,
+                looks=self.empty_looks,
+                error_queue=self.error_queue or None,
+                max_late=self.max_late,
+                counts=counts,
+            )
+        except ValueError as error:
+            # a template came out as nothing that can be used; a retry would find the same
+            raise AirflowFailException(str(error)) from error
 
     def _go(self, rounds: Rounds, *, once: bool = False) -> bool:
         try:
@@ -200,6 +210,11 @@ class FifoCycleSensor(BaseSensorOperator):
             # a retry would find them sent on, and hide that half of the margin was gone
             rounds.tell()
             raise AirflowFailException(str(error)) from error
+        except InputError as error:
+            raise AirflowFailException(str(error)) from error
+        except DelayedError:
+            rounds.tell()
+            raise
 
     def _told(self, rounds: Rounds) -> dict[str, Any]:
         rounds.tell()

@@ -55,6 +55,7 @@ NEEDS: Sequence[Need] = (
     Need("install", DEAD_LETTER_QUEUE, _sqs("CreateQueue"), "settings name one and create_destinations=True"),
     Need("install", DEAD_LETTER_QUEUE, _sqs("SetQueueAttributes"), "settings name one and repair=True"),
     Need("send", DESTINATION, _sqs("GetQueueUrl", "SendMessage")),
+    Need("send", DESTINATION, _sqs("GetQueueAttributes"), "a message is due in over 900 s"),
     Need("send", DELAY_QUEUE, (*_LOOK, *_sqs("SendMessage")), "a message is due in over 900 s"),
     Need("cycle", DESTINATION, _sqs("GetQueueUrl", "SendMessage")),
     Need(

@@ -8,7 +8,7 @@ least 4 days, no redrive policy. What a change does to messages that are there a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import Finding, State
@@ -180,13 +180,6 @@ def dead_letter_attributes(settings: QueueSettings) -> dict[str, str]:
     return {"MessageRetentionPeriod": str(MAX_RETENTION), **_encrypted(settings)}
 
 
-def findings(name: str, differences: Sequence[Difference], destination: str | None) -> list[Finding]:
-    """Return what a report says of a queue that is there."""
-    return [difference.finding(name, destination) for difference in differences] or [
-        Finding(state=State.OK, resource=queues.resource(name), destination=destination)
-    ]
-
-
 #: Settings that are as wanted or not: field, attribute, why it matters, what a repair touches.
 _PLAIN: Sequence[tuple[str, str, str, str]] = (
     (
@@ -295,7 +288,3 @@ def _policy(target: str, receives: int) -> str:
 
 def _number(found: Attributes, name: str) -> int:
     return int(found.get(name, 0))
-
-
-#: How a queue that is there is compared.
-Compare = Callable[[Attributes], list[Difference]]

@@ -9,7 +9,6 @@ says neither when it is due nor how long it is to wait goes to an error queue, w
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,34 +17,29 @@ from typing import TYPE_CHECKING, Any, cast
 from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import from_microseconds, microseconds
-from airflow_delayed.sqs.access import denied_actions, denied_queue, is_denied
+from airflow_delayed.sqs.aside import set_aside
 from airflow_delayed.sqs.brokerclock import BrokerClock
 from airflow_delayed.sqs.counts import Counts, billed
 from airflow_delayed.sqs.entries import (
     DELAY_SECONDS,
     DUE_AT,
-    MAX_ATTRIBUTES,
-    MAX_BYTES,
     MAX_ENTRIES,
-    MESSAGE_ID,
     attributes_size,
     direct,
-    due_of,
     due_text,
     string,
     through_fifo,
 )
 from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
 from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
+from airflow_delayed.sqs.parked import delay_of, due_us_of, fill, is_readable, own_id, sent_ms
 from airflow_delayed.sqs.post import FIRST_PAUSE, TRIES, Addressed, Outcome, Poster
-from airflow_delayed.sqs.queues import DELAY_RETENTION
 from airflow_delayed.sqs.rounds import never
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
-    from mypy_boto3_sqs.literals import MessageSystemAttributeNameType, QueueAttributeNameType
+    from mypy_boto3_sqs.literals import MessageSystemAttributeNameType
     from mypy_boto3_sqs.type_defs import MessageTypeDef
 
     from airflow_delayed.sqs.entries import Attributes
@@ -58,16 +52,12 @@ VISIBILITY = 30
 #: Seconds until a message that could not be sent on is visible again: the first time, and at most.
 FIRST_BACKOFF = 5
 LONGEST_BACKOFF = 300
-#: Of the queue for messages that cannot be delivered, which keeps them for as long as SQS can.
-ERROR_SUFFIX = "-error"
-ERROR_QUEUE: Mapping[QueueAttributeNameType, str] = {"MessageRetentionPeriod": str(DELAY_RETENTION)}
-#: Why a message is in the error queue, and the name of the queue that it comes from.
-REASON = "AirflowDelayed.Reason"
-FROM_QUEUE = "AirflowDelayed.FromQueue"
+#: Seconds for which SQS takes a message with the same deduplication id for a copy, and drops it; one more is taken for
+#: the broker's machines, whose clocks need not agree.
+SAME_WINDOW = 301
 
 #: How many messages that were sent on and not deleted are remembered.
 _MAX_REMEMBERED = 10_000
-_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 _SYSTEM: Sequence[MessageSystemAttributeNameType] = (
     "MessageDeduplicationId",
     "SentTimestamp",
@@ -97,8 +87,8 @@ class _Plan:
 class FifoCycle:
     """The delay queue of one destination.
 
-    ``clock`` counts only for messages that were received before and do not say when they are due. ``error_url`` is
-    asked for when it is needed, and may raise a DelayedError.
+    ``clock`` counts only for messages that were received before, and only where the broker does not tell the time.
+    ``error_url`` is asked for when it is needed, and may raise a DelayedError.
     """
 
     client: SQSClient
@@ -177,7 +167,7 @@ class FifoCycle:
         size = sum(len(message["Body"]) + attributes_size(message.get("MessageAttributes", {})) for message in received)
         counts.fifo_requests += billed(size) - 1
         for message in received:
-            counts.oldest = max(counts.oldest, (self._now_ms(message) - _sent_ms(message)) // 1000)
+            counts.oldest = max(counts.oldest, (self._now_ms(message) - sent_ms(message)) // 1000)
         return received
 
     def _patiently(self, ask: Callable[[], Any], counts: Counts) -> Any:
@@ -209,18 +199,20 @@ class FifoCycle:
         # sent on before, by this very process: all that is missing is the delete
         sent = [message for message in received if message["MessageId"] in self._sent_on]
         left = [message for message in received if message["MessageId"] not in self._sent_on]
-        readable = [message for message in left if _is_readable(message)]
+        readable = [message for message in left if is_readable(message)]
+        young = {message["MessageId"]: message for message in readable if self._is_too_young(message)}
         failed: list[Outcome[MessageTypeDef]] = []
         self._plans.clear()
         try:
-            for outcome in self.poster.each(readable, self._address):
+            ready = [message for message in readable if message["MessageId"] not in young]
+            for outcome in self.poster.each(ready, self._address):
                 if outcome.fault:
                     failed.append(outcome)
                     continue
                 sent.append(outcome.item)
                 self._count(outcome.item, counts)
-            if len(readable) < len(left):
-                aside, not_aside = self._set_aside([message for message in left if not _is_readable(message)])
+            if unreadable := [message for message in left if not is_readable(message)]:
+                aside, not_aside = set_aside(self.poster, self.error_url, self.fifo_url, unreadable)
                 counts.set_aside += len(aside)
                 sent += aside
                 failed += not_aside
@@ -230,6 +222,7 @@ class FifoCycle:
                 self._held.pop(message["MessageId"], None)
             self._delete(sent, counts)
         self._give_back(failed, counts)
+        self._hold_back(list(young.values()), counts)
 
     def _count(self, message: MessageTypeDef, counts: Counts) -> None:
         plan = self._plans[message["MessageId"]]
@@ -243,82 +236,44 @@ class FifoCycle:
         attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
         system = message["Attributes"]
         attributes.pop(DELAY_SECONDS, None)
+        had_due = attributes.pop(DUE_AT, None)
         due_us, seconds = self._remaining(message)
+        due = {DUE_AT: due_text(from_microseconds(due_us))}
         hop = hop_of(seconds)
         self._plans[message["MessageId"]] = _Plan(due_us, None if hop.through_fifo else hop.delay_seconds)
         if hop.through_fifo:
-            attributes.pop(DUE_AT, None)
             # the delay first: without it an NServiceBus endpoint would deliver at once
             attributes[DELAY_SECONDS] = string(str(hop.delay_seconds))
-            size = _fill(message["Body"], attributes, {DUE_AT: due_text(from_microseconds(due_us)), **_id(message)})
+            size = fill(message["Body"], attributes, {**due, **own_id(message)})
             dedup_id = system["MessageDeduplicationId"]
             entry = through_fifo(message["Body"], attributes, hop.delay_seconds, dedup_id)
             return Addressed(self.fifo_url, entry, size)
-        size = _fill(message["Body"], attributes, _id(message))
+        size = fill(message["Body"], attributes, {**(due if had_due else {}), **own_id(message)})
         return Addressed(self.destination_url, direct(message["Body"], attributes, hop.delay_seconds), size)
 
     def _remaining(self, message: MessageTypeDef) -> tuple[int, int]:
         """Return when a message is due (microseconds since 1970), and in how many seconds that is."""
-        due_us = _due_us(message)
+        due_us = due_us_of(message)
         if due_us is not None:
             seconds = seconds_until(due_us, self._now_ms(message))
             if seconds <= LONGEST_DELAY:
                 return due_us, seconds
         system = message["Attributes"]
-        delay = _delay(message) or 0
+        delay = delay_of(message) or 0
         seconds = remaining_seconds(
             delay,
-            sent_ms=_sent_ms(message),
+            sent_ms=sent_ms(message),
             first_received_ms=int(system["ApproximateFirstReceiveTimestamp"]),
             receive_count=int(system["ApproximateReceiveCount"]),
-            now_ms=microseconds(self.clock()) // 1000,
+            now_ms=self._now_ms(message),
         )
-        return (_sent_ms(message) + delay * 1000) * 1000, seconds
+        return (sent_ms(message) + delay * 1000) * 1000, seconds
 
-    def _set_aside(
-        self, messages: Sequence[MessageTypeDef]
-    ) -> tuple[list[MessageTypeDef], list[Outcome[MessageTypeDef]]]:
-        """Send messages to the error queue as they are; return those that were sent, and those that were not."""
-        try:
-            url = self.error_url()
-        except DelayedError as error:
-            log.error("%s messages cannot be delivered, and there is no error queue: %s", f"{len(messages):,}", error)
-            return [], [Outcome(message, self.fifo_url, None) for message in messages]
-        reason = f"neither {DELAY_SECONDS} nor {DUE_AT} can be read"
-
-        def address(message: MessageTypeDef) -> Addressed:
-            attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
-            why = {REASON: reason, FROM_QUEUE: self.fifo_url.rpartition("/")[2], **_id(message)}
-            size = _fill(message["Body"], attributes, why)
-            return Addressed(url, direct(message["Body"], attributes, 0), size)
-
-        sent: list[MessageTypeDef] = []
-        failed: list[Outcome[MessageTypeDef]] = []
-        try:
-            outcomes = list(self.poster.each(messages, address))
-        except ClientError as error:
-            if not is_denied(error):
-                raise
-            log.error(
-                "%s messages cannot be delivered, and the role may not do %s on queue %s to set them aside",
-                f"{len(messages):,}",
-                ", ".join(denied_actions(error)),
-                denied_queue(error),
-            )
-            return [], [Outcome(message, self.fifo_url, None) for message in messages]
-        for outcome in outcomes:
-            if outcome.fault:
-                failed.append(outcome)
-                continue
-            sent.append(outcome.item)
-            log.error(
-                "SQS message %s in %s: %s; it is in %s now, whole. Send it back with the attribute, or delete it",
-                outcome.item["MessageId"],
-                self.fifo_url,
-                reason,
-                url,
-            )
-        return sent, failed
+    def _is_too_young(self, message: MessageTypeDef) -> bool:
+        """Return whether it would go back so soon after its send that SQS dropped it as a copy of itself."""
+        if self._now_ms(message) - sent_ms(message) >= SAME_WINDOW * 1000:
+            return False
+        return hop_of(self._remaining(message)[1]).through_fifo
 
     def _give_back(self, failed: Sequence[Outcome[MessageTypeDef]], counts: Counts) -> None:
         """Hide what could not be sent on for a while, the longer the more often it was tried."""
@@ -327,12 +282,40 @@ class FifoCycle:
             if outcome.fault and outcome.fault.code in NO_QUEUE and outcome.url == self.destination_url:
                 raise DestinationGone(self.destination_url)
         timeouts: dict[str, int] = {}
+        reasons: dict[str, list[Outcome[MessageTypeDef]]] = {}
         for outcome in failed:
             system = outcome.item["Attributes"]
             timeouts[outcome.item["ReceiptHandle"]] = backoff_seconds(int(system["ApproximateReceiveCount"]))
             if outcome.fault:
-                log.warning("SQS message %s could not be sent on: %s", outcome.item["MessageId"], outcome.fault)
+                reasons.setdefault(outcome.fault.code, []).append(outcome)
             self._held.pop(outcome.item["MessageId"], None)
+        for alike in reasons.values():
+            log.warning(
+                "%s messages could not be sent on, and will be tried again, such as SQS message %s: %s",
+                len(alike),
+                alike[0].item["MessageId"],
+                alike[0].fault,
+            )
+        self._release(timeouts, counts)
+
+    def _hold_back(self, young: Sequence[MessageTypeDef], counts: Counts) -> None:
+        """Hide what came back too soon until it may be sent back."""
+        if not young:
+            return
+        counts.failed += len(young)
+        ages = [(self._now_ms(message) - sent_ms(message)) // 1000 for message in young]
+        log.warning(
+            "%s messages came back from %s after %s s, which has to delay by 900 s; they are held back, since SQS drops"
+            " what is sent twice within 5 minutes. Run TopologyInstallOperator(..., repair=True)",
+            f"{len(young):,}",
+            self.fifo_url.rpartition("/")[2],
+            max(0, min(ages)),
+        )
+        timeouts = {
+            message["ReceiptHandle"]: SAME_WINDOW - max(0, age) for message, age in zip(young, ages, strict=True)
+        }
+        for message in young:
+            self._held.pop(message["MessageId"], None)
         self._release(timeouts, counts)
 
     def _delete(self, messages: Sequence[MessageTypeDef], counts: Counts) -> None:
@@ -392,49 +375,3 @@ class FifoCycle:
                         for position, (handle, seconds) in enumerate(pairs[start : start + MAX_ENTRIES])
                     ],
                 )
-
-
-def _fill(body: str, attributes: Attributes, wanted: Mapping[str, str]) -> int:
-    """Add what a message does not have and has room for, and return its size; it is sent on in any case."""
-    size = len(body.encode()) + attributes_size(attributes)
-    for name, text in wanted.items():
-        if name in attributes or len(attributes) >= MAX_ATTRIBUTES:
-            continue
-        more = attributes_size({name: (value := string(text))})
-        if size + more <= MAX_BYTES:
-            attributes[name] = value
-            size += more
-    return size
-
-
-def _id(message: MessageTypeDef) -> dict[str, str]:
-    # as NServiceBus does, so that duplicates have one id
-    return {MESSAGE_ID: message["MessageId"]}
-
-
-def _sent_ms(message: MessageTypeDef) -> int:
-    return int(message["Attributes"]["SentTimestamp"])
-
-
-def _is_readable(message: MessageTypeDef) -> bool:
-    return _delay(message) is not None or _due_us(message) is not None
-
-
-def _due_us(message: MessageTypeDef) -> int | None:
-    due_at = due_of(message.get("MessageAttributes", {}))
-    if due_at is None:
-        return None
-    due_us = microseconds(due_at)
-    # what no delay leads to is no due time
-    return due_us if due_us // 1_000_000 - _sent_ms(message) // 1000 <= LONGEST_DELAY else None
-
-
-def _delay(message: MessageTypeDef) -> int | None:
-    """Return the delay in a message's attribute, or None if it has none that can be read."""
-    try:
-        text = message["MessageAttributes"][DELAY_SECONDS]["StringValue"]
-    except KeyError:
-        return None
-    if not _NUMBER.fullmatch(text) or abs(int(text)) > LONGEST_DELAY:
-        return None
-    return int(text)

@@ -89,7 +89,8 @@ def translated(conn_id: str, doing: str) -> Iterator[None]:
             " Look at the connection's region and credentials and at what its role may do"
         ) from error
     except BotoCoreError as error:
+        answer = str(error).rstrip(".")
         raise TransportUnavailable(
-            f"connection {conn_id!r} could not {doing}: {error}. Look at the connection's endpoint_url, region and"
+            f"connection {conn_id!r} could not {doing}: {answer}. Look at the connection's endpoint_url, region and"
             " credentials, and at the network"
         ) from error

@@ -64,7 +64,7 @@ class Keeper:
     def _there(self, destination: str) -> Found:
         if found := self.queues.look(destination):
             return found
-        raise self._missing(self.queues.name(destination, False), destination=destination)
+        raise self.queues.directory.missing(destination)
 
     def _dead_letter(self, arn: str) -> Found | None:
         """Return the queue of an ARN; it need not have the connection's prefix."""
@@ -79,6 +79,6 @@ class Keeper:
         attributes = self.queues.attributes(name, url)
         return None if attributes is None else Found(name, url, attributes)
 
-    def _missing(self, name: str, *, destination: str | None = None, why: str | None = None) -> TopologyError:
-        finding = Finding(state=State.MISSING, resource=queues.resource(name), destination=destination, why=why)
+    def _missing(self, name: str, *, why: str | None = None) -> TopologyError:
+        finding = Finding(state=State.MISSING, resource=queues.resource(name), why=why)
         return TopologyError(self.conn_id, TopologyReport((finding,)))

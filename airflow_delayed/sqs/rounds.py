@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import InvalidMessage, RetentionAtRisk, TopologyError
+from airflow_delayed.errors import AccessDenied, InvalidMessage, RetentionAtRisk, TopologyError
 from airflow_delayed.message import delay_seconds, parse_moment
 from airflow_delayed.sqs.counts import Counts
 
 #: What ``until`` says when it is not a time.
 EMPTY = "empty"
+#: Seconds of sending on after which it is the next destination's turn, and after which a round ends, although more is
+#: visible: a queue to which messages come without end must not keep others waiting, nor a sensor from its timeout.
+TURN = 10.0
+LONGEST_ROUND = 300.0
+#: Seconds between two lines of the log on what was done meanwhile.
+PROGRESS = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +82,8 @@ class Rounds:
     :param looks: how many rounds in a row must find nothing, since SQS counts only approximately.
     :param max_late: a message delivered later than that is a warning.
     :param counts: of what was done before.
+    :param monotonic: seconds from some moment.
+    :raises ValueError: there are no destinations.
     """
 
     def __init__(
@@ -87,9 +97,13 @@ class Rounds:
         error_queue: str | None = None,
         max_late: timedelta | None = None,
         counts: Counts | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hook = hook
         self._destinations = list(dict.fromkeys(destinations))
+        if not self._destinations:
+            # that nothing is left in no queue would pass for a success
+            raise ValueError("destination is empty; name one queue at least")
         self.end = end
         self._wait = wait_seconds
         self._looks = looks
@@ -97,12 +111,17 @@ class Rounds:
         self._max_late = max_late
         self._retention: dict[str, int] = {}
         self.counts = counts or Counts()
+        self._monotonic = monotonic
+        #: What the log does not have yet, by destination, and when it was told last.
+        self._untold: dict[str, Counts] = {}
+        self._told_at: float | None = None
 
     def go(self, stop: Callable[[], bool] = never, *, once: bool = False) -> bool:
         """Do one round, or all that is needed to be sure that nothing is left; return whether this was the last.
 
         :param once: only one round, which cannot find out that the queues are empty.
         :raises TopologyError: a queue does not exist. The other destinations had their turn.
+        :raises AccessDenied: the role may not do something with a queue. The other destinations had their turn.
         :raises RetentionAtRisk: messages have waited for too long. What could be sent on was.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
         """
@@ -117,36 +136,63 @@ class Rounds:
 
     def tell(self) -> None:
         """Log what was done in all."""
+        self._tell_progress(at_once=True)
         log.info("delay queues of %s: %s", ", ".join(self._destinations), self.counts)
 
     def _round(self, stop: Callable[[], bool]) -> bool:
         """Return whether there was nothing to do, and nothing is waiting."""
-        missing: TopologyError | None = None
+        problem: Exception | None = None
         quiet = True
-        for name in self._destinations:
+        began = self._monotonic()
+        left = deque(self._destinations)
+        while left:
+            name = left.popleft()
             try:
-                quiet = self._one(name, stop) and quiet
-            except TopologyError as error:
-                missing = missing or error
-        if missing:
-            raise missing
+                nothing, drained = self._turn(name, stop)
+            except (TopologyError, AccessDenied, RetentionAtRisk) as error:
+                # of one queue; the others are not to wait for it
+                problem = problem or error
+                continue
+            quiet = nothing and quiet
+            if not drained and not stop() and self._monotonic() - began < LONGEST_ROUND:
+                left.append(name)
+        self._tell_progress()
+        if problem:
+            raise problem
         return quiet
 
-    def _one(self, name: str, stop: Callable[[], bool]) -> bool:
-        found = self._hook.cycle(name, self._wait_now(), error_queue=self._error_queue, stop=stop)
+    def _turn(self, name: str, stop: Callable[[], bool]) -> tuple[bool, bool]:
+        """Return whether there was nothing to do and nothing is waiting, and whether all that was visible is gone."""
+        wait = self._wait_now()
+        ends = self._monotonic() + wait + (TURN if len(self._destinations) > 1 else LONGEST_ROUND)
+
+        def is_over() -> bool:
+            return self._monotonic() >= ends
+
+        found = self._hook.cycle(name, wait, error_queue=self._error_queue, stop=lambda: stop() or is_over())
         self.counts.add(found)
         if not found.is_quiet:
-            log.info("delay queue of %s: %s", name, found)
-        if self._max_late is not None and (late := found.later_than(self._max_late)):
-            log.warning("%s messages to %s were later than %s", f"{late:,}", name, self._max_late)
+            self._untold.setdefault(name, Counts()).add(found)
         self._check_age(name, found.oldest)
         if not found.is_quiet:
             # SQS counts late, so a pass that moved something proves nothing yet
-            return False
+            return False, not is_over()
         if self.end is not None:
-            return True
+            return True, True
         self.counts.fifo_requests += 1
-        return self._hook.waiting(name) == 0
+        return self._hook.waiting(name) == 0, True
+
+    def _tell_progress(self, *, at_once: bool = False) -> None:
+        """Log what was done since the last time, the first at once and then every ten minutes."""
+        now = self._monotonic()
+        if not self._untold or not (at_once or self._told_at is None or now - self._told_at >= PROGRESS):
+            return
+        for name, counts in self._untold.items():
+            log.info("delay queue of %s: %s", name, counts)
+            if self._max_late is not None and (late := counts.later_than(self._max_late)):
+                log.warning("%s messages to %s were later than %s", f"{late:,}", name, self._max_late)
+        self._untold.clear()
+        self._told_at = now
 
     def _wait_now(self) -> int:
         wait = -(-self._wait // max(1, len(self._destinations)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_delayed.delivery import Clock, SendReport
-from airflow_delayed.errors import InputError, SendFailed, TopologyError, TransportUnavailable
+from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, RAW, Parcel, direct, pack, through_fifo
 from airflow_delayed.sqs.faults import translated
@@ -35,7 +35,18 @@ class _Batch:
 class Sender:
     """One send. ``clock`` says what time it is whenever a delay is computed, which is just before each request."""
 
-    def __init__(self, conn_id: str, poster: Poster, locate: Locate, clock: Clock, form: str = RAW) -> None:
+    def __init__(
+        self,
+        conn_id: str,
+        poster: Poster,
+        locate: Locate,
+        clock: Clock,
+        form: str = RAW,
+        *,
+        largest: Callable[[str], int] = lambda _: MAX_BYTES,
+    ) -> None:
+        # asked for what goes through a delay queue, when that was located
+        self._largest = largest
         self._conn_id = conn_id
         self._poster = poster
         self._locate = locate
@@ -79,6 +90,13 @@ class Sender:
         url = self._locate(message.destination, False)
         if self._hop(parcel, now).through_fifo:
             url = self._locate(message.destination, True)
+            if parcel.size > (most := self._largest(message.destination)):
+                # the delay queue might take it, and the destination refuse it until the delay queue forgets it
+                raise LimitExceeded(
+                    "body",
+                    f"makes {parcel.size:,} bytes with its attributes, and {message.destination} or its delay queue"
+                    f" takes {most:,} (MaximumMessageSize); set that to {MAX_BYTES:,}, or send a smaller body",
+                )
         batch = self._batches.get(url)
         if batch and batch.size + parcel.size > MAX_BYTES:
             self._flush(url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.sqs import compare, queues
 from airflow_delayed.sqs.compare import Attributes, Difference
+from airflow_delayed.sqs.directory import Directory
+from airflow_delayed.sqs.entries import MAX_BYTES
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.life import expiry_risk, stage
 from airflow_delayed.sqs.settings import QueueSettings
@@ -45,29 +47,27 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Asks SQS about queues, and changes them.
-
-    :param name: returns a queue's name in SQS, by its destination and whether its delay queue is meant.
-    :param locate: returns its URL, or None if it does not exist.
-    :param forget: is told when a URL turned out to lead nowhere.
-    """
+    """Asks SQS about queues, and changes them."""
 
     conn_id: str
     client: SQSClient
-    name: Callable[[str, bool], str]
-    locate: Callable[[str, bool], str | None]
-    forget: Callable[[str, bool], None]
+    directory: Directory
 
     def look(self, destination: str, fifo: bool = False) -> Found | None:
         """Return a queue with its settings and counts, or None if it does not exist."""
-        name, url = self.name(destination, fifo), self.locate(destination, fifo)
+        name, url = self.directory.name(destination, fifo), self.directory.url(destination, fifo)
         if url is None:
             return None
         attributes = self.attributes(name, url)
         if attributes is None:
-            self.forget(destination, fifo)
+            self.directory.forget(destination, fifo)
             return None
         return Found(name, url, attributes)
+
+    def largest(self, destination: str) -> int:
+        """Return the bytes of the largest message that both the delay queue and the destination take."""
+        both = [found for fifo in (True, False) if (found := self.look(destination, fifo))]
+        return min((int(one.attributes.get("MaximumMessageSize", MAX_BYTES)) for one in both), default=MAX_BYTES)
 
     def attributes(self, name: str, url: str) -> Attributes | None:
         """Return a queue's settings and counts, or None if it does not exist."""
@@ -110,7 +110,7 @@ class Queues:
         """Compare, make or repair the delay queue of one destination."""
         there = self.look(destination, True)
         if there is None:
-            name = self.name(destination, True)
+            name = self.directory.name(destination, True)
             if mode.make_delay_queues:
                 return [self._create(name, compare.delay_queue_attributes(settings), destination, mode)]
             # a delay queue that is missing does not make its destination a missing one
@@ -125,11 +125,11 @@ class Queues:
         self, destination: str, there: Found | None, settings: QueueSettings, mode: Mode, target: str | None
     ) -> list[Finding]:
         if there is None:
-            name = self.name(destination, False)
+            name = self.directory.name(destination, False)
             if mode.make_others:
                 return [self._create(name, compare.destination_attributes(settings, target), destination, mode)]
             return [Finding(state=State.MISSING, resource=queues.resource(name), destination=destination)]
-        dead_letter = settings.dead_letter_queue and self.name(settings.dead_letter_queue, False)
+        dead_letter = settings.dead_letter_queue and self.directory.name(settings.dead_letter_queue, False)
         differences = compare.compare_destination(there.attributes, settings, dead_letter=dead_letter, target=target)
         return self._mend(there, differences, destination, mode)
 
@@ -140,7 +140,7 @@ class Queues:
         wanted = settings.dead_letter_queue
         if wanted is None:
             return [], None
-        there, name = self.look(wanted), self.name(wanted, False)
+        there, name = self.look(wanted), self.directory.name(wanted, False)
         if there is None:
             if not mode.make_others:
                 return [Finding(state=State.MISSING, resource=queues.resource(name))], None

@@ -10,6 +10,7 @@ import sys
 from datetime import datetime, timedelta
 
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 from botocore.exceptions import ClientError, EndpointConnectionError
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
 
@@ -463,3 +464,95 @@ def test_several_destinations(clocked: ClockedWorld):
 def test_parameters_that_mean_nothing_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         FifoCycleSensor(task_id="cycle", destination="orders", **fields)
+
+
+def test_what_comes_back_within_five_minutes_is_not_dropped_as_its_own_copy(clocked: ClockedWorld, caplog):
+    clocked.install()
+    # somebody set the delay queue to one minute
+    fifo = clocked.url_of(clocked.fifo)
+    clocked.client.set_queue_attributes(QueueUrl=fifo, Attributes={"DelaySeconds": "60"})
+    sent = {DELAY: "2000", "NServiceBus.MessageId": "m1"}
+    clocked.client.send_message(
+        QueueUrl=fifo,
+        MessageBody="x",
+        MessageGroupId="m1",
+        MessageDeduplicationId="m1",
+        MessageAttributes={name: {"DataType": "String", "StringValue": value} for name, value in sent.items()},
+    )
+    clocked.advance(61)
+    assert clocked.hook.cycle(clocked.destination).failed == 1
+    assert f"queue {clocked.fifo} DelaySeconds: wanted 900, found 60" in caplog.text  # told before the first message
+    assert "has to delay by 900 s" in caplog.text
+    assert clocked.hook.cycle(clocked.destination).is_quiet  # it is hidden for four minutes
+    clocked.advance(245)
+    assert clocked.hook.cycle(clocked.destination).moved_back == 1
+    assert clocked.hook.waiting(clocked.destination) == 1
+    for _ in range(4):
+        clocked.advance(305)
+        clocked.hook.cycle(clocked.destination)
+    clocked.advance(900)
+    assert clocked.ids() == ["m1"]
+
+
+def test_a_due_time_of_an_earlier_send_does_not_make_it_early(clocked: ClockedWorld):
+    clocked.install()
+    stale = (clocked.now() - timedelta(hours=5)).isoformat()
+    # a consumer sends a message that it got once more, with all its attributes and a new delay
+    sent = {DELAY: "20000", "AirflowDelayed.DueAt": stale, "NServiceBus.MessageId": "again"}
+    clocked.client.send_message(
+        QueueUrl=clocked.url_of(clocked.fifo),
+        MessageBody="x",
+        MessageGroupId="again",
+        MessageDeduplicationId="again",
+        MessageAttributes={name: {"DataType": "String", "StringValue": value} for name, value in sent.items()},
+    )
+    due_at = clocked.now() + timedelta(seconds=20_000)
+    while clocked.hook.waiting(clocked.destination):
+        assert clocked.counts(clocked.queue) == (0, 0, 0)
+        clocked.advance(901)
+        clocked.hook.cycle(clocked.destination)
+    clocked.advance((due_at - clocked.now()).total_seconds() - 5)
+    assert clocked.ids() == []
+    clocked.advance(10)
+    (message,) = clocked.arrived()
+    assert message.due_at is not None
+    assert abs(message.due_at - due_at) < timedelta(seconds=5)
+
+
+def test_received_before_and_without_a_due_time_it_goes_by_the_brokers_clock(clocked: ClockedWorld):
+    clocked.install()
+    clocked.client.send_message(
+        QueueUrl=clocked.url_of(clocked.fifo),
+        MessageBody="x",
+        MessageGroupId="net",
+        MessageDeduplicationId="net",
+        MessageAttributes={DELAY: {"DataType": "String", "StringValue": "5000"}},
+    )
+    clocked.advance(905)
+    clocked.raw(clocked.fifo, delete=False)
+    clocked.advance(31)
+    ahead = SqsDelayHook(clocked.conn_id, clock=lambda: clocked.now() + timedelta(hours=3))
+    counts = ahead.cycle(clocked.destination)
+    assert (counts.moved_back, counts.delivered) == (1, 0)
+
+
+def test_what_the_destination_would_refuse_in_the_end_is_refused_at_once(clocked: ClockedWorld):
+    clocked.install()
+    # as queues are that were made when SQS took less
+    url = clocked.url_of(clocked.queue)
+    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "262144"})
+    with pytest.raises(LimitExceeded, match=r"300,\d{3} bytes.*takes 262,144 \(MaximumMessageSize\)"):
+        clocked.hook.send([clocked.message(2000, body=b"x" * 300_000)])
+    assert clocked.hook.waiting(clocked.destination) == 0
+    assert clocked.hook.send([clocked.message(2000, body=b"x" * 200_000)]).sent == 1
+
+
+def test_the_delay_queue_is_not_the_destination(clocked: ClockedWorld):
+    clocked.install()
+    with pytest.raises(LimitExceeded, match="name the standard queue"):
+        clocked.hook.cycle(clocked.fifo)
+
+
+def test_a_connection_that_is_not_defined_is_no_other():
+    with pytest.raises(AirflowNotFoundException, match="sqs_nowhere"):
+        FifoCycleSensor(task_id="cycle", conn_id="sqs_nowhere", destination="orders").poke({})

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from datetime import timedelta
 
@@ -18,25 +17,40 @@ from services import sqs
 
 MESSAGES = 1_000
 THREE_DAYS = 259_200
+KILLS = 12
 
 #: Starts a sensor's process again and again until one ends by itself. Forked, since to import Airflow takes seconds.
 RUNNER = """
-import os, sys
+import os, signal, sys
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 
+sensor = FifoCycleSensor(task_id="cycle", conn_id=sys.argv[1], destination=sys.argv[2], wait_time_seconds=0)
+sensor.hook = SqsDelayHook(sys.argv[1], sleep=lambda seconds: None)
+sensor.hook.get_conn()  # it takes long, and has no connections yet
+
 def cycle():
-    sensor = FifoCycleSensor(task_id="cycle", conn_id=sys.argv[1], destination=sys.argv[2], wait_time_seconds=0)
-    sensor.hook = SqsDelayHook(sys.argv[1], sleep=lambda seconds: None)
-    sys.stdin.readline()  # one line a poke, so that the test says when
+    left = 0
+
+    def moment(**_):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for action in ("SendMessageBatch", "DeleteMessageBatch"):
+        for event in ("before-call", "after-call"):
+            sensor.hook.get_conn().meta.events.register(f"{event}.sqs.{action}", moment)
+    # one line a poke, so that the test says when, and at which moment it is killed
+    left = int(sys.stdin.readline())
     while True:
         try:
             done = bool(sensor.poke({}))
         except TransportUnavailable:
             continue
         print("done" if done else "more", flush=True)
-        sys.stdin.readline()
+        left = int(sys.stdin.readline())
 
 while True:
     child = os.fork()
@@ -62,25 +76,20 @@ class Runner:
         self.kills = 0
         self._sensor = int(self._line())
 
-    def poke(self) -> bool:
-        """Let the sensor poke, and return whether it is done."""
-        self._say()
-        return self._line() == "done"
+    def poke(self, killed_at: int = 0) -> bool:
+        """Let the sensor poke, and return whether it is done.
 
-    def killed_poke(self, after: float) -> None:
-        """Let it poke, and kill it meanwhile; another takes its place."""
-        self._say()
-        time.sleep(after)
-        os.kill(self._sensor, signal.SIGKILL)
-        self.kills += 1
-        while (line := self._line()) in ("more", "done"):
-            pass  # it had been quicker
-        self._sensor = int(line)
-
-    def _say(self) -> None:
+        :param killed_at: the how manieth moment before or after a send or a delete kills it; 0: none. Another takes its
+            place.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{killed_at}\n")
         self._process.stdin.flush()
+        line = self._line()
+        if line.isdigit():
+            self._sensor = int(line)
+            self.kills += 1
+        return line == "done"
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -118,9 +127,10 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
         try:
             done = False
             while not done or clocked.counts(clocked.queue) != (0, 0, 0):
-                clocked.advance(chance.uniform(100, 1200))
-                if runner.kills < 12 and chance.random() < 0.3:
-                    runner.killed_poke(chance.uniform(0.0, 0.15))
+                few = len(due) - len(arrived) < 50
+                clocked.advance(chance.uniform(100, 9000 if few else 1200))
+                if runner.kills < KILLS and chance.random() < 0.4:
+                    runner.poke(killed_at=chance.randint(1, 12))
                     clocked.advance(31)
                 done = runner.poke()
                 found = clocked.arrived()
@@ -130,11 +140,11 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
                 for message in found:
                     bodies.setdefault(message.message_id, set()).add(message.body)
                     assert message.due_at == due[message.message_id]
-                assert now < max(due.values()) + timedelta(hours=3)
+                assert now < max(due.values()) + timedelta(hours=12)
         finally:
             runner.close()
 
-    assert runner.kills == 12
+    assert runner.kills == KILLS
     for action in actions:
         assert all(counts[f"{action}: {fault}"] for fault in ("request lost", "answer lost", "too busy")), counts
     assert early == []

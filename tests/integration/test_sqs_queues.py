@@ -8,7 +8,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.sqs import ClockedWorld, World, world_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import AccessDenied, InputError, LimitExceeded, SendFailed, TopologyError
@@ -235,15 +235,16 @@ def guarded_server() -> Iterator[sqs.Sqs]:
 
 
 @pytest.fixture
-def guarded(guarded_server: sqs.Sqs, connect) -> World:
+def guarded(guarded_server: sqs.Sqs, connect) -> ClockedWorld:
     """A world whose queues, a dead-letter queue among them, can deny what a policy says."""
-    world = World(guarded_server.url, connect("guarded", **sqs.connection(guarded_server.url, unrestricted_delay=True)))
+    conn_id = connect("guarded", **sqs.connection(guarded_server.url, unrestricted_delay=True))
+    world = ClockedWorld(guarded_server.url, conn_id, now=guarded_server.now, server=guarded_server)
     world.hook.install([world.destination], create_destinations=True, settings=wanted(world))
     world.client.create_queue(QueueName=f"{world.queue}-error")
     return world
 
 
-def fill(world: World) -> None:
+def fill(world: ClockedWorld) -> None:
     """Let there be messages to move: in the delay queue due, for another round and not to be read; and a dead one."""
     fifo, url = world.url_of(world.fifo), world.url_of(world.queue)
     world.client.set_queue_attributes(QueueUrl=fifo, Attributes={"DelaySeconds": "0"})
@@ -256,6 +257,7 @@ def fill(world: World) -> None:
             MessageAttributes={DELAY_SECONDS: string(delay)},
         )
     world.client.set_queue_attributes(QueueUrl=fifo, Attributes={"DelaySeconds": "900"})
+    world.advance(305)  # what was just sent is held back
     world.client.send_message(QueueUrl=url, MessageBody="x", DelaySeconds=0)
     for _ in range(4):
         world.client.receive_message(QueueUrl=url, VisibilityTimeout=0, WaitTimeSeconds=0)
@@ -279,7 +281,7 @@ def deny(world: World, queue: str, **actions: list[str]) -> str:
 
 def use(world: World, method: str) -> object:
     """Call one method so that it needs all that it may need."""
-    hook = SqsDelayHook(world.conn_id)
+    hook = SqsDelayHook(world.conn_id, clock=world.now)
     repaired = {"settings": wanted(world, encryption="alias/other"), "repair": True}
     calls = {
         "verify": lambda: hook.verify([world.destination], settings=wanted(world)),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
 
@@ -268,3 +268,58 @@ def test_in_a_dag(clocked: ClockedWorld, run_dag, deferrable):
     assert run.state == "success"
     (instance,) = run.get_task_instances()
     assert instance.xcom_pull(task_ids="cycle")["delivered"] == 1
+
+
+def test_rescheduled_in_a_dag(clocked: ClockedWorld, run_dag):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000)])
+    clocked.advance(905)
+    with DAG("cycle_rescheduled", start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), schedule=None) as dag:
+        FifoCycleSensor(
+            task_id="cycle",
+            conn_id=clocked.conn_id,
+            destination=clocked.destination,
+            wait_time_seconds=0,
+            poke_interval=0,
+            mode="reschedule",
+        )
+    run = run_dag(dag)
+    assert run.state == "success"
+    (instance,) = run.get_task_instances()
+    assert instance.xcom_pull(task_ids="cycle")["delivered"] == 1  # by an earlier poke than the last
+
+
+def test_one_for_each_destination_until_a_time_of_another_task(clocked: ClockedWorld, run_dag):
+    clocked.install()
+    other = f"{clocked.queue}-other"
+    clocked.hook.install([other], create_destinations=True)
+    clocked.hook.send([clocked.message(1000, "m1"), clocked.message(1000, "m2", destination=other)])
+    clocked.advance(905)
+    with DAG("cycle_expanded", start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), schedule=None) as dag:
+
+        @task
+        def end() -> str:
+            return "2026-01-01T00:00:00+00:00"
+
+        given = {"conn_id": clocked.conn_id, "wait_time_seconds": 0, "until": end()}
+        each = FifoCycleSensor.partial(task_id="cycle", **given).expand(destination=[clocked.destination, other])
+        each >> FifoCycleSensor(task_id="once_more", destination=other, **given)
+    run = run_dag(dag)
+    assert run.state == "success"
+    done = [one for one in run.get_task_instances() if one.task_id == "cycle"]
+    assert [one.xcom_pull(task_ids="cycle", map_indexes=one.map_index)["delivered"] for one in done] == [1, 1]
+
+
+@pytest.mark.parametrize("fields", [{"destination": []}, {"until": "noon"}, {"destination": " "}])
+def test_a_template_that_came_out_wrong_is_no_success(clocked: ClockedWorld, fields):
+    clocked.install()
+    sensor = sensor_of(clocked)
+    for name, value in fields.items():
+        setattr(sensor, name, value)  # as rendering does
+    with pytest.raises(AirflowFailException, match=next(iter(fields))):
+        sensor.poke({})
+
+
+def test_no_destination_is_refused_when_the_dag_is_read():
+    with pytest.raises(ValueError, match="destination is empty"):
+        FifoCycleSensor(task_id="cycle", destination=[])
