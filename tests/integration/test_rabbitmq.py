@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import DelayedDelivery, State, delivery_for
 from airflow_delayed.errors import (
@@ -24,12 +24,6 @@ from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
 Connect = Callable[..., str]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

@@ -6,18 +6,12 @@ from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import Arrival, VirtualHost, manage, messages, virtual_host
+from support.rabbitmq import Arrival, VirtualHost, manage, messages
 
 from airflow_delayed.errors import DestinationMissing
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
 Connect = Callable[..., str]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

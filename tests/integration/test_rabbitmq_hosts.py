@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from support.proxy import Proxy, proxy
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import SendFailed, TransportUnavailable
@@ -22,12 +22,6 @@ from airflow_delayed.rabbitmq.publisher import Publisher
 
 Connect = Callable[..., str]
 DEAD = "127.0.0.1:1"
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.properties import DUE_AT
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.errors import DestinationMissing, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
 Connect = Callable[..., str]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ SET_ASIDE = "delayed.set-aside"
 
 
 @pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
-
-
-@pytest.fixture
 def other(rabbitmq_url: str) -> Iterator[VirtualHost]:
     with virtual_host(rabbitmq_url) as host:
         yield host

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pika
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -16,12 +16,6 @@ from airflow_delayed.rabbitmq.properties import DUE_AT
 
 UTC = timezone.utc
 UNROUTABLE = "delayed.unroutable"
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

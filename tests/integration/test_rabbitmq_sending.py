@@ -9,7 +9,7 @@ from itertools import count
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, manage, messages
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -17,12 +17,6 @@ from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.properties import MAX_HEADERS_BYTES
 
 Connect = Callable[..., str]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

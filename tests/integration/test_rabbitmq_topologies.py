@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import DestinationMissing, TopologyError
@@ -17,12 +17,6 @@ from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, TOPOLOGIES
 
 Connect = Callable[..., str]
 CHOICES = [*TOPOLOGIES, "nservicebus/direct"]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
 
 
 @pytest.fixture

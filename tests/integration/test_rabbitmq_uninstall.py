@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
 from urllib.parse import urlsplit
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
@@ -19,23 +18,6 @@ from airflow_delayed.rabbitmq.topology import DELAYED
 
 Connect = Callable[..., str]
 LEVEL_3 = {**DELAYED.queue_arguments(3), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
-
-
-@pytest.fixture
-def using(vhost: VirtualHost, connect: Connect) -> Callable[..., RabbitMQDelayHook]:
-    numbers = count()
-
-    def make(topology: str | None = None, **extra: object) -> RabbitMQDelayHook:
-        conn_id = connect(f"rabbit{next(numbers)}", **vhost.connection, extra=extra)
-        return RabbitMQDelayHook(conn_id, topology=topology)
-
-    return make
 
 
 @pytest.fixture

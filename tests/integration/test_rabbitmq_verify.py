@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from itertools import count
 from urllib.parse import urlsplit
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State, TopologyReport
 from airflow_delayed.errors import TopologyError
@@ -16,23 +15,6 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq import levels
 
 Connect = Callable[..., str]
-
-
-@pytest.fixture
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        yield host
-
-
-@pytest.fixture
-def using(vhost: VirtualHost, connect: Connect) -> Callable[..., RabbitMQDelayHook]:
-    numbers = count()
-
-    def make(topology: str | None = None, **extra: object) -> RabbitMQDelayHook:
-        conn_id = connect(f"rabbit{next(numbers)}", **vhost.connection, extra=extra)
-        return RabbitMQDelayHook(conn_id, topology=topology)
-
-    return make
 
 
 @pytest.fixture
