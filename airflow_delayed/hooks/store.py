@@ -20,7 +20,7 @@ from airflow_delayed.store.engine import database_errors, engine_options, prepar
 from airflow_delayed.store.install import compare, create, with_state
 from airflow_delayed.store.queue_table import queue_table
 from airflow_delayed.store.rows import StoredMessage, check_limits
-from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, messages_table
+from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
 from airflow_delayed.store.storing import Outcome
 
 
@@ -51,7 +51,8 @@ class DelayedStoreHook(BaseHook):
         self.conn_id = conn_id
         self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
         self.schema = schema
-        self.table: Table = messages_table(table, schema)
+        self.tables = store_tables(table, schema)
+        self.table: Table = self.tables.messages
         self._clock = clock
 
     @cached_property
@@ -85,11 +86,12 @@ class DelayedStoreHook(BaseHook):
         :raises LimitExceeded: a destination's name is longer than a table's may be.
         """
         names = self._queue_names(destinations)
+        ours = list(self.tables)
 
         def work(connection: Connection) -> TopologyReport:
             done: list[Finding] = []
             for table, findings in self._compared(connection, names):
-                may = table is self.table or create_destinations
+                may = table in ours or create_destinations
                 if may and dry_run:
                     findings = [
                         with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings
@@ -213,7 +215,8 @@ class DelayedStoreHook(BaseHook):
         return names
 
     def _compared(self, connection: Connection, names: Sequence[str]) -> Iterator[tuple[Table, Sequence[Finding]]]:
-        yield self.table, compare(connection, self.table)
+        for table in self.tables:
+            yield table, compare(connection, table)
         for name in names:
             table = queue_table(name, self.schema, connection.dialect.name)
             yield table, compare(connection, table, destination=name, names_only=True)

@@ -19,7 +19,7 @@ from airflow_delayed.store import claims, storing
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import engine_options, prepare
 from airflow_delayed.store.report import DispatchFailed
-from airflow_delayed.store.schema import messages_table
+from airflow_delayed.store.schema import store_tables
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 NAMES = st.sampled_from([f"m{n}" for n in range(6)] + ["M0"])
@@ -38,7 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         url = f"sqlite:///{Path(self.folder.name) / 'model.db'}"
         self.engine = prepare(create_engine(url, **engine_options("sqlite")))
-        self.table = messages_table()
+        self.table = store_tables().messages
         self.table.metadata.create_all(self.engine)
         self.now = START
         self.rows: dict[str, tuple] = {}

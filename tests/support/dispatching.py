@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import engine_options, prepare
-from airflow_delayed.store.schema import messages_table
+from airflow_delayed.store.schema import store_tables
 
 
 class Journal:
@@ -47,7 +47,7 @@ def main(url: str, schema: str | None, target: str, journal: str) -> None:
     engine = prepare(create_engine(url, **engine_options(url.split("+")[0].split(":")[0])))
     dispatcher = Dispatcher(
         engine,
-        messages_table(schema=schema),
+        store_tables(schema=schema).messages,
         conn_id="queue",
         transports=lambda conn_id, clock: Journal(journal),
         deliver_conn_ids=[target],

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 
 from airflow_delayed.store import claims
-from airflow_delayed.store.schema import messages_table
+from airflow_delayed.store.schema import store_tables
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -32,7 +32,7 @@ class Recorder:
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted):
-    table, recorder = messages_table(), Recorder()
+    table, recorder = store_tables().messages, Recorder()
     claims.claim(recorder, table, claims.waiting(table, "broker", NOW), NOW, 500)
     statement = " ".join(str(recorder.statement.compile(dialect=dialect)).split())
     assert wanted in statement

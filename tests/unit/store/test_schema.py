@@ -13,7 +13,7 @@ from sqlalchemy.schema import CreateTable
 
 from airflow_delayed.message import UTC
 from airflow_delayed.store.queue_table import queue_table
-from airflow_delayed.store.schema import UtcTime, messages_table
+from airflow_delayed.store.schema import UtcTime, store_tables
 
 DIALECTS = {
     "postgresql": postgresql.dialect(),
@@ -46,7 +46,7 @@ def columns(table, dialect: str) -> dict[str, str]:
     ],
 )
 def test_the_table_of_each_database(dialect, name, time, text, content):
-    table = messages_table('the "s".t')
+    table = store_tables('the "s".t').messages
     assert f"CREATE TABLE {name} (" in str(CreateTable(table).compile(dialect=DIALECTS[dialect]))
     found = columns(table, dialect)
     # the seed's, with their names, first
@@ -80,7 +80,7 @@ def test_the_queue_tables_of_nservicebus():
 @pytest.mark.parametrize("name", ["", "t" * 51, "é" * 26])
 def test_a_tables_name_leaves_room_for_its_indexes(name):
     with pytest.raises(ValueError, match="1 to 50 bytes"):
-        messages_table(name)
+        store_tables(name)
 
 
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
