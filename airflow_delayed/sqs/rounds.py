@@ -112,6 +112,7 @@ class Rounds:
         self._retention: dict[str, int] = {}
         self.counts = counts or Counts()
         self._monotonic = monotonic
+        self._is_first = True
         #: What the log does not have yet, by destination, and when it was told last.
         self._untold: dict[str, Counts] = {}
         self._told_at: float | None = None
@@ -126,8 +127,12 @@ class Rounds:
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
         """
         if self.end is not None:
-            # a task that starts when its time is over does one whole round all the same
-            self._round(stop if self._is_over() else lambda: stop() or self._is_over())
+            # a task that starts when its time is over does one whole round all the same; one whose time was over while
+            # it made its connection has a turn
+            first, self._is_first = self._is_first, False
+            least = self._monotonic() + (TURN if first else 0)
+            late = self._is_over()
+            self._round(stop if late else lambda: stop() or (self._is_over() and self._monotonic() >= least))
             return self._is_over()
         if once:
             self._round(stop)

@@ -120,3 +120,19 @@ def test_a_day_in_the_log(caplog: pytest.LogCaptureFixture):
     told = [int(record.getMessage().split(" delivered")[0].split()[-1].replace(",", "")) for record in lines]
     assert sum(told[:-1]) == told[-1] == rounds.counts.delivered
     assert sum(record.levelno == logging.WARNING for record in caplog.records) == len(lines) - 1
+
+
+def test_a_connection_that_takes_long_does_not_use_up_the_time():
+    queues = Queues("busy")
+    connected = queues.cycle
+
+    def slowly(*args, **fields) -> Counts:
+        if not queues.passes:
+            queues.seconds += 2
+        return connected(*args, **fields)
+
+    queues.cycle = slowly
+    rounds = rounds_of(queues, "busy", end=START + timedelta(seconds=1))
+    assert rounds.go()
+    assert rounds.counts.delivered > 0
+    assert queues.seconds <= TURN + 1
