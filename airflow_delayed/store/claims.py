@@ -28,9 +28,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
 from airflow_delayed.store.by_id import delete_rows, update_rows
-from airflow_delayed.store.engine import MYSQL
 from airflow_delayed.store.packets import pieces
-from airflow_delayed.store.schema import ByteText, UtcTime
+from airflow_delayed.store.schema import MYSQL, ByteText, UtcTime
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
 IDS = 1000
