@@ -11,11 +11,9 @@ from sqlalchemy import (
     TIMESTAMP,
     ColumnElement,
     Connection,
-    String,
     Table,
     Text,
     cast,
-    delete,
     func,
     insert,
     select,
@@ -26,7 +24,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
-from airflow_delayed.store.schema import UtcTime
+from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.schema import ByteText, UtcTime
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
 IDS = 1000
@@ -79,7 +78,9 @@ def _insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> Returning
     arrays = []
     for name in names:
         kind = table.c[name].type
-        plain = TIMESTAMP(timezone=True) if isinstance(kind, UtcTime) else Text() if isinstance(kind, String) else kind
+        plain = (
+            TIMESTAMP(timezone=True) if isinstance(kind, UtcTime) else Text() if isinstance(kind, ByteText) else kind
+        )
         arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
     source = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
     return (
@@ -112,13 +113,12 @@ def take_back(connection: Connection, table: Table, ids: Sequence[str]) -> set[s
     gone: set[str] = set()
     # in one order everywhere, so that two who delete the same rows wait for each other instead of locking up
     for some in slices(sorted(ids)):
-        statement = delete(table).where(table.c.Id.in_(some))
-        if connection.dialect.delete_returning:
-            gone.update(connection.execute(statement.returning(table.c.Id)).scalars())
+        if connection.dialect.name in ("postgresql", "sqlite"):
+            gone.update(connection.execute(delete_rows(table, some).returning(table.c.Id)).scalars())
         else:
             locked = select(table.c.Id).where(table.c.Id.in_(some)).order_by(table.c.Id).with_for_update()
             there = list(connection.execute(locked).scalars())
-            connection.execute(delete(table).where(table.c.Id.in_(there)))
+            connection.execute(delete_rows(table, there))
             gone.update(there)
     return gone
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Connection, String, Table, Text, cast, delete, func, insert, or_, select, update
+from sqlalchemy import CTE, Connection, Table, Text, cast, func, insert, or_, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
+from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
 from airflow_delayed.store.claims import slices
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import ByteText, Tables, UtcTime
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
 HANDED_OVER = "handed over"
@@ -108,7 +109,7 @@ def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping
             postgresql.TIMESTAMP(timezone=True)
             if isinstance(kind, UtcTime)
             else Text()
-            if isinstance(kind, String)
+            if isinstance(kind, ByteText)
             else kind
         )
         arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
@@ -153,10 +154,10 @@ def renew(
     """
     past, renewed = tables.past, 0
     for some in slices(sorted(ids)):
-        mine = past.c.Id.in_(some) & (past.c.Dispatcher == dispatcher)
+        mine = update_rows(past, some).where(past.c.Dispatcher == dispatcher)
         if now is not None:
-            mine &= past.c.ClaimedUntil > now
-        renewed += connection.execute(update(past).where(mine).values(ClaimedUntil=until)).rowcount
+            mine = mine.where(past.c.ClaimedUntil > now)
+        renewed += connection.execute(mine.values(ClaimedUntil=until)).rowcount
     return renewed
 
 
@@ -169,10 +170,12 @@ def kept(
     mine: set[str] = set()
     for some in slices(sorted(row["Id"] for row in rows)):
         there = select(table.c.Id, table.c.Time, table.c.Digest).where(table.c.Id.in_(some)).order_by(table.c.Id)
-        found.update({row.Id: (row.Time, row.Digest) for row in connection.execute(there.with_for_update())})
+        found.update(
+            {row.Id: (row.Time, row.Digest) for row in connection.execute(by_key(there, table).with_for_update())}
+        )
     for some in slices(sorted(found)):
         ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(ours.with_for_update()).scalars())
+        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
     return [row for row in rows if row["Id"] in mine and found[row["Id"]] == (row["Time"], row["Digest"])]
 
 
@@ -182,7 +185,7 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
     mine: set[str] = set()
     for some in slices(sorted(ids)):
         ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(ours.with_for_update()).scalars())
+        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
     forget(connection, tables, sorted(mine))
     return mine
 
@@ -190,4 +193,4 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Remove ids from what is remembered."""
     for some in slices(ids):
-        connection.execute(delete(tables.past).where(tables.past.c.Id.in_(some)))
+        connection.execute(delete_rows(tables.past, some))

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import UserDefinedType
 
 from airflow_delayed.store import leases
+from airflow_delayed.store.by_id import delete_rows
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
@@ -106,7 +107,7 @@ def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
         if connection.execute(delete(table).where(there)).rowcount == len(ids):
             return
     for some in slices(sorted(ids)):
-        connection.execute(delete(table).where(table.c.Id.in_(some)))
+        connection.execute(delete_rows(table, some))
 
 
 class _Tid(UserDefinedType[str]):
@@ -140,9 +141,9 @@ def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: s
     for some in slices(sorted(row["Id"] for row in rows)):
         said = literal(reason, failed.c.Reason.type), literal(now, failed.c.FailedAt.type)
         given = select(*(table.c[name] for name in names), *said).where(table.c.Id.in_(some))
-        connection.execute(delete(failed).where(failed.c.Id.in_(some)))
+        connection.execute(delete_rows(failed, some))
         connection.execute(insert(failed).from_select([*names, "Reason", "FailedAt"], given))
-        connection.execute(delete(table).where(table.c.Id.in_(some)))
+        connection.execute(delete_rows(table, some))
 
 
 def shortened(reason: str) -> str:
