@@ -13,18 +13,18 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
+from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, storing
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.install import compare, create, with_state
 from airflow_delayed.store.queue_table import queue_table
-from airflow_delayed.store.rows import StoredMessage, check_limits
+from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
-from airflow_delayed.store.storing import Outcome
 
 
-class DelayedStoreHook(BaseHook):
+class DelayedStoreHook(StoreOperations, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MySQL 8 / MariaDB 10.6 and SQL
@@ -153,11 +153,6 @@ class DelayedStoreHook(BaseHook):
         with database_errors(self.conn_id, self.engine, self.table):
             return storing.conflicting(self.engine, self.table, digests, self.deliver_conn_id)
 
-    def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
-        """Yield what waits, ordered by due time; neither body nor headers are read."""
-        with database_errors(self.conn_id, self.engine, self.table):
-            yield from storing.listed(self.engine, self.table, destination=destination, tag=tag)
-
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
         with (
@@ -165,14 +160,6 @@ class DelayedStoreHook(BaseHook):
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return claims.count(connection, self.table)
-
-    def cancel(self, ids: Iterable[str]) -> dict[str, Outcome]:
-        """Remove messages, and return for each id whether it came in time.
-
-        It waits while a dispatcher is sending one of them, and then finds that one ``absent``.
-        """
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.cancel(self.engine, self.table, ids)
 
     def now(self) -> datetime:
         """Return the database's time."""
@@ -207,6 +194,7 @@ class DelayedStoreHook(BaseHook):
         if "engine" in self.__dict__:
             self.engine.dispose()
             del self.engine
+            self.__dict__.pop("_operations", None)
 
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
         names = list_of(destinations) if self.deliver_conn_id is None else ()
