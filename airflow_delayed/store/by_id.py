@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from sqlalchemy import Delete, Table, Update, delete, update
 from sqlalchemy.dialects import mysql
 
-_KEY = "FORCE INDEX (PRIMARY)"
+#: The hint that has MySQL and MariaDB find rows by their ids.
+KEY = "FORCE INDEX (PRIMARY)"
 
 
 def delete_rows(table: Table, ids: Sequence[str]) -> Delete:
     """Return the statement that deletes these rows."""
     # one table's DELETE takes no such hint, and that of several does
-    hint = f"USING {mysql.dialect().identifier_preparer.format_table(table)} {_KEY}"
+    hint = f"USING {mysql.dialect().identifier_preparer.format_table(table)} {KEY}"
     statement = delete(table).where(table.c.Id.in_(ids))
     return statement.with_hint(hint, dialect_name="mysql").with_hint(hint, dialect_name="mariadb")
 
@@ -24,4 +25,4 @@ def delete_rows(table: Table, ids: Sequence[str]) -> Delete:
 def update_rows(table: Table, ids: Sequence[str]) -> Update:
     """Return the statement that updates these rows, still without values."""
     statement = update(table).where(table.c.Id.in_(ids))
-    return statement.with_hint(_KEY, dialect_name="mysql").with_hint(_KEY, dialect_name="mariadb")
+    return statement.with_hint(KEY, dialect_name="mysql").with_hint(KEY, dialect_name="mariadb")

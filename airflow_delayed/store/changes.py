@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Table, insert, literal, null, select, update
+from sqlalchemy import Connection, Table, insert, literal, null, select
 
 from airflow_delayed.store import claims, leases
+from airflow_delayed.store.by_id import update_rows
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import MessageState
@@ -127,7 +128,7 @@ class Reschedule:
         """Change the due time; a pause after a failure ends."""
         moved, table = _changed(decided), tables.messages
         for some in claims.slices([found.message_id for found in moved]):
-            connection.execute(update(table).where(table.c.Id.in_(some)).values(Time=self.due_at, NextTry=None))
+            connection.execute(update_rows(table, some).values(Time=self.due_at, NextTry=None))
         # a dispatcher that was only slow must not settle what it knows under another due time
         leases.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
 

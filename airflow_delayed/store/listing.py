@@ -133,9 +133,9 @@ def pages_of_ids(
     tables: Tables,
     criteria: Criteria,
     *,
-    where: Sequence[Where] = ("messages", "failed"),
-    more: Callable[[Table], Conditions] = lambda table: [],
-    database_time: DatabaseTime = claims.database_time,
+    where: Sequence[Where],
+    more: Callable[[Table], Conditions],
+    database_time: DatabaseTime,
 ) -> Iterator[list[str]]:
     """Yield the ids of messages, a thousand at a time, one table after the other.
 

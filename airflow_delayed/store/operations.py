@@ -8,19 +8,20 @@ changed or handed over, never both: a dispatcher locks the message before it wri
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, and_, case, delete, literal, or_, select, union_all
+from sqlalchemy import Connection, Engine, Table, and_, case, literal, or_, select, union_all
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from airflow_delayed.store import audit, claims
 from airflow_delayed.store.audit import AuditEntry
+from airflow_delayed.store.by_id import KEY, delete_rows
 from airflow_delayed.store.changes import Change, Found, Purge, Reschedule, Retry
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.listing import Conditions, DatabaseTime, pages_of_ids
+from airflow_delayed.store.listing import Conditions, DatabaseTime, Where, pages_of_ids
 from airflow_delayed.store.outcomes import NAMED, Outcome, Outcomes
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import MessageState, state_of
@@ -79,22 +80,12 @@ class Operations:
         """Change all messages that a filter means. What is stored meanwhile may be missed."""
         found = Outcomes(NAMED)
         entry = AuditEntry(who, change.action, {**criteria.given, **_told(change)})
-        pages = pages_of_ids(self._engine, self._tables, criteria, database_time=self._database_time)
         if isinstance(change, Reschedule):
             # what has been moved is not met again further on
             due = change.due_at
-            pages = pages_of_ids(
-                self._engine,
-                self._tables,
-                criteria,
-                where=["messages"],
-                more=lambda table: [table.c.Time != due],
-                database_time=self._database_time,
-            )
-        elif isinstance(change, Retry):
-            pages = pages_of_ids(
-                self._engine, self._tables, criteria, where=["failed"], database_time=self._database_time
-            )
+            pages = self._pages(criteria, ["messages"], lambda table: [table.c.Time != due])
+        else:
+            pages = self._pages(criteria, ["failed"] if isinstance(change, Retry) else ["messages", "failed"])
         self._run(change, pages, criteria, entry, found, dry_run=dry_run)
         return found
 
@@ -107,19 +98,21 @@ class Operations:
         found = Outcomes(NAMED)
         told = {"older_than": older_than.total_seconds(), "reasons": list(reasons)}
         entry = AuditEntry(who, Purge.action, told)
-        states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)
-        criteria = Criteria(states=states)
-
-        def old(table: Table) -> Conditions:
-            return [table.c.FailedAt < before]
-
-        pages = pages_of_ids(
-            self._engine, self._tables, criteria, where=["failed"], more=old, database_time=self._database_time
-        )
-        self._run(Purge(before, states), pages, criteria, entry, found, dry_run=dry_run)
         if REMEMBERED in reasons:
             self._forget(before, entry, found, dry_run=dry_run)
+        states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)
+        if states:
+            criteria = Criteria(states=states)
+            pages = self._pages(criteria, ["failed"], lambda table: [table.c.FailedAt < before])
+            self._run(Purge(before, states), pages, criteria, entry, found, dry_run=dry_run)
         return found
+
+    def _pages(
+        self, criteria: Criteria, where: Sequence[Where], more: Callable[[Table], Conditions] = lambda table: []
+    ) -> Iterator[list[str]]:
+        return pages_of_ids(
+            self._engine, self._tables, criteria, where=where, more=more, database_time=self._database_time
+        )
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
         past = self._tables.past
@@ -137,7 +130,7 @@ class Operations:
             now = self._database_time(connection)
             some = select(past.c.Id).where(old(now)).order_by(past.c.At).limit(claims.IDS)
             ids = list(connection.execute(some).scalars())
-            gone = connection.execute(delete(past).where(past.c.Id.in_(sorted(ids)), old(now))).rowcount if ids else 0
+            gone = connection.execute(delete_rows(past, sorted(ids)).where(old(now))).rowcount if ids else 0
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
             return len(ids), gone, entry.write(connection, self._tables, counts, now)
 
@@ -285,8 +278,11 @@ def _locked(
             .order_by(table.c.Id)
         )
         if lock:
-            statement = statement.with_for_update(skip_locked=True).with_hint(
-                table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql"
+            statement = (
+                statement.with_for_update(skip_locked=True)
+                .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
+                .with_hint(table, KEY, "mysql")
+                .with_hint(table, KEY, "mariadb")
             )
         rows += [dict(row._mapping) for row in connection.execute(statement)]
     return rows

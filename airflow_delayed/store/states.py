@@ -45,8 +45,8 @@ def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
 
 def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElement[bool]:
     """Return the condition for rows of the table of messages that stand so: the same as :func:`state_of`, in SQL."""
-    table, past = tables.messages, tables.past
-    held = exists().where(past.c.Id == table.c.Id, past.c.ClaimedUntil > now)
+    table, lease = tables.messages, tables.past.alias("lease")
+    held = exists().where(lease.c.Id == table.c.Id, lease.c.ClaimedUntil > now)
     if state is MessageState.IN_FLIGHT:
         return held
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
