@@ -5,6 +5,7 @@ Neither a body nor a header is read, and no transaction stays open between two p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -188,8 +189,8 @@ class DispatcherSeen:
     """One run of a dispatcher."""
 
     dispatcher: str
-    #: The connections that it delivers through, as JSON.
-    conn_ids: str
+    #: The connections that it delivers through; None: the queue tables of the store's database.
+    conn_ids: tuple[str | None, ...]
     started_at: datetime
     seen_at: datetime
     #: None: it is at work, or was killed.
@@ -204,7 +205,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
-                conn_ids=row.ConnIds,
+                conn_ids=tuple(json.loads(row.ConnIds)),
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
