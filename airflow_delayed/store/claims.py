@@ -28,6 +28,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
 from airflow_delayed.store.by_id import delete_rows, update_rows
+from airflow_delayed.store.engine import MYSQL
+from airflow_delayed.store.packets import pieces
 from airflow_delayed.store.schema import ByteText, UtcTime
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
@@ -70,8 +72,8 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
         return set(connection.execute(statement, list(rows)).scalars())
     there = present(connection, table, [row["Id"] for row in rows])
     new = [row for row in rows if row["Id"] not in there]
-    if new:
-        connection.execute(insert(table), new)
+    for piece in pieces(connection, new) if connection.dialect.name in MYSQL else [new] if new else []:
+        connection.execute(insert(table), piece)
     return {row["Id"] for row in new}
 
 
