@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import Connection, Table, insert, literal, null, select
 
-from airflow_delayed.store import claims, leases
+from airflow_delayed.store import claims, leases, notice
 from airflow_delayed.store.by_id import update_rows
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
@@ -40,7 +40,7 @@ class Found:
     abandoned: bool = False
     #: What is remembered of it.
     remembered: str | None = None
-    #: Of the message: Id, Destination, Time, Digest, ExpiresAt, NextTry; of a failed one also Reason and FailedAt.
+    #: What was looked at of the message, by column; of a failed one also Reason and FailedAt.
     row: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -131,6 +131,7 @@ class Reschedule:
             connection.execute(update_rows(table, some).values(Time=self.due_at, NextTry=None))
         # a dispatcher that was only slow must not settle what it knows under another due time
         leases.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
+        _wake(connection, tables, moved, self.due_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class Retry:
             rows = select(*values).where(tables.failed.c.Id.in_(some))
             connection.execute(insert(tables.messages).from_select(names, rows))
         _remove(connection, tables, again)
+        if again:
+            _wake(connection, tables, again, min(found.row["Time"] for found in again))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,12 @@ class Purge:
 
 def _changed(decided: Decided) -> list[Found]:
     return [found for found, outcome in decided if outcome.changed]
+
+
+def _wake(connection: Connection, tables: Tables, moved: Sequence[Found], earliest: datetime) -> None:
+    """Tell dispatchers that sleep for longer than until then."""
+    if moved:
+        notice.give(connection, tables.messages, earliest, [found.row["DeliverConnId"] for found in moved])
 
 
 def _remove(connection: Connection, tables: Tables, gone: Sequence[Found]) -> None:

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, and_, case, literal, or_, select, union_all
-from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from airflow_delayed.store import audit, claims
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.by_id import KEY, delete_rows
+from airflow_delayed.store.by_id import by_key, delete_rows
 from airflow_delayed.store.changes import Change, Found, Purge, Reschedule, Retry
+from airflow_delayed.store.contention import retried
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.listing import Conditions, DatabaseTime, Where, pages_of_ids
 from airflow_delayed.store.outcomes import NAMED, Outcome, Outcomes
@@ -29,13 +29,8 @@ from airflow_delayed.store.states import MessageState, state_of
 #: How long to wait in all for messages in flight, and between two looks; in seconds.
 PATIENCE = 0.5
 PAUSE = 0.05
-#: How often a transaction is run that others get in the way of.
-TRIES = 5
 
-_LOOKED_AT = ("Id", "Destination", "Time", "Digest", "ExpiresAt", "NextTry")
-#: PostgreSQL: deadlock, serialization; MySQL: deadlock, lock wait timeout.
-_COLLISIONS = ("40P01", "40001", 1213, 1205)
-
+_LOOKED_AT = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry")
 T = TypeVar("T")
 
 
@@ -135,7 +130,7 @@ class Operations:
             return len(ids), gone, entry.write(connection, self._tables, counts, now)
 
         while True:
-            seen, gone, seq = self._transaction(work)
+            seen, gone, seq = self._changing(work)
             entry.written(seq)
             if gone:
                 found.count(Outcome.FORGOTTEN, gone)
@@ -192,34 +187,22 @@ class Operations:
             change.apply(connection, self._tables, decided, now)
             return outcomes, entry.write(connection, self._tables, found.counts_with(outcomes, instead_of=before), now)
 
-        outcomes, seq = self._transaction(work, read_only=dry_run)
+        outcomes, seq = self._looking(work) if dry_run else self._changing(work)
         if not dry_run:
             entry.written(seq)
         found.add(outcomes, instead_of=before)
         return [message_id for message_id, outcome in outcomes.items() if outcome is Outcome.IN_FLIGHT]
 
-    def _transaction(self, work: Callable[[Connection], T], *, read_only: bool = False) -> T:
-        """Run a transaction, and once more where another one got in its way."""
-        for tries_left in reversed(range(TRIES)):
-            try:
-                with self._engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
-                    return work(connection)
-            except DBAPIError as error:
-                if not tries_left or not _collided(error):
-                    raise
-            self._sleep(PAUSE)
-        raise AssertionError  # the last try returned or raised
+    def _changing(self, work: Callable[[Connection], T]) -> T:
+        return retried(self._engine, work, sleep=self._sleep, monotonic=self._monotonic)
+
+    def _looking(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect().execution_options(read_only=True) as connection:
+            return work(connection)
 
 
 #: What is purged of the table ``_past``.
 REMEMBERED = "remembered"
-
-
-def _collided(error: DBAPIError) -> bool:
-    if isinstance(error, IntegrityError):
-        return True  # a failed message was stored anew just now; the next look sees it
-    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return (code or next(iter(getattr(error.orig, "args", ())), None)) in _COLLISIONS
 
 
 def _told(change: Change) -> dict[str, Any]:
@@ -278,11 +261,11 @@ def _locked(
             .order_by(table.c.Id)
         )
         if lock:
-            statement = (
-                statement.with_for_update(skip_locked=True)
-                .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
-                .with_hint(table, KEY, "mysql")
-                .with_hint(table, KEY, "mariadb")
+            statement = by_key(
+                statement.with_for_update(skip_locked=True).with_hint(
+                    table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql"
+                ),
+                table,
             )
         rows += [dict(row._mapping) for row in connection.execute(statement)]
     return rows
