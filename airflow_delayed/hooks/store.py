@@ -14,19 +14,19 @@ from sqlalchemy import Connection, Engine, Table
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
+from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, setup, storing
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import StoredMessage, check_limits
+from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
-from airflow_delayed.store.storing import Outcome
 from airflow_delayed.store.versions import check_ready, problem
 
 
-class DelayedStoreHook(BaseHook):
+class DelayedStoreHook(StoreOperations, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
@@ -166,11 +166,6 @@ class DelayedStoreHook(BaseHook):
         with self._reading() as connection:
             return known(connection, self.tables, ids)
 
-    def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
-        """Yield what waits, ordered by due time; neither body nor headers are read."""
-        with database_errors(self.conn_id, self.engine, self.tables):
-            yield from storing.listed(self.engine, self.table, destination=destination, tag=tag)
-
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
         with (
@@ -178,14 +173,6 @@ class DelayedStoreHook(BaseHook):
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return claims.count(connection, self.table)
-
-    def cancel(self, ids: Iterable[str]) -> dict[str, Outcome]:
-        """Remove messages, and return for each id whether it came in time.
-
-        It waits while a dispatcher is sending one of them, and then finds that one ``absent``.
-        """
-        with database_errors(self.conn_id, self.engine, self.tables):
-            return storing.cancel(self.engine, self.table, ids)
 
     def now(self) -> datetime:
         """Return the database's time."""
@@ -231,6 +218,7 @@ class DelayedStoreHook(BaseHook):
         if "engine" in self.__dict__:
             self.engine.dispose()
             del self.engine
+            self.__dict__.pop("_operations", None)
         self._checked = False
 
     @contextmanager

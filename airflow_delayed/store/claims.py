@@ -110,24 +110,9 @@ def delivered_by(table: Table, deliver_conn_id: str | None) -> ColumnElement[boo
 
 
 def remove(connection: Connection, table: Table, ids: Sequence[str]) -> None:
-    """Delete rows."""
+    """Delete rows that this transaction has locked."""
     for some in slices(ids):
         connection.execute(delete_rows(table, some))
-
-
-def take_back(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
-    """Delete rows that a dispatcher may be about to send, and return the ids of those that were still there."""
-    gone: set[str] = set()
-    # in one order everywhere, so that two who delete the same rows wait for each other instead of locking up
-    for some in slices(sorted(ids)):
-        if connection.dialect.name in ("postgresql", "sqlite"):
-            gone.update(connection.execute(delete_rows(table, some).returning(table.c.Id)).scalars())
-        else:
-            locked = select(table.c.Id).where(table.c.Id.in_(some)).order_by(table.c.Id).with_for_update()
-            there = list(connection.execute(locked).scalars())
-            connection.execute(delete_rows(table, there))
-            gone.update(there)
-    return gone
 
 
 def count(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:

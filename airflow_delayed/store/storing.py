@@ -1,40 +1,27 @@
-"""Storing messages in bulk, and changing one's mind about them. No Airflow here."""
+"""Storing messages in bulk. No Airflow here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
-from enum import Enum
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Engine, Table, and_, or_, select
+from sqlalchemy import Engine
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import claims
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import retried
 from airflow_delayed.store.placing import place
-from airflow_delayed.store.rows import StoredMessage, to_row, to_stored
+from airflow_delayed.store.rows import to_row
 from airflow_delayed.store.schema import Tables
 
 log = logging.getLogger(__name__)
 
-#: Rows a transaction when storing, and rows a page when listing.
+#: Rows a transaction.
 CHUNK = 1000
-
-_SHOWN = ("Id", "Destination", "Time", "DeliverConnId", "Tag", "ExpiresAt", "RetryCount", "StoredAt")
-
-
-class Outcome(str, Enum):
-    """What became of an id that was to be changed."""
-
-    CANCELLED = "cancelled"
-    #: Never stored, or handed over, or cancelled before.
-    ABSENT = "absent"
 
 
 def store(
@@ -110,44 +97,3 @@ def _store_chunk(
                 refused.append(message.message_id)
     report.duplicates -= report.sent + report.replaced + report.refused
     return report
-
-
-def listed(
-    engine: Engine, table: Table, *, destination: str | None = None, tag: str | None = None
-) -> Iterator[StoredMessage]:
-    """Yield what waits, ordered by due time and id, in pages: no transaction stays open in between."""
-    wanted = []
-    if destination is not None:
-        wanted.append(table.c.Destination == destination)
-    if tag is not None:
-        wanted.append(table.c.Tag == tag)
-    after: tuple[datetime, str] | None = None
-    while True:
-        conditions = list(wanted)
-        if after is not None:
-            later = and_(table.c.Time == after[0], table.c.Id > after[1])
-            conditions += [table.c.Time >= after[0], or_(table.c.Time > after[0], later)]
-        statement = (
-            select(*(table.c[name] for name in _SHOWN))
-            .where(*conditions)
-            .order_by(table.c.Time, table.c.Id)
-            .limit(CHUNK)
-        )
-        with engine.connect().execution_options(read_only=True) as connection:
-            page = [to_stored(dict(row._mapping)) for row in connection.execute(statement)]
-        yield from page
-        if len(page) < CHUNK:
-            return
-        after = (page[-1].due_at, page[-1].message_id)
-
-
-def cancel(engine: Engine, table: Table, ids: Iterable[str]) -> dict[str, Outcome]:
-    """Remove messages, and return for each id whether it came in time.
-
-    Waits for a dispatcher that is just sending one of them.
-    """
-    outcomes = dict.fromkeys(ids, Outcome.ABSENT)
-    with engine.begin() as connection:
-        gone = claims.take_back(connection, table, list(outcomes))
-    outcomes.update(dict.fromkeys(gone, Outcome.CANCELLED))
-    return outcomes
