@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
+from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, storing
 from airflow_delayed.store.dispatch import Dispatcher
@@ -24,7 +25,7 @@ from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
 from airflow_delayed.store.storing import Outcome
 
 
-class DelayedStoreHook(BaseHook):
+class DelayedStoreHook(StoreAdoption, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MySQL 8 / MariaDB 10.6 and SQL
