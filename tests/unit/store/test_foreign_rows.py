@@ -31,8 +31,8 @@ ROW = {
         (
             mssql.dialect(),
             "[my ]] schema].[Sales.timeouts]",
-            "SELECT TOP __[POSTCOMPILE_param_1] [Id], [Destination], [State], [Time], [Headers], [RetryCount] FROM TABLE"
-            " WITH (READPAST, UPDLOCK, ROWLOCK) WHERE ([Id] NOT IN (__[POSTCOMPILE_Id_1])) ORDER BY [Time]",
+            "SELECT TOP __[POSTCOMPILE_param_1] [Id], [Destination], [State], [Time], [Headers], [RetryCount] FROM"
+            " TABLE WITH (READPAST, UPDLOCK, ROWLOCK) WHERE ([Id] NOT IN (__[POSTCOMPILE_Id_1])) ORDER BY [Time]",
         ),
         (
             postgresql.dialect(),
