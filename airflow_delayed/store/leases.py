@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, String, Table, Text, cast, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, Text, cast, func, insert, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
+from airflow_delayed.store.by_id import delete_rows, update_rows
 from airflow_delayed.store.claims import slices
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import ByteText, Tables, UtcTime
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
 HANDED_OVER = "handed over"
@@ -108,7 +109,7 @@ def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping
             postgresql.TIMESTAMP(timezone=True)
             if isinstance(kind, UtcTime)
             else Text()
-            if isinstance(kind, String)
+            if isinstance(kind, ByteText)
             else kind
         )
         arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
@@ -124,8 +125,8 @@ def renew(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher
     """Hold messages longer, and return how many this dispatcher still held."""
     past, renewed = tables.past, 0
     for some in slices(sorted(ids)):
-        mine = past.c.Id.in_(some) & (past.c.Dispatcher == dispatcher)
-        renewed += connection.execute(update(past).where(mine).values(ClaimedUntil=until)).rowcount
+        mine = update_rows(past, some).where(past.c.Dispatcher == dispatcher)
+        renewed += connection.execute(mine.values(ClaimedUntil=until)).rowcount
     return renewed
 
 
@@ -143,4 +144,4 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Remove ids from what is remembered."""
     for some in slices(ids):
-        connection.execute(delete(tables.past).where(tables.past.c.Id.in_(some)))
+        connection.execute(delete_rows(tables.past, some))

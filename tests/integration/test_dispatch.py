@@ -1,4 +1,4 @@
-"""Handing over: what, when, and what becomes of the rest; the same on SQLite and PostgreSQL."""
+"""Handing over: what, when, and what becomes of the rest; the same on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text, update
-from support.stores import Store, Transport, message, quoted, store_fixture  # noqa: F401 - a fixture
+from sqlalchemy import update
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.store import claims
@@ -262,11 +262,7 @@ def test_a_queue_table_has_the_shape_of_nservicebus(store: Store):
     )
     report = store.dispatcher(hook, lookahead=MINUTE * 60).run()
     assert report.summary()["by_connection"] == {hook.conn_id: 2}
-    where = f"{quoted(store.schema)}." if store.schema else ""
-    with hook.engine.connect() as connection:
-        rows = connection.execute(
-            text(f'SELECT id, expires, headers, body, seq FROM {where}"Sales ""2""" ORDER BY seq')
-        ).all()
+    rows = store.sql(hook, 'SELECT id, expires, headers, body, seq FROM {s}"Sales ""2""" ORDER BY seq')
     assert UUID(str(rows[0].id)) == UUID(name)
     assert [json.loads(row.headers)["NServiceBus.MessageId"] for row in rows] == [name, "no-uuid"]
     assert json.loads(rows[0].headers)["ü"] == "/"
@@ -307,13 +303,11 @@ def test_delivered_again_while_it_is_still_there_is_recognised(store: Store):
 
 def test_bad_queue_tables_hold_up_nobody(store: Store):
     hook = store.installed("good", deliver_conn_id=None)
-    where = f"{quoted(store.schema)}." if store.schema else ""
-    with hook.engine.begin() as connection:
-        connection.execute(text(f'CREATE TABLE {where}"users" (id INTEGER, headers VARCHAR(10))'))
+    store.sql(hook, 'CREATE TABLE {s}"users" (id INTEGER, headers VARCHAR(10))')
     destinations = ["good", "missing", "users", "delayed_messages", "strict"]
     hook.install(["strict"], create_destinations=True)
-    with hook.engine.begin() as connection:
-        connection.execute(text(f'CREATE UNIQUE INDEX "one" ON {where}"strict" (body)'))
+    prefix = "(20)" if hook.engine.dialect.name == "mysql" else ""
+    store.sql(hook, f'CREATE UNIQUE INDEX "one" ON {{s}}"strict" (body{prefix})')
     hook.send(
         message(f"{name}{n}", hook.now(), destination=name, body=b"the same") for name in destinations for n in range(2)
     )
