@@ -177,7 +177,7 @@ def test_what_another_dispatcher_holds_is_passed_over(store: Store, hook, timeou
     assert left(hook, timeouts) == ["m0"]
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_side_by_side_with_a_dispatcher_of_the_other_store(store: Store, hook, timeouts):
     """It takes one row at a time, as SqlServerDelayedMessageStore does; each message is delivered by one of the two."""
     names = [f"m{n:03}" for n in range(300)]

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import Column, DateTime, Engine, Index, Integer, LargeBinary, MetaData, String, Table, insert, text
+from sqlalchemy.dialects import mysql
 
 _ESCAPED = re.compile("[&<>\x00-\x08\x0b\x0c\x0e-\x1f]")
 _NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -44,7 +45,7 @@ def timeouts_table(engine: Engine, name: str, schema: str | None, **names: str) 
         column("Id", String(250), primary_key=True),
         column("Destination", String(200)),
         column("State", LargeBinary()),
-        column("Time", DateTime()),
+        column("Time", DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")),
         column("Headers", LargeBinary(), nullable=False),
         column("RetryCount", Integer(), nullable=False, server_default=text("0")),
         Index("Index_Time", "Time"),
