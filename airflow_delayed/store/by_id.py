@@ -6,11 +6,17 @@ A small table MySQL and MariaDB would rather read from end to end, and lock, or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Delete, Table, Update, delete, update
+from sqlalchemy import Delete, Select, Table, Update, delete, update
 from sqlalchemy.dialects import mysql
 
 _KEY = "FORCE INDEX (PRIMARY)"
+
+
+def by_key(statement: Select[Any], table: Table) -> Select[Any]:
+    """Return a query of this table that finds its rows by their key."""
+    return statement.with_hint(table, _KEY, "mysql").with_hint(table, _KEY, "mariadb")
 
 
 def delete_rows(table: Table, ids: Sequence[str]) -> Delete:

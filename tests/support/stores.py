@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Row, create_engine, text
+from sqlalchemy import Row, create_engine, select, text
 
 from airflow_delayed.delivery import SendReport, TopologyReport
 from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed, TransportUnavailable
@@ -45,9 +45,13 @@ class Store:
             "deliver_conn_ids": ["broker"] if transport else [hook.conn_id],
             "lookahead": timedelta(0),
             "schema": self.schema,
+            # what fails is not waited for
+            "time_to_trigger_store_circuit_breaker": timedelta(0),
+            "time_to_trigger_fetch_circuit_breaker": timedelta(0),
+            "time_to_trigger_dispatch_circuit_breaker": timedelta(0),
             **options,
         }
-        return Dispatcher(hook.engine, hook.table, conn_id=hook.conn_id, transports=transports, **arguments)
+        return Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, transports=transports, **arguments)
 
     def rows(self, hook: DelayedStoreHook, queue: str) -> list[tuple[str, bytes]]:
         """Headers and bodies of a queue table, in order."""
@@ -71,6 +75,29 @@ class Store:
 
     def failures_of(self, hook: DelayedStoreHook) -> dict[str, int]:
         return {stored.message_id: stored.retry_count for stored in hook.list()}
+
+    def given_up(self, hook: DelayedStoreHook) -> dict[str, tuple[str, int, str | None]]:
+        """Reason, failures and last error by id of what is in the table of failed messages."""
+        failed = hook.tables.failed
+        with hook.engine.connect() as connection:
+            found = connection.execute(select(failed.c.Id, failed.c.Reason, failed.c.RetryCount, failed.c.LastError))
+            return {row.Id: (row.Reason, row.RetryCount, row.LastError) for row in found}
+
+    def held(self, hook: DelayedStoreHook) -> set[str]:
+        """Ids of messages that a dispatcher holds."""
+        past, messages = hook.tables.past, hook.tables.messages
+        with hook.engine.connect() as connection:
+            return set(
+                connection.execute(
+                    select(messages.c.Id).join_from(messages, past, past.c.Id == messages.c.Id)
+                ).scalars()
+            )
+
+    def past(self, hook: DelayedStoreHook) -> dict[str, str]:
+        """Outcome by id of what is remembered."""
+        past = hook.tables.past
+        with hook.engine.connect() as connection:
+            return {row.Id: row.Outcome for row in connection.execute(select(past.c.Id, past.c.Outcome))}
 
 
 @pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
