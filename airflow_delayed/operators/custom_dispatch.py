@@ -24,7 +24,8 @@ class CustomStoreDispatchOperator(BaseOperator):
     """Hands over what a store of one's own holds and is due within ``lookahead``, and removes it.
 
     The store is what :mod:`airflow_delayed.store.protocol` describes. A message is handed over at least once; any
-    number of these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's start.
+    number of these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's
+    start.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``by_connection``) and
     the first and last due time.
