@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Table
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
+from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, setup, storing
@@ -26,7 +27,7 @@ from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
 
 
-class DelayedStoreHook(StoreOperations, BaseHook):
+class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and

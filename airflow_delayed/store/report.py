@@ -81,15 +81,18 @@ class DispatchFailed(DelayedError):
     """
 
     def __init__(
-        self, conn_id: str, report: DispatchReport, failures: Mapping[str, str], unavailable: Mapping[str, str]
+        self,
+        conn_id: str,
+        report: DispatchReport,
+        failures: Mapping[str, str],
+        unavailable: Mapping[str, str],
+        kept: str = "in the table of failed messages; retry them when the cause is gone",
     ) -> None:
         cases = [f"connection {name!r} is not available: {reason}" for name, reason in unavailable.items()]
         cases += [f"message {message_id}: {reason}" for message_id, reason in failures.items()]
         advice = []
         if report.failed:
-            advice.append(
-                f"The {report.failed:,} are in the table of failed messages; retry them when the cause is gone"
-            )
+            advice.append(f"The {report.failed:,} are {kept}")
         if unavailable:
             advice.append(
                 "What waits for a connection is still in the store; run the dispatcher again when the cause is gone"
