@@ -35,7 +35,7 @@ DELETE, ARCHIVE = "pgmq, read and delete", "pgmq, read and archive"
 
 def ours(server: Server, rounds: Rounds, number: int, *, name: str, snapshot: bool = False) -> None:
     with server.database() as url, ExitStack() as stack:
-        work(OURS, "fill", url, BLOCK, server)
+        work(OURS, "fill", url, BLOCK, server, "0")
         server.settle(url)
         if snapshot:
             stack.enter_context(long_snapshot(url))
@@ -77,7 +77,7 @@ def main() -> int:
         if options.rows:
             url = stack.enter_context(server.database())
             print(f"filling a table with {options.rows:,} rows ...", file=sys.stderr, flush=True)
-            work(OURS, "fill", url, options.rows, server, *(["scattered"] if options.scattered else []))
+            work(OURS, "fill", url, options.rows, server, "0", *(["scattered"] if options.scattered else []))
             server.settle(url)
             contestants.append(partial(many, server, rounds, name=MANY, url=url))
         for number in range(options.rounds + 1):

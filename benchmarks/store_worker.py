@@ -1,10 +1,13 @@
 """This package's part in the benchmarks of the store, in a process of its own; see store_peers.py.
 
     store_worker.py store|copy URL COUNT SERVER
-    store_worker.py fill URL ROWS SERVER [scattered]
+    store_worker.py fill URL ROWS SERVER AHEAD [scattered]
     store_worker.py claim URL COUNT SERVER BLOCK
+    store_worker.py publish|dispatch URL COUNT SERVER AHEAD BATCH
 
 Block number n of the messages falls due n days from now, and is what a lookahead of n days claims next.
+AHEAD is how many seconds later all are due. The broker of "publish" and "dispatch" is the Airflow connection of that
+name, given in the environment; they say when they are ready, and begin when they are told.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from measured import measure  # noqa: E402
 from store_fill import fill  # noqa: E402
 
 from airflow_delayed.delivery import SendReport, TopologyReport  # noqa: E402
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook  # noqa: E402
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
+from airflow_delayed.operators.dispatch import transport  # noqa: E402
 from airflow_delayed.store.rows import to_row  # noqa: E402
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"
@@ -69,11 +74,11 @@ def hook(url: str) -> DelayedStoreHook:
     return DelayedStoreHook(STORE, BROKER)
 
 
-def messages(count: int) -> Iterator[DelayedMessage]:
-    """Due in the next weeks, as a nightly job's reminders are."""
+def messages(count: int, *, ahead: float = 3600, spread: int = 1_000_000) -> Iterator[DelayedMessage]:
+    """Due so many seconds ahead and later, by default in the next days, as a nightly job's reminders are."""
     start = utcnow()
     for number in range(count):
-        due = start + timedelta(hours=1, seconds=number % 1_000_000)
+        due = start + timedelta(seconds=ahead + number % spread)
         yield DelayedMessage(destination=QUEUE, body=BODY, due_at=due, message_id=f"order-{number:08d}")
 
 
@@ -109,15 +114,38 @@ def claim(url: str, count: int, server: int, block: int) -> None:
         measure(server, lambda: dispatcher.run().dispatched)
 
 
+def publish(url: str, count: int, server: int, ahead: float, batch: int) -> None:
+    """What the store would hand over, by the broker's hook alone."""
+    with closing(RabbitMQDelayHook(BROKER)) as broker:
+        ready = list(messages(count, ahead=ahead, spread=count // 1000))
+        wait_for_start()
+        measure(server, lambda: broker.send(ready).sent)
+
+
+def dispatch(url: str, count: int, server: int, ahead: float, batch: int) -> None:
+    with closing(hook(url)) as store:
+        lookahead = timedelta(seconds=ahead, hours=1)
+        dispatcher = store.dispatcher([BROKER], transport, lookahead=lookahead, batch_size=batch)
+        wait_for_start()
+        measure(server, lambda: dispatcher.run().dispatched)
+
+
+def wait_for_start() -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 def main(action: str, url: str, count: str, server: str, *more: str) -> None:
     if action in ("store", "copy"):
         {"store": store, "copy": copy}[action](url, int(count), int(server))
+    elif action in ("publish", "dispatch"):
+        {"publish": publish, "dispatch": dispatch}[action](url, int(count), int(server), float(more[0]), int(more[1]))
     elif action == "claim":
         claim(url, int(count), int(server), int(more[0]))
     else:
         with closing(hook(url)) as empty:
             empty.install([])
-            fill(url, empty.table.name, BROKER, int(count), scattered="scattered" in more)
+            fill(url, empty.table.name, BROKER, int(count), ahead=float(more[0]), scattered="scattered" in more)
 
 
 if __name__ == "__main__":
