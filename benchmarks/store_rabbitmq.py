@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--batch", type=int, default=500)
     options = parser.parse_args()
-    logging.getLogger("pika").setLevel(logging.WARNING)
+    logging.getLogger("pika").setLevel(logging.ERROR)
     results: dict[str, list[Result]] = {name: [] for name in PROCESSES}
 
     def contest(server: Server, broker: rabbitmq.Broker, number: int, name: str) -> None:
