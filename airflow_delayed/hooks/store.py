@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
@@ -14,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.store import claims, storing
+from airflow_delayed.store import claims, heartbeat, storing
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.install import compare, create, with_state
@@ -27,8 +28,9 @@ from airflow_delayed.store.storing import Outcome
 class DelayedStoreHook(BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
-    It works through the hook that the connection already has, on PostgreSQL, SQLite, MySQL 8 / MariaDB 10.6 and SQL
-    Server; on the last two it has not been run.
+    It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
+    SQL Server; on the last two it has not been run. A connection of type mysql may name its driver in the extra
+    ``client`` (mysqlclient, mysql-connector-python, pymysql), and a schema is a database there.
 
     :param conn_id: a SQL connection.
     :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
@@ -186,21 +188,29 @@ class DelayedStoreHook(BaseHook):
         self,
         deliver_conn_ids: Sequence[str],
         transports: Callable[[str, Clock], DelayedDelivery],
-        *,
-        lookahead: timedelta,
-        batch_size: int,
+        **policy: Any,
     ) -> Dispatcher:
-        """Return a dispatcher of this store."""
+        """Return a dispatcher of this store.
+
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        """
         return Dispatcher(
             self.engine,
-            self.table,
+            self.tables,
             conn_id=self.conn_id,
             transports=transports,
             deliver_conn_ids=deliver_conn_ids,
-            lookahead=lookahead,
-            batch_size=batch_size,
             schema=self.schema,
+            **policy,
         )
+
+    def last_seen(self) -> datetime | None:
+        """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
+        with (
+            database_errors(self.conn_id, self.engine, self.tables.dispatchers),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
 
     def close(self) -> None:
         """Close all connections."""

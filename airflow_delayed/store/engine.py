@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,12 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Timeout
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable
 
+#: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
+_VALUE = re.compile(
+    r"\b(entry|value:?|value is) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL
+)
+#: The names of the dialect: of a connection of type mysql it is always the first.
+MYSQL = ("mysql", "mariadb")
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
 
@@ -20,7 +27,11 @@ def engine_options(dialect_name: str) -> dict[str, Any]:
     """Return arguments for ``create_engine``: no parameters in error texts, for they hold bodies."""
     if dialect_name == "sqlite":
         return {"hide_parameters": True, "connect_args": {"timeout": SQLITE_BUSY_SECONDS}}
-    return {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+    options = {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+    if dialect_name in MYSQL:
+        # what a server takes for granted may be three bytes a character, or Latin 1
+        return {**options, "connect_args": {"charset": "utf8mb4"}}
+    return options
 
 
 def prepare(engine: Engine) -> Engine:
@@ -28,13 +39,16 @@ def prepare(engine: Engine) -> Engine:
 
     On SQLite each transaction takes the write lock at its begin, unless its connection has the option
     ``read_only=True``; the driver's own habit is to begin late, so that two could read the same rows as due. On
-    PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have.
+    PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have. On MySQL
+    and MariaDB a value that does not fit is an error, however lenient the server's own sql_mode is.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgres_connect)
+    elif engine.dialect.name in MYSQL:
+        event.listen(engine, "connect", _mysql_connect)
     return engine
 
 
@@ -51,6 +65,12 @@ def _postgres_connect(connection: Any, _record: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'UTC'")
     connection.commit()
+
+
+def _mysql_connect(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
+    cursor.close()
 
 
 @contextmanager
@@ -87,6 +107,9 @@ def _missing(conn_id: str, table: Table) -> TopologyError:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what a driver says; further lines may quote a row."""
-    said = str(getattr(error, "orig", None) or error).strip()
+    """Return the first line of what a driver says, without values; further lines may quote a row."""
+    cause = getattr(error, "orig", None) or error
+    # the drivers of MySQL give number and text; the tuple of both would be quoted
+    said = cause.args[1] if len(cause.args) == 2 and isinstance(cause.args[1], str) else str(cause)
+    said = _VALUE.sub(r"\1 ...", said.strip())
     return said.splitlines()[0] if said else type(error).__name__

@@ -13,6 +13,8 @@ from airflow_delayed.delivery import Finding, State
 
 #: Collations are written in many ways and are no part of the comparison.
 _COLLATE = re.compile(r"( CHARACTER SET \S+)?( COLLATE \S+)?$")
+#: MariaDB tells how wide a number is shown, which is no part of the type.
+_WIDTH = re.compile(r"^(\w*INT\w*)\(\d+\)")
 
 
 def compare(
@@ -75,4 +77,4 @@ def with_state(finding: Finding, state: State) -> Finding:
 
 
 def _type_name(kind: TypeEngine[Any], dialect: Dialect) -> str:
-    return _COLLATE.sub("", kind.compile(dialect=dialect))
+    return _WIDTH.sub(r"\1", _COLLATE.sub("", kind.compile(dialect=dialect)))

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, String, Table, Text, cast, delete, func, insert, select, update
+from sqlalchemy import CTE, Connection, Table, Text, cast, func, insert, or_, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
+from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
 from airflow_delayed.store.claims import slices
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import ByteText, Tables, UtcTime
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
 HANDED_OVER = "handed over"
@@ -108,7 +109,7 @@ def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping
             postgresql.TIMESTAMP(timezone=True)
             if isinstance(kind, UtcTime)
             else Text()
-            if isinstance(kind, String)
+            if isinstance(kind, ByteText)
             else kind
         )
         arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
@@ -120,13 +121,62 @@ def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping
     )
 
 
-def renew(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher: str, until: datetime) -> int:
-    """Hold messages longer, and return how many this dispatcher still held."""
+def take(tables: Tables, due: CTE, now: datetime, dispatcher: str, until: datetime) -> Insert:
+    """Return PostgreSQL's statement that has a dispatcher hold the messages of ``due``, but those that are held.
+
+    It returns the ids that it took. Two that look at the same moment cannot both take one: the second waits for the
+    first, and then sees what that wrote.
+    """
+    past = tables.past
+    said = {"Outcome": HANDED_OVER, "At": now, "Dispatcher": dispatcher, "ClaimedUntil": until}
+    fixed = [cast(said[name], past.c[name].type) for name in _KEPT[4:]]
+    # in one order, so that two who take the same messages wait for each other instead of locking up
+    given = postgresql.insert(past).from_select(
+        _KEPT, select(*(due.c[name] for name in _KEPT[:4]), *fixed).order_by(due.c.Id)
+    )
+    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= cast(now, past.c.At.type))
+    return given.on_conflict_do_update(
+        index_elements=[past.c.Id], set_={name: given.excluded[name] for name in _KEPT[1:]}, where=free
+    ).returning(past.c.Id)
+
+
+def renew(
+    connection: Connection,
+    tables: Tables,
+    ids: Sequence[str],
+    dispatcher: str,
+    until: datetime,
+    now: datetime | None = None,
+) -> int:
+    """Hold messages longer, and return how many this dispatcher still held.
+
+    :param now: leave alone what is held no longer than until then: others may have begun to change it.
+    """
     past, renewed = tables.past, 0
     for some in slices(sorted(ids)):
-        mine = past.c.Id.in_(some) & (past.c.Dispatcher == dispatcher)
-        renewed += connection.execute(update(past).where(mine).values(ClaimedUntil=until)).rowcount
+        mine = update_rows(past, some).where(past.c.Dispatcher == dispatcher)
+        if now is not None:
+            mine = mine.where(past.c.ClaimedUntil > now)
+        renewed += connection.execute(mine.values(ClaimedUntil=until)).rowcount
     return renewed
+
+
+def kept(
+    connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], dispatcher: str
+) -> list[Mapping[str, Any]]:
+    """Lock messages after their lease may have ended, and return those that nobody has taken or changed since."""
+    table, past = tables.messages, tables.past
+    found: dict[str, tuple[datetime, bytes | None]] = {}
+    mine: set[str] = set()
+    for some in slices(sorted(row["Id"] for row in rows)):
+        there = select(table.c.Id, table.c.Time, table.c.Digest).where(table.c.Id.in_(some)).order_by(table.c.Id)
+        found.update(
+            {row.Id: (row.Time, row.Digest) for row in connection.execute(by_key(there, table).with_for_update())}
+        )
+    for some in slices(sorted(found)):
+        ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
+        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
+    return [row for row in rows if row["Id"] in mine and found[row["Id"]] == (row["Time"], row["Digest"])]
 
 
 def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher: str) -> set[str]:
@@ -135,7 +185,7 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
     mine: set[str] = set()
     for some in slices(sorted(ids)):
         ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(ours.with_for_update()).scalars())
+        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
     forget(connection, tables, sorted(mine))
     return mine
 
@@ -143,4 +193,4 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Remove ids from what is remembered."""
     for some in slices(ids):
-        connection.execute(delete(tables.past).where(tables.past.c.Id.in_(some)))
+        connection.execute(delete_rows(tables.past, some))

@@ -102,14 +102,32 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class ByteText(TypeDecorator[str]):
+    """Text that is compared byte by byte, whatever the database's own habit is.
+
+    On MySQL and MariaDB, "_bin" alone would take a text and the same with blanks after it for one.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Choose the database's own type."""
+        length: int | None = self.impl_instance.length  # type: ignore[attr-defined]
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.VARCHAR(length, collation="C"))
+        if dialect.name in ("mysql", "mariadb"):
+            # both are reached by the dialect mysql, which learns from the server what it is
+            collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+            return dialect.type_descriptor(mysql.VARCHAR(length, charset="utf8mb4", collation=collation))
+        if dialect.name == "mssql":
+            return dialect.type_descriptor(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"))
+        return dialect.type_descriptor(String(length))
+
+
 def text_column(length: int) -> TypeEngine[str]:
-    """Return text that is compared byte by byte, whatever the database's own habit is."""
-    return (
-        String(length)
-        .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
-        .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-        .with_variant(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"), "mssql")
-    )
+    """Return text of at most so many characters, compared byte by byte."""
+    return ByteText(length)
 
 
 def bytes_column(length: int | None = None) -> TypeEngine[bytes]:

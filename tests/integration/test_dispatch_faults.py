@@ -221,4 +221,4 @@ def test_the_connections_extras_reach_the_database(postgres_url, connect):
     hook.send([message("a", last)])
     assert [one.due_at for one in hook.list()] == [last]
     hook.close()
-    run_sql(postgres_url, 'DROP TABLE zone."delayed_messages"', "DROP SCHEMA zone")
+    run_sql(postgres_url, "DROP SCHEMA zone CASCADE")

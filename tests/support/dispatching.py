@@ -47,7 +47,7 @@ def main(url: str, schema: str | None, target: str, journal: str) -> None:
     engine = prepare(create_engine(url, **engine_options(url.split("+")[0].split(":")[0])))
     dispatcher = Dispatcher(
         engine,
-        store_tables(schema=schema).messages,
+        store_tables(schema=schema),
         conn_id="queue",
         transports=lambda conn_id, clock: Journal(journal),
         deliver_conn_ids=[target],

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 
-from airflow_delayed.store import claims
+from airflow_delayed.store import claiming, claims
 from airflow_delayed.store.schema import store_tables
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
 class Recorder:
-    """Takes the place of a connection and keeps the statement."""
+    """Takes the place of a connection and keeps the first statement."""
 
-    def execute(self, statement):
-        self.statement = statement
+    def __init__(self, dialect) -> None:
+        self.dialect = dialect
+        self.statement = None
+
+    def execute(self, statement, parameters=None):
+        self.statement = statement if self.statement is None else self.statement
         return []
 
 
+@pytest.mark.parametrize("since", [None, NOW - timedelta(days=1)])
 @pytest.mark.parametrize(
     "dialect, wanted",
     [
@@ -31,16 +36,26 @@ class Recorder:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted):
-    table, recorder = store_tables().messages, Recorder()
-    claims.claim(recorder, table, claims.waiting(table, "broker", NOW), NOW, 500)
+def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted, since):
+    recorder = Recorder(dialect)
+    claiming.claim(
+        recorder,
+        store_tables(),
+        claiming.Wanted(deliver_conn_id="broker", due_by=NOW, limit=500, since=since),
+        now=NOW,
+        dispatcher="me",
+        until=NOW + timedelta(seconds=30),
+    )
     statement = " ".join(str(recorder.statement.compile(dialect=dialect)).split())
     assert wanted in statement
     quote = dialect.identifier_preparer
     time = f"{quote.quote_identifier('delayed_messages')}.{quote.quote_identifier('Time')}"
     assert f"ORDER BY {time}" in statement
+    assert (f"{time} >= " in statement) == (since is not None)
     if dialect.name == "mssql":
         assert statement.startswith("SELECT TOP ")
+    # all in one statement where the database can do it
+    assert ("INSERT INTO" in statement) == (dialect.name == "postgresql")
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])

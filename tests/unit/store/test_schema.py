@@ -19,6 +19,8 @@ DIALECTS = {
     "postgresql": postgresql.dialect(),
     "sqlite": sqlite.dialect(),
     "mysql": mysql.dialect(),
+    # a connection of type mysql: what the server is shows when it answers
+    "mariadb": mysql.dialect(is_mariadb=True),
     "mssql": mssql.dialect(),
 }
 
@@ -33,8 +35,21 @@ def columns(table, dialect: str) -> dict[str, str]:
     [
         ("postgresql", '"the ""s"".t"', "TIMESTAMP WITH TIME ZONE", 'VARCHAR(250) COLLATE "C"', "BYTEA"),
         ("sqlite", '"the ""s"".t"', "DATETIME", "VARCHAR(250)", "BLOB"),
-        # a plain DATETIME has whole seconds, a plain BLOB 64 KiB
-        ("mysql", '`the "s".t`', "DATETIME(6)", "VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", "LONGBLOB"),
+        # a plain DATETIME has whole seconds, a plain BLOB 64 KiB; utf8mb4_bin takes 'a' and 'a ' for one
+        (
+            "mysql",
+            '`the "s".t`',
+            "DATETIME(6)",
+            "VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_bin",
+            "LONGBLOB",
+        ),
+        (
+            "mariadb",
+            '`the "s".t`',
+            "DATETIME(6)",
+            "VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
+            "LONGBLOB",
+        ),
         # a plain DATETIME has 3.33 ms
         (
             "mssql",

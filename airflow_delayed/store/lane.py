@@ -1,0 +1,220 @@
+"""One connection of a dispatcher: one thread sends, while another settles what was sent and claims what comes next.
+
+So the broker need not wait for the database, nor the database for the broker, and no transaction is open while
+something is sent. A connection that is slow or lost holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor, wait
+from datetime import timedelta
+from threading import Event
+
+from airflow_delayed.delivery import DelayedDelivery
+from airflow_delayed.store import verdicts
+from airflow_delayed.store.backoff import Pauses
+from airflow_delayed.store.batch import Batch, Held
+from airflow_delayed.store.breaker import Breaker
+from airflow_delayed.store.desk import Desk, Place
+from airflow_delayed.store.handover import Handover, explained, hand_over
+from airflow_delayed.store.rate import TokenBucket
+from airflow_delayed.store.report import BreakerTripped
+from airflow_delayed.store.settling import Verdict
+from airflow_delayed.store.tally import Tally
+
+log = logging.getLogger(__name__)
+
+#: How long one send should take, in seconds: a transport may need a while to begin, so what goes fast is sent in
+#: several batches at a time; and what is sent is not known to be until its end, so they are not many.
+SEND_SECONDS = 0.25
+MOST_BATCHES = 10
+#: Not more than so many bytes of bodies are claimed ahead, but for one batch.
+MOST_BYTES = 16 * 1024 * 1024
+#: Nothing is sent any more when less than this part of its lease is left.
+MARGIN = 1 / 6
+
+
+class Gate:
+    """Lets a message pass as long as the dispatcher surely holds it, and is not to stop."""
+
+    def __init__(self, held: Held, desk: Desk) -> None:
+        self._held = held
+        self._stop = desk.stop
+        self.now = desk.clock
+
+    def may_send(self) -> bool:
+        """Return whether the next message may be sent."""
+        return not self._stop.is_set() and bool(self._held)
+
+
+class Lane:
+    """Hands over the messages of one connection.
+
+    :param window: how long before its due time a message is handed over.
+    :param bucket: limits the messages a second; shared with other connections.
+    """
+
+    def __init__(
+        self, desk: Desk, conn_id: str, transport: DelayedDelivery, window: timedelta, bucket: TokenBucket | None
+    ) -> None:
+        self.conn_id = conn_id
+        self.deliver_conn_id: str | None = conn_id
+        self.window = window
+        self.tally = Tally(conn_id)
+        #: Why it is left alone for the rest of the run.
+        self.unavailable: str | None = None
+        self.cause: BaseException | None = None
+        self._desk = desk
+        self._policy = desk.policy
+        self._transport = transport
+        self._bucket = bucket
+        self._place = Place()
+        self._pauses = Pauses()
+        self._goal = desk.policy.batch_size
+        self._open: list[Batch] = []
+        self._closed: dict[str, str] = {}
+        limit = desk.policy.time_to_trigger_dispatch_circuit_breaker
+        self._breaker = Breaker(f"connection {conn_id!r}: handing over", limit, desk.monotonic, desk.clock)
+
+    def run(self, clerk: Executor) -> None:
+        """Hand over what is due, until there is nothing more, or the breaker trips.
+
+        :param clerk: one thread, for what is done beside the sending.
+        :raises BreakerTripped: the store's own database has failed for too long.
+        """
+        self._closed.clear()
+        try:
+            self._run(clerk)
+        except BaseException:
+            for batch in self._open:
+                if not batch.closed:
+                    self._desk.try_to_settle(batch, batch.verdict or _untried(batch))
+            raise
+        finally:
+            self._open.clear()
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+
+    def _run(self, clerk: Executor) -> None:
+        hurry = Event()
+        hurry.set()
+        sent: list[Batch] = []
+        held = self._turn([], hurry)
+        while held or sent:
+            hurry.clear()
+            ahead = clerk.submit(self._turn, sent, hurry)
+            try:
+                lost = self._send(held)
+            finally:
+                hurry.set()
+                wait([ahead])
+            sent, held = held, ahead.result()
+            if self._desk.recovery_breaker.tripped:
+                self._settle(sent)
+                raise BreakerTripped(str(self._desk.recovery_breaker))
+            if lost is None:
+                continue
+            # nothing more goes this way for a while, so it is free for others meanwhile
+            for batch in held:
+                batch.verdict = _untried(batch)
+            self._settle([*sent, *held])
+            if self._breaker.failure(explained(lost)):
+                self.unavailable, self.cause = str(self._breaker), lost
+                log.error("%s", self.unavailable)
+            if self.unavailable or self._desk.stop.is_set():
+                return
+            log.warning("connection %r: %s; it is tried again", self.conn_id, explained(lost))
+            self._desk.sleep(min(self._pauses.next(), self._breaker.remaining))
+            sent, held = [], self._turn([], hurry)
+
+    # -- beside the sending ------------------------------------------------------------------------------------------
+
+    def _turn(self, sent: Sequence[Batch], hurry: Event) -> list[Batch]:
+        """Settle what was sent, and claim what is sent next.
+
+        :param hurry: set when the sender has nothing to do any more.
+        """
+        self._settle(sent)
+        claimed: list[Batch] = []
+        goal, size = self._goal, 0
+        while goal > 0 and size < MOST_BYTES and not self._desk.stop.is_set():
+            if claimed and hurry.is_set():
+                break
+            limit = self._allowed()
+            if not limit:
+                continue
+            batch = self._desk.claim(self.deliver_conn_id, self.window, limit, self._place)
+            rows = 0 if batch is None else len(batch.rows)
+            if self._bucket is not None:
+                self._bucket.give_back(limit - rows)
+            if batch is None:
+                break
+            self._open.append(batch)
+            claimed.append(batch)
+            goal -= rows
+            size += sum(len(row["State"]) for row in batch.rows)
+            if rows < limit:
+                break
+        return claimed
+
+    def _allowed(self) -> int:
+        """Return how many messages may be claimed; after some waiting, which may come to nothing."""
+        most = self._policy.batch_size
+        if self._bucket is None:
+            return most
+        taken = self._bucket.take(most)
+        if not taken:
+            self._desk.sleep(self._bucket.wait(max(1, most // 10)))
+        return taken
+
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            assert batch.verdict is not None
+            self._desk.settle(batch, batch.verdict)
+            self.tally.add(batch.verdict)
+        if batches:
+            self._open = [batch for batch in self._open if not batch.closed]
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, batches: Sequence[Batch]) -> Exception | None:
+        """Send what is held, give each batch its verdict, and return the connection's failure if there was one."""
+        if not batches:
+            return None
+        desk = self._desk
+        gate = Gate(Held(batches, self._policy.claim_timeout.total_seconds() * MARGIN, desk.monotonic), desk)
+        now = desk.clock()
+        found = verdicts.read([row for batch in batches for row in batch.rows], self._closed, now)
+        began = desk.monotonic()
+        done = hand_over(self._transport, found.messages, now, gate) if found.messages else Handover()
+        if done.confirmed:
+            rate = len(done.confirmed) / max(desk.monotonic() - began, 0.001)
+            most = MOST_BATCHES * self._policy.batch_size
+            self._goal = max(self._policy.batch_size, min(most, int(rate * SEND_SECONDS)))
+        self._closed.update(done.closed)
+        if done.confirmed or (found.messages and done.lost is None):
+            self._breaker.success()
+            self._pauses.over()
+        results = verdicts.Results.of(found, done)
+        for batch in batches:
+            batch.verdict = verdicts.judge(batch.rows, results, self._policy.number_of_retries, desk.clock())
+            if batch.verdict.failed and self._policy.error_destination is not None and done.lost is None:
+                done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate)
+        return done.lost
+
+    def _set_aside(self, verdict: Verdict, error_destination: str, gate: Gate) -> Exception | None:
+        now = self._desk.clock()
+        made = verdicts.copies(verdict, error_destination, now)
+        done = hand_over(self._transport, made, now, gate) if made else Handover()
+        refused = verdicts.set_aside(verdict, done, error_destination)
+        if refused:
+            self._desk.recovery_breaker.failure(next(iter(done.failures.values())).reason, refused)
+        return done.lost
+
+
+def _untried(batch: Batch) -> Verdict:
+    return Verdict(untried=list(batch.rows))
