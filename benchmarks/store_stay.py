@@ -1,0 +1,104 @@
+"""The two processes of store_lateness.py: one stores, one dispatches.
+
+    store_stay.py feed URL COUNT RATE
+    store_stay.py stay URL COUNT nothing|rabbitmq
+
+They say when they are ready, and begin when they are told.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+
+from store_worker import BODY, BROKER, QUEUE, NoBroker, hook, wait_for_start
+
+from airflow_delayed.delivery import DelayedDelivery, SendReport
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.operators.dispatch import transport
+
+#: Messages a transaction.
+TOGETHER = 10
+#: Seconds until the dispatcher gives up.
+PATIENCE = 120.0
+
+
+class Watched:
+    """A transport that notes how late each message is given to it, in milliseconds."""
+
+    def __init__(self, inner: DelayedDelivery) -> None:
+        self._inner = inner
+        self.horizon = inner.horizon
+        self.check = inner.check
+        self.close = inner.close
+        self.late: list[float] = []
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        return self._inner.send(self._noted(messages))
+
+    def _noted(self, messages: Iterable[DelayedMessage]) -> Iterator[DelayedMessage]:
+        for message in messages:
+            self.late.append((utcnow() - message.due_at).total_seconds() * 1000)
+            yield message
+
+
+def feed(url: str, count: int, rate: int) -> None:
+    chance = random.Random(0)
+    with closing(hook(url)) as store:
+        install(store)
+        wait_for_start()
+        start = time.time()
+        for number in range(0, count, TOGETHER):
+            time.sleep(max(0.0, start + number / rate - time.time()))
+            some = range(number, min(number + TOGETHER, count))
+            dues = [utcnow() + timedelta(seconds=chance.uniform(1, 3)) for _ in some]
+            store.send(
+                DelayedMessage(destination=QUEUE, body=BODY, due_at=due, message_id=f"order-{one:08d}")
+                for one, due in zip(some, dues, strict=True)
+            )
+
+
+def stay(url: str, count: int, kind: str) -> None:
+    made: list[Watched] = []
+
+    def watched(conn_id: str, clock: Callable[[], datetime]) -> DelayedDelivery:
+        made.append(Watched((transport if kind == "rabbitmq" else NoBroker)(conn_id, clock)))
+        return made[-1]
+
+    with closing(hook(url)) as store:
+        install(store)
+        wait_for_start()
+        dispatch(store, watched, lambda: sum(len(one.late) for one in made) >= count)
+    print(json.dumps([late for one in made for late in one.late]))
+
+
+def dispatch(
+    store: DelayedStoreHook,
+    transports: Callable[[str, Callable[[], datetime]], DelayedDelivery],
+    enough: Callable[[], bool],
+) -> None:
+    """Stay and hand over, as the trigger does, until it is enough."""
+    dispatcher = store.dispatcher([BROKER], transports, lookahead=timedelta(0), batch_size=500)
+    deadline = time.monotonic() + PATIENCE
+    while not enough() and time.monotonic() < deadline:
+        dispatcher.run("empty")
+        time.sleep(0.01)
+
+
+def install(store: DelayedStoreHook) -> None:
+    """Both do; the second finds it done."""
+    store.install([])
+
+
+if __name__ == "__main__":
+    action, url, count, last = sys.argv[1:]
+    if action == "feed":
+        feed(url, int(count), int(last))
+    else:
+        stay(url, int(count), last)
