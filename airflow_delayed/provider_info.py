@@ -46,6 +46,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["airflow_delayed.triggers.due_time", "airflow_delayed.triggers.fifo_cycle"],
             }
         ],
+        "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there
         "connection-types": [
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -15,18 +16,20 @@ from sqlalchemy.exc import DBAPIError
 from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
 from airflow_delayed.hooks.store_adoption import StoreAdoption
+from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, storing
+from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.install import compare, create, with_state
+from airflow_delayed.store.placing import conflicting, known
 from airflow_delayed.store.queue_table import queue_table
-from airflow_delayed.store.rows import StoredMessage, check_limits
+from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
-from airflow_delayed.store.storing import Outcome
 
 
-class DelayedStoreHook(StoreAdoption, BaseHook):
+class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
@@ -38,6 +41,10 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
         destination is a queue table in the same database.
     :param table: the table's name, at most 50 bytes.
     :param schema: the schema of the table and of queue tables; by default the connection's own.
+    :param on_conflict: what ``send`` does with an id that is known with other content, or for another connection:
+        "error" stores nothing; "keep" leaves the old one as it is; "replace" changes due time, content, destination
+        and delivering connection in one step, also of a message that has failed, unless it is being handed over, was
+        handed over or was cancelled.
     :param clock: for the interface's sake. The store goes by the database's clock alone.
     """
 
@@ -48,6 +55,7 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
         *,
         table: str = TABLE,
         schema: str | None = None,
+        on_conflict: OnConflict = "error",
         clock: Clock = utcnow,
     ) -> None:
         super().__init__()
@@ -56,6 +64,7 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
         self.schema = schema
         self.tables = store_tables(table, schema)
         self.table: Table = self.tables.messages
+        self.on_conflict = check_on_conflict(on_conflict)
         self._clock = clock
 
     @cached_property
@@ -135,7 +144,10 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
 
-        :raises MessageConflict: an id is there with other content; nothing of its 1000 was stored.
+        An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
+
+        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 1000
+            was stored.
         :raises LimitExceeded: a message does not fit; nothing of its 1000 was stored.
         :raises TopologyError: the table is missing.
         """
@@ -146,20 +158,24 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
                 yield message
 
         with database_errors(self.conn_id, self.engine, self.table):
-            return storing.store(self.engine, self.table, checked(), self.deliver_conn_id)
+            return storing.store(
+                self.engine, self.tables, checked(), self.deliver_conn_id, on_conflict=self.on_conflict
+            )
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids that are stored already with other content, or for another connection.
+        """Return the ids for which ``send`` would raise MessageConflict; none unless ``on_conflict`` is "error".
 
         :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
         """
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.conflicting(self.engine, self.table, digests, self.deliver_conn_id)
+        if self.on_conflict != "error":
+            return []
+        with self._reading() as connection:
+            return conflicting(connection, self.tables, digests, self.deliver_conn_id)
 
-    def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
-        """Yield what waits, ordered by due time; neither body nor headers are read."""
-        with database_errors(self.conn_id, self.engine, self.table):
-            yield from storing.listed(self.engine, self.table, destination=destination, tag=tag)
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""
+        with self._reading() as connection:
+            return known(connection, self.tables, ids)
 
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
@@ -168,14 +184,6 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return claims.count(connection, self.table)
-
-    def cancel(self, ids: Iterable[str]) -> dict[str, Outcome]:
-        """Remove messages, and return for each id whether it came in time.
-
-        It waits while a dispatcher is sending one of them, and then finds that one ``absent``.
-        """
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.cancel(self.engine, self.table, ids)
 
     def now(self) -> datetime:
         """Return the database's time."""
@@ -218,6 +226,15 @@ class DelayedStoreHook(StoreAdoption, BaseHook):
         if "engine" in self.__dict__:
             self.engine.dispose()
             del self.engine
+            self.__dict__.pop("_operations", None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with (
+            database_errors(self.conn_id, self.engine, self.table),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            yield connection
 
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
         names = list_of(destinations) if self.deliver_conn_id is None else ()

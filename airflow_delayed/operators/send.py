@@ -25,6 +25,7 @@ from airflow_delayed.operators.first_try import FirstTry, ended, first_try
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
+from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ class DelayedSendOperator(BaseOperator):
         StoreDispatchOperator hands it over.
     :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
         itself is held in any case.
+    :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
+        anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
+        or was cancelled, which is counted as refused. What is due within ``hold_over`` is looked up there too, and
+        left to the store if that knows it: a nightly job that runs anew does not send what the store has, or has
+        handed over. (What went to the transport at once is not noted in the store; a second run sends it again, with
+        the same id.)
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.
@@ -78,7 +85,8 @@ class DelayedSendOperator(BaseOperator):
     :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
     :param clock: the present, for tests.
-    :return: a summary (sent, held, duplicates, set_aside, skipped, first_due, last_due), never a body.
+    :return: a summary (sent, held, replaced, refused, duplicates, set_aside, skipped, first_due, last_due), never a
+        body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
     :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
@@ -88,6 +96,7 @@ class DelayedSendOperator(BaseOperator):
     template_fields: Sequence[str] = (
         "conn_id",
         "store_conn_id",
+        "on_conflict",
         "source",
         "destination",
         "delay",
@@ -124,6 +133,7 @@ class DelayedSendOperator(BaseOperator):
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta = timedelta(minutes=15),
+        on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
         rejects: str | None = None,
@@ -156,6 +166,7 @@ class DelayedSendOperator(BaseOperator):
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
         self.hold_over = hold_over
+        self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
         self.rejects = rejects
@@ -199,6 +210,8 @@ class DelayedSendOperator(BaseOperator):
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
+        if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
+            check_on_conflict(self.on_conflict)
         if (self.invalid_rows == "set_aside") != (self.rejects is not None):
             raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
         for name in ("hold_over", "max_past"):
@@ -253,7 +266,7 @@ class DelayedSendOperator(BaseOperator):
             sending.deliver(found, dry_run=self.only_plan)
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
-            self.log.info("%s: %s sent, %s held in the store", what, f"{sending.sent.sent:,}", f"{sending.held.sent:,}")
+            told.done(self.log, what, sending)
         if self.only_plan:
             told.plan(self.log, sending, found.sample, self.clock())
         return told.summary(sending, found, set_aside, dry_run=self.only_plan)
@@ -275,6 +288,9 @@ class DelayedSendOperator(BaseOperator):
                 f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
                 f" says; set the extra of {self.conn_id!r} instead"
             )
+        on_conflict = self._on_conflict()
+        if on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
+            options["on_conflict"] = on_conflict
         delivery = delivery_for(self.conn_id, **options)
         closing.callback(delivery.close)
         if delivery.horizon == timedelta(0):
@@ -283,12 +299,18 @@ class DelayedSendOperator(BaseOperator):
             return Route(delivery=delivery, store=cast(HoldingStore, delivery))
         if self.store_conn_id is None:
             return Route(delivery=delivery)
-        store = store_for(self.store_conn_id, self.conn_id)
+        store = store_for(self.store_conn_id, self.conn_id, on_conflict=on_conflict)
         closing.callback(store.close)
         hold_over = min(self.hold_over, delivery.horizon)
         if hold_over < self.hold_over:
             self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
         return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+    def _on_conflict(self) -> OnConflict:
+        try:
+            return check_on_conflict(self.on_conflict)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def _rules(self, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
         where = None if self.timezone is None else zone(self.timezone)

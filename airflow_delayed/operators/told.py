@@ -38,6 +38,15 @@ def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: S
         log.warning("%s", advice)
 
 
+def done(log: Log, what: str, sending: Sending) -> None:
+    """Tell what became of the messages."""
+    sent, held = sending.sent, sending.held
+    extra = f", {held.replaced:,} replaced there" if held.replaced else ""
+    if held.refused:
+        extra += f", {held.refused:,} not replaced, for they came too late or were cancelled"
+    log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
+
+
 def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
     """Tell what would go where and when."""
     sent, held = sending.sent.by_destination, sending.held.by_destination
@@ -67,6 +76,8 @@ def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -
     return {
         "sent": sending.sent.sent,
         "held": sending.held.sent,
+        "replaced": sending.held.replaced,
+        "refused": sending.held.refused,
         "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
         "set_aside": set_aside,
         "skipped": sending.skipped,

@@ -25,6 +25,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
 from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.engine import MYSQL
+from airflow_delayed.store.packets import pieces
 from airflow_delayed.store.schema import ByteText, UtcTime
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
@@ -67,8 +69,8 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
         return set(connection.execute(statement, list(rows)).scalars())
     there = present(connection, table, [row["Id"] for row in rows])
     new = [row for row in rows if row["Id"] not in there]
-    if new:
-        connection.execute(insert(table), new)
+    for piece in pieces(connection, new) if connection.dialect.name in MYSQL else [new] if new else []:
+        connection.execute(insert(table), piece)
     return {row["Id"] for row in new}
 
 
@@ -108,19 +110,10 @@ def delivered_by(table: Table, deliver_conn_id: str | None) -> ColumnElement[boo
     return table.c.DeliverConnId == deliver_conn_id
 
 
-def take_back(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
-    """Delete rows that a dispatcher may be about to send, and return the ids of those that were still there."""
-    gone: set[str] = set()
-    # in one order everywhere, so that two who delete the same rows wait for each other instead of locking up
-    for some in slices(sorted(ids)):
-        if connection.dialect.name in ("postgresql", "sqlite"):
-            gone.update(connection.execute(delete_rows(table, some).returning(table.c.Id)).scalars())
-        else:
-            locked = select(table.c.Id).where(table.c.Id.in_(some)).order_by(table.c.Id).with_for_update()
-            there = list(connection.execute(locked).scalars())
-            connection.execute(delete_rows(table, there))
-            gone.update(there)
-    return gone
+def remove(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+    """Delete rows that this transaction has locked."""
+    for some in slices(ids):
+        connection.execute(delete_rows(table, some))
 
 
 def count(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:

@@ -14,8 +14,8 @@ from airflow_delayed.delivery import State, delivery_for, store_for
 from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import claims
+from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.rows import to_row
-from airflow_delayed.store.storing import Outcome
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
@@ -211,7 +211,7 @@ def test_cancelling_says_what_came_in_time(store: Store):
     assert [name for name, outcome in outcomes.items() if outcome is Outcome.ABSENT] == ["gone", "M1199"]
     assert len(outcomes) == 1102
     assert hook.count() == 100
-    assert hook.cancel(["m1"]) == {"m1": "absent"}
+    assert hook.cancel(["m1"]) == {"m1": "already cancelled"}
 
 
 def test_many_store_the_same_at_once(store: Store):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from urllib.parse import urlsplit
 
 import pytest
+from sqlalchemy import select
 from support.stores import Store, Transport, message, quoted, run_sql
 
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import LimitExceeded, TransportUnavailable
 from services.process import free_port
 
+LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
 DRIVERS = ["mysqlclient", "mysql-connector-python", "pymysql"]
 
 
@@ -51,6 +53,26 @@ def test_what_is_stored_is_handed_over(store: Store):
     store.dispatcher(hook, transport).run()
     assert transport.sent == [said]
     assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "absent"}
+    hook.close()
+
+
+def test_big_bodies_go_in_as_many_statements_as_the_server_takes(store: Store):
+    hook = store.hook()
+    hook.install([])
+    limit = int(store.sql(hook, "SELECT @@max_allowed_packet AS size")[0].size)
+    many = [message(f"m{number:02}", LATER, body=b"\\" * (limit // 30)) for number in range(40)]
+    # as text each byte of it takes two
+    almost, too_big = (message("big", LATER, body=b"\\" * (limit // 2 - less)) for less in (10_000, 100))
+    assert hook.send([*many, almost]).sent == 41
+    with hook.engine.connect() as connection:
+        bodies = dict(connection.execute(select(hook.table.c.Id, hook.table.c.State)).all())
+    assert {name: bytes(body) for name, body in bodies.items()} == {one.message_id: one.body for one in [*many, almost]}
+    hook.cancel(["big"])
+    with pytest.raises(
+        LimitExceeded, match=f"of message big .*the database takes {limit:,}; raise its max_allowed_pac"
+    ):
+        hook.send([message("small", LATER), too_big])
+    assert hook.count() == 40
     hook.close()
 
 

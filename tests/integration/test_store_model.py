@@ -38,8 +38,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         url = f"sqlite:///{Path(self.folder.name) / 'model.db'}"
         self.engine = prepare(create_engine(url, **engine_options("sqlite")))
-        self.table = store_tables().messages
-        self.table.metadata.create_all(self.engine)
+        self.tables = store_tables()
+        self.table = self.tables.messages
+        for table in self.tables:
+            table.create(self.engine)
         self.now = START
         self.rows: dict[str, tuple] = {}
 
@@ -68,9 +70,9 @@ class StoreMachine(RuleBasedStateMachine):
         clash = any(one.message_id in self.rows and self.rows[one.message_id][:2] != (one, conn_id) for one in messages)
         if clash:
             with pytest.raises(MessageConflict):
-                storing.store(self.engine, self.table, messages, conn_id)
+                storing.store(self.engine, self.tables, messages, conn_id)
             return
-        report = storing.store(self.engine, self.table, messages, conn_id)
+        report = storing.store(self.engine, self.tables, messages, conn_id)
         new = {one.message_id for one in messages} - self.rows.keys()
         assert (report.sent, report.duplicates) == (len(new), len(messages) - len(new))
         for one in messages:

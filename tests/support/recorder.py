@@ -56,5 +56,8 @@ class Recorder:
         there = {message.message_id: digest_of(message) for message in self.sent}
         return sorted(name for name in digests if name in there and there[name] != digests[name])
 
+    def known(self, ids):
+        return {message.message_id for message in self.sent} & set(ids)
+
     def close(self) -> None:
         self.closed += 1

@@ -40,7 +40,11 @@ class Run:
         self.run_id = "run-1"
         self.options = None
         monkeypatch.setattr(send, "delivery_for", self.delivery)
-        monkeypatch.setattr(send, "store_for", lambda conn_id, deliver: self.store)
+        monkeypatch.setattr(send, "store_for", self.holding)
+
+    def holding(self, conn_id, deliver_conn_id, *, on_conflict):
+        self.options = {"on_conflict": on_conflict}
+        return self.store
 
     def delivery(self, conn_id, **options):
         self.options = options
@@ -92,6 +96,8 @@ def test_one_message(run):
     assert summary == {
         "sent": 1,
         "held": 0,
+        "replaced": 0,
+        "refused": 0,
         "duplicates": 0,
         "set_aside": 0,
         "skipped": 0,
@@ -271,6 +277,27 @@ def test_what_the_transport_cannot_delay_by_itself_is_held_in_any_case(run, log)
     summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(hours=1))
     assert (summary["sent"], summary["held"]) == (1, 2)
     assert "hold_over is 0:14:30" in log.text
+
+
+def test_on_conflict_goes_to_the_store_that_there_is(run):
+    run.execute(messages=rows(1), store_conn_id="store", on_conflict="replace")
+    assert run.options == {"on_conflict": "replace"}
+    # a transport that has no such option says so, and the default asks for nothing
+    run.execute(messages=rows(1), on_conflict="keep")
+    assert run.options == {"on_conflict": "keep"}
+    run.execute(messages=rows(1))
+    assert run.options == {}
+
+
+def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
+    with pytest.raises(ValueError, match="on_conflict='ignore' is none of 'error', 'keep', 'replace'"):
+        run.task(messages=rows(1), on_conflict="ignore")
+    task = run.task(messages=rows(1), on_conflict="{{ x }}")
+    task.render_template_fields({"x": "replace"})
+    assert task.on_conflict == "replace"
+    with pytest.raises(AirflowFailException, match=r"on_conflict=.* is none of"):
+        run.execute(messages=rows(1), on_conflict="{{ x }}")
+    assert run.ids() == []
 
 
 def test_connection_that_is_a_store_holds_all_by_itself(run):
