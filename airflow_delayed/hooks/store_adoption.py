@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_delayed.delivery import HoldingStore
 from airflow_delayed.store.adopt import Adopter, AdoptReport
+from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.foreign import HeaderFormat, Reader, foreign_table, queue_of
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 class _Store(HoldingStore, Protocol):
     conn_id: str
+    on_conflict: OnConflict
     table: Table
 
     @property
@@ -50,11 +52,17 @@ class StoreAdoption:
             left out: ``Sales@SERVER1`` is ``Sales``.
         :param batch_size: rows that are locked and copied at a time, 1 to 1000.
         :param dry_run: change nothing, and report what would be.
+        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or another of these cannot be.
         :raises SourceError: the table is not there, is one of this package, or its ids need not be unique.
         :raises UnsupportedColumns: the table lacks a column; the text names it.
         :raises TopologyError: this store's own tables are missing.
         :raises TransportUnavailable: the database cannot be reached; what was taken over before is so.
         """
+        if self.on_conflict != "error":
+            raise ValueError(
+                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
+                " take over with a hook of on_conflict='error'"
+            )
         reader = Reader(headers, destination_of)
         with database_errors(self.conn_id, self.engine, self.table):
             source = foreign_table(self.engine, table, schema=schema, columns=columns)
