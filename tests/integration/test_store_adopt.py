@@ -32,7 +32,9 @@ def hook_fixture(store: Store):
 
 @pytest.fixture(name="timeouts")
 def timeouts_fixture(store: Store, hook) -> Table:
-    return timeouts_table(hook.engine, TABLE, store.schema)
+    table = timeouts_table(TABLE, store.schema)
+    table.create(hook.engine)
+    return table
 
 
 def left(hook, table: Table) -> list[str]:
@@ -89,7 +91,8 @@ def test_all_that_a_row_says_is_taken_over(store: Store, hook, timeouts):
 
 def test_other_names_and_json(store: Store, hook):
     names = {"Id": 'the "id"', "State": "body", "Time": "due", "RetryCount": "tries"}
-    table = timeouts_table(hook.engine, 'a "table"', store.schema, **names)
+    table = timeouts_table('a "table"', store.schema, **names)
+    table.create(hook.engine)
     now = hook.now()
     fill(hook.engine, table, [row("a", now, Headers=b'{"a": "\xc3\xbc"}', Destination="a@b", RetryCount=1)])
     arguments = {"table": 'a "table"', "schema": store.schema, "headers": "json", "destination_of": str.upper}
@@ -235,7 +238,8 @@ def test_what_is_ours_is_neither_replaced_nor_taken_for_theirs(store: Store, hoo
 
 def test_without_a_store_nothing_is_taken_over(store: Store):
     hook = store.hook()
-    table = timeouts_table(hook.engine, TABLE, store.schema)
+    table = timeouts_table(TABLE, store.schema)
+    table.create(hook.engine)
     fill(hook.engine, table, [row("a", datetime.now(timezone.utc))])
     with pytest.raises(TopologyError, match="delayed_messages"):
         hook.adopt(table=TABLE, schema=store.schema)
