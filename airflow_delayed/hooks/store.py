@@ -11,22 +11,20 @@ from typing import Any
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
-from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
+from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
+from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
 from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.store import claims, heartbeat, storing
+from airflow_delayed.store import claims, heartbeat, setup, storing
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.install import compare, create, with_state
 from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.queue_table import queue_table
 from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
+from airflow_delayed.store.versions import check_ready, problem
 
 
 class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
@@ -66,6 +64,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         self.table: Table = self.tables.messages
         self.on_conflict = check_on_conflict(on_conflict)
         self._clock = clock
+        self._checked = False
 
     @cached_property
     def engine(self) -> Engine:
@@ -92,45 +91,34 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     def install(
         self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
     ) -> TopologyReport:
-        """Make the table, and the queue tables of these destinations if this database delivers.
+        """Make the tables, and the queue tables of these destinations if this database delivers.
+
+        Tables of an older release are brought up to this one's, with their rows.
 
         :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
         :raises LimitExceeded: a destination's name is longer than a table's may be.
         """
         names = self._queue_names(destinations)
-        ours = list(self.tables)
-
-        def work(connection: Connection) -> TopologyReport:
-            done: list[Finding] = []
-            for table, findings in self._compared(connection, names):
-                may = table in ours or create_destinations
-                if may and dry_run:
-                    findings = [
-                        with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings
-                    ]
-                elif may:
-                    findings = create(connection, table, findings)
-                done += findings
-            return TopologyReport(tuple(done))
-
         with database_errors(self.conn_id, self.engine):
             if self.engine.dialect.name == "sqlite" and not dry_run:
                 self._write_ahead()
-            report = self._twice(work, read_only=dry_run)
-        if not dry_run and not report.ok:
-            raise TopologyError(self.conn_id, report)
+            report = setup.install(
+                self.engine,
+                self.tables,
+                names,
+                schema=self.schema,
+                create_queues=create_destinations,
+                dry_run=dry_run,
+            )
+        if not dry_run and (error := problem(self.conn_id, report)):
+            raise error
         return report
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare the table, and the queue tables of these destinations if this database delivers."""
+        """Compare the tables, and the queue tables of these destinations if this database delivers."""
         names = self._queue_names(destinations)
-        with (
-            database_errors(self.conn_id, self.engine),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return TopologyReport(
-                tuple(finding for _, findings in self._compared(connection, names) for finding in findings)
-            )
+        with database_errors(self.conn_id, self.engine):
+            return setup.look(self.engine, self.tables, names, schema=self.schema)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
@@ -157,7 +145,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
                 self.check(message, self._clock())
                 yield message
 
-        with database_errors(self.conn_id, self.engine, self.table):
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
             return storing.store(
                 self.engine, self.tables, checked(), self.deliver_conn_id, on_conflict=self.on_conflict
             )
@@ -170,6 +159,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         if self.on_conflict != "error":
             return []
         with self._reading() as connection:
+            self._check_version()
             return conflicting(connection, self.tables, digests, self.deliver_conn_id)
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -180,7 +170,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
         with (
-            database_errors(self.conn_id, self.engine, self.table),
+            database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return claims.count(connection, self.table)
@@ -202,7 +192,10 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         """Return a dispatcher of this store.
 
         :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        :raises TopologyError: its tables are missing, or those of another release.
         """
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
         return Dispatcher(
             self.engine,
             self.tables,
@@ -216,7 +209,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     def last_seen(self) -> datetime | None:
         """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
         with (
-            database_errors(self.conn_id, self.engine, self.tables.dispatchers),
+            database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
@@ -227,38 +220,27 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             self.engine.dispose()
             del self.engine
             self.__dict__.pop("_operations", None)
+        self._checked = False
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with (
-            database_errors(self.conn_id, self.engine, self.table),
+            database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             yield connection
+
+    def _check_version(self) -> None:
+        """Check once that the tables are of this release."""
+        if not self._checked:
+            check_ready(self.conn_id, self.engine, self.tables)
+            self._checked = True
 
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
         names = list_of(destinations) if self.deliver_conn_id is None else ()
         for name in names:
             _check_queue_name(name)
         return names
-
-    def _compared(self, connection: Connection, names: Sequence[str]) -> Iterator[tuple[Table, Sequence[Finding]]]:
-        for table in self.tables:
-            yield table, compare(connection, table)
-        for name in names:
-            table = queue_table(name, self.schema, connection.dialect.name)
-            yield table, compare(connection, table, destination=name, names_only=True)
-
-    def _twice(self, work: Callable[[Connection], TopologyReport], *, read_only: bool) -> TopologyReport:
-        try:
-            with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
-                return work(connection)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-        # another install made the same just now, or this one may not; the second try tells which
-        with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
-            return work(connection)
 
     def _write_ahead(self) -> None:
         """Let readers of an SQLite file go on while one writes; the file remembers it."""

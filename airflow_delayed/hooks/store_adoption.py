@@ -12,13 +12,15 @@ from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.foreign import HeaderFormat, Reader, foreign_table, queue_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, Table
+    from sqlalchemy import Engine
+
+    from airflow_delayed.store.schema import Tables
 
 
 class _Store(HoldingStore, Protocol):
     conn_id: str
     on_conflict: OnConflict
-    table: Table
+    tables: Tables
 
     @property
     def engine(self) -> Engine: ...
@@ -64,7 +66,7 @@ class StoreAdoption:
                 " take over with a hook of on_conflict='error'"
             )
         reader = Reader(headers, destination_of)
-        with database_errors(self.conn_id, self.engine, self.table):
+        with database_errors(self.conn_id, self.engine, self.tables):
             source = foreign_table(self.engine, table, schema=schema, columns=columns)
-            adopter = Adopter(self.engine, source, self.table, self, reader, batch_size)
+            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
             return adopter.plan() if dry_run else adopter.run()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, event, inspect
+from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
-from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable
+from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.store.schema import MYSQL, Tables
+from airflow_delayed.store.versions import check_ready
 
 #: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
 _VALUE = re.compile(
     r"\b(entry|value:?|value is) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL
 )
-#: The names of the dialect: of a connection of type mysql it is always the first.
-MYSQL = ("mysql", "mariadb")
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
 
@@ -74,36 +73,22 @@ def _mysql_connect(connection: Any, _record: object) -> None:
 
 
 @contextmanager
-def database_errors(conn_id: str, engine: Engine, table: Table | None = None) -> Iterator[None]:
+def database_errors(conn_id: str, engine: Engine, tables: Tables | Table | None = None) -> Iterator[None]:
     """Turn the driver's errors into ours, which show no parameters and no rows.
 
+    :param tables: those of a store, or its table of messages.
     :raises TransportUnavailable: the database cannot be reached, or is busy.
-    :raises TopologyError: the table is given and is not there.
+    :raises TopologyError: tables are given, and are not there or of another version.
     """
     try:
         yield
-    except (OperationalError, InterfaceError, TimeoutError) as error:
-        if table is not None and _is_missing(engine, table):
-            raise _missing(conn_id, table) from None
-        raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
-    except DBAPIError as error:
-        if table is not None and _is_missing(engine, table):
-            raise _missing(conn_id, table) from None
-        if error.connection_invalidated:
-            raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
-        raise DelayedError(f"connection {conn_id!r}: {first_line(error)}") from None
-
-
-def _is_missing(engine: Engine, table: Table) -> bool:
-    try:
-        with engine.connect().execution_options(read_only=True) as connection:
-            return not inspect(connection).has_table(table.name, schema=table.schema)
-    except (DBAPIError, TimeoutError):
-        return False
-
-
-def _missing(conn_id: str, table: Table) -> TopologyError:
-    return TopologyError(conn_id, TopologyReport((Finding(state=State.MISSING, resource=f"table {table.fullname}"),)))
+    except (DBAPIError, TimeoutError) as error:
+        said = f"connection {conn_id!r}: {first_line(error)}"
+        away = isinstance(error, OperationalError | InterfaceError | TimeoutError) or error.connection_invalidated
+        if tables is not None:
+            with suppress(DBAPIError, TimeoutError):
+                check_ready(conn_id, engine, tables)
+        raise (TransportUnavailable if away else DelayedError)(said) from None
 
 
 def first_line(error: Exception) -> str:

@@ -54,7 +54,8 @@ def compare(
             )
         first_columns = [index["column_names"][:1] for index in inspector.get_indexes(table.name, schema=table.schema)]
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            if [column.name for column in index.columns] not in first_columns:
+            names = [column.name for column in index.columns]
+            if names not in first_columns and there.keys() >= set(names):
                 findings.append(Finding(state=State.MISSING, resource=f"index {index.name}"))
     return findings or [Finding(state=State.OK, resource=what, destination=destination)]
 

@@ -72,6 +72,10 @@ MAX_TABLE_NAME = 50
 MAX_QUEUE_NAME = 63
 
 
+#: The names of the dialect: of a connection of type mysql it is always the first.
+MYSQL = ("mysql", "mariadb")
+
+
 class UtcTime(TypeDecorator[datetime]):
     """An aware time, kept to the microsecond: with a zone where the database has one, as bare UTC where it has none."""
 
@@ -82,7 +86,7 @@ class UtcTime(TypeDecorator[datetime]):
         """Choose the database's own type that keeps microseconds."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
-        if dialect.name in ("mysql", "mariadb"):
+        if dialect.name in MYSQL:
             return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         if dialect.name == "mssql":
             return dialect.type_descriptor(mssql.DATETIME2(precision=6))  # type: ignore[no-untyped-call]
@@ -102,6 +106,12 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def mysql_collation(dialect: Dialect) -> str:
+    """Return what MySQL or MariaDB calls the order of bytes in which blanks at the end count."""
+    # both are reached by the dialect mysql, which learns from the server what it is
+    return "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+
+
 class ByteText(TypeDecorator[str]):
     """Text that is compared byte by byte, whatever the database's own habit is.
 
@@ -116,10 +126,9 @@ class ByteText(TypeDecorator[str]):
         length: int | None = self.impl_instance.length  # type: ignore[attr-defined]
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.VARCHAR(length, collation="C"))
-        if dialect.name in ("mysql", "mariadb"):
-            # both are reached by the dialect mysql, which learns from the server what it is
-            collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
-            return dialect.type_descriptor(mysql.VARCHAR(length, charset="utf8mb4", collation=collation))
+        if dialect.name in MYSQL:
+            kind = mysql.VARCHAR(length, charset="utf8mb4", collation=mysql_collation(dialect))
+            return dialect.type_descriptor(kind)
         if dialect.name == "mssql":
             return dialect.type_descriptor(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"))
         return dialect.type_descriptor(String(length))
