@@ -265,7 +265,7 @@ def test_nothing_goes_twice_while_it_is_replaced_and_handed_over(store: Store):
     assert hook.count() == 0
     assert sum(report.sent for report in reports) == 0
     assert all(report.replaced + report.refused + report.duplicates == len(names) for report in reports)
-    # what went says in which round it was put in place last: nothing that was reported as replaced went as it was before
+    # what went says in which round it was put in place last: nothing went as it was before a change that was reported
     rounds = [int(body) if body.isdigit() else 0 for _, body in handed]
     assert sum(report.replaced for report in reports) <= sum(rounds)
     assert reports[-1].refused == len(names)
