@@ -207,6 +207,10 @@ class Dispatcher:
 
         return self._desk.reading(look)
 
+    def windows(self) -> dict[str, timedelta]:
+        """Return how long before its due time a message is handed over, by connection: its transport may do less."""
+        return {lane.conn_id: lane.window for lane in self._open()}
+
     def check(self) -> None:
         """Raise what went wrong since the beginning.
 
