@@ -25,6 +25,8 @@ from airflow_delayed.operators.dispatch import transport
 
 #: Messages a transaction.
 TOGETHER = 10
+#: The longest sleep, in seconds; what is stored meanwhile is due later than that.
+POLL = 0.5
 #: Seconds until the dispatcher gives up.
 PATIENCE = 120.0
 
@@ -83,12 +85,16 @@ def dispatch(
     transports: Callable[[str, Callable[[], datetime]], DelayedDelivery],
     enough: Callable[[], bool],
 ) -> None:
-    """Stay and hand over, as the trigger does, until it is enough."""
-    dispatcher = store.dispatcher([BROKER], transports, lookahead=timedelta(0), batch_size=500)
+    """Stay and hand over until it is enough: what the trigger does, by the same calls in the same order."""
+    dispatcher = store.dispatcher([BROKER], transports, lookahead=timedelta(0))
     deadline = time.monotonic() + PATIENCE
-    while not enough() and time.monotonic() < deadline:
-        dispatcher.run("empty")
-        time.sleep(0.01)
+    with closing(dispatcher):
+        while time.monotonic() < deadline:
+            dispatcher.once()
+            if enough():
+                break
+            due = dispatcher.next_due()
+            time.sleep(POLL if due is None else min(POLL, due.total_seconds()))
 
 
 def install(store: DelayedStoreHook) -> None:
