@@ -238,6 +238,14 @@ class HoldingStore(DelayedDelivery, Protocol):
         """Return the ids that wait there, have failed there, or are remembered to have gone from there."""
         ...
 
+    def last_seen(self) -> datetime | None:
+        """Return when a dispatcher was last at work for these messages; None if none was not long ago."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time by which that is told."""
+        ...
+
 
 _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
 #: Which hook serves a connection type; entry points of the group ``airflow_delayed.delivery`` add to it.

@@ -267,6 +267,8 @@ class DelayedSendOperator(BaseOperator):
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             told.done(self.log, what, sending)
+        if route.store is not None and not self.only_plan:
+            told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
         if self.only_plan:
             told.plan(self.log, sending, found.sample, self.clock())
         return told.summary(sending, found, set_aside, dry_run=self.only_plan)

@@ -46,7 +46,7 @@ def claim(
     """
     if connection.dialect.name == "postgresql":
         statement = _claim_at_once(tables, wanted, now, dispatcher, until)
-        rows = [dict(zip((*CLAIMED, "ctid"), row, strict=True)) for row in connection.execute(statement)]
+        rows = [dict(zip((*CLAIMED, "ctid"), row, strict=True)) for row in connection.execute(statement).all()]
         # what others changed a moment ago comes in the place that it had before
         rows.sort(key=lambda row: row["Time"])
         return rows

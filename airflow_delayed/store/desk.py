@@ -157,13 +157,20 @@ class Desk:
 
     def _settle(self, batch: Batch, verdict: Verdict) -> None:
         with batch.lock:
-            with self.transaction() as connection:
-                now = self._database_time(connection)
-                mine = verdict
-                if batch.lost or self.monotonic() >= batch.deadline:
-                    mine = verdict.only(leases.kept(connection, self.tables, batch.rows, self.dispatcher))
-                settling.settle(connection, self.tables, mine, self.dispatcher, now)
+            try:
+                self._write(batch, verdict)
+            except settling.RowsMoved:
+                for row in batch.rows:
+                    del row["ctid"]
+                self._write(batch, verdict)
             batch.closed = True
+
+    def _write(self, batch: Batch, verdict: Verdict) -> None:
+        with self.transaction() as connection:
+            now = self._database_time(connection)
+            if batch.lost or self.monotonic() >= batch.deadline:
+                verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, self.dispatcher))
+            settling.settle(connection, self.tables, verdict, self.dispatcher, now)
 
     def _renew(self, batch: Batch) -> None:
         began = self.monotonic()

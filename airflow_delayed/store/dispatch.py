@@ -245,6 +245,10 @@ class Dispatcher:
         """Claim nothing more, bring what is being sent to an end, and free the rest; from any thread."""
         self._stop.set()
 
+    def windows(self) -> dict[str, timedelta]:
+        """Return how long before its due time a message is handed over, by connection: its transport may do less."""
+        return {lane.conn_id: lane.window for lane in self._open()}
+
     def check(self) -> None:
         """Raise what went wrong since the beginning.
 

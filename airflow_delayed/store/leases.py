@@ -162,8 +162,8 @@ def renew(
 
 
 def kept(
-    connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], dispatcher: str
-) -> list[Mapping[str, Any]]:
+    connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]], dispatcher: str
+) -> list[dict[str, Any]]:
     """Lock messages after their lease may have ended, and return those that nobody has taken or changed since."""
     table, past = tables.messages, tables.past
     found: dict[str, tuple[datetime, bytes | None]] = {}

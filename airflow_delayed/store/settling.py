@@ -6,12 +6,12 @@ means that it is remembered. For all others the row in ``_past`` goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Text, any_, bindparam, cast, delete, insert, literal, literal_column, select, update
+from sqlalchemy import Connection, any_, bindparam, cast, delete, insert, literal, literal_column, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import UserDefinedType
 
@@ -20,7 +20,7 @@ from airflow_delayed.store.by_id import delete_rows
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 #: Reasons in the table of failed messages.
 FAILED = "failed"
@@ -94,23 +94,30 @@ def note_failures(connection: Connection, tables: Tables, verdict: Verdict, now:
 def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
     """Delete messages that this dispatcher holds, or has locked.
 
-    On PostgreSQL by their place, which saves a search for each; should the table have been rewritten meanwhile, what
-    is left is deleted by id.
+    On PostgreSQL by their place, which saves a search for each.
+
+    :raises RowsMoved: the table was rewritten meanwhile (VACUUM FULL, CLUSTER); to be rolled back, and done again with
+        rows that have no ``ctid``.
     """
     table, ids = tables.messages, [row["Id"] for row in rows]
     if not ids:
         return
     if connection.dialect.name == "postgresql" and all("ctid" in row for row in rows):
-        places = cast([row["ctid"] for row in rows], postgresql.ARRAY(_Tid()))
-        named = cast(ids, postgresql.ARRAY(Text()))
-        there = (literal_column("ctid") == any_(places)) & (table.c.Id == any_(named))
-        if connection.execute(delete(table).where(there)).rowcount == len(ids):
-            return
+        # written as text, which is ten times as fast as a list that the driver has to look through
+        places = literal("{" + ",".join(f'"{row["ctid"]}"' for row in rows) + "}", _Places())
+        there = delete(table).where(literal_column("ctid") == any_(cast(places, postgresql.ARRAY(_Place()))))
+        if sorted(connection.execute(there.returning(table.c.Id)).scalars()) != sorted(ids):
+            raise RowsMoved
+        return
     for some in slices(sorted(ids)):
         connection.execute(delete_rows(table, some))
 
 
-class _Tid(UserDefinedType[str]):
+class RowsMoved(Exception):
+    """Rows are no longer where they were claimed."""
+
+
+class _Place(UserDefinedType[str]):
     """PostgreSQL's place of a row."""
 
     cache_ok = True
@@ -118,6 +125,16 @@ class _Tid(UserDefinedType[str]):
     def get_col_spec(self, **_: object) -> str:
         """Return the type's name."""
         return "tid"
+
+
+class _Places(_Place):
+    """Many of them, as the text that PostgreSQL reads an array from."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type's name."""
+        return "tid[]"
 
 
 def _count_failures(connection: Connection, tables: Tables, verdict: Verdict) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, SendFailed
@@ -58,6 +58,12 @@ class Recorder:
 
     def known(self, ids):
         return {message.message_id for message in self.sent} & set(ids)
+
+    def last_seen(self):
+        return self.now()
+
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
 
     def close(self) -> None:
         self.closed += 1

@@ -22,7 +22,14 @@ class Recorder:
 
     def execute(self, statement, parameters=None):
         self.statement = statement if self.statement is None else self.statement
-        return []
+        return Nothing()
+
+
+class Nothing(list):
+    """A result without rows."""
+
+    def all(self):
+        return self
 
 
 @pytest.mark.parametrize("since", [None, NOW - timedelta(days=1)])
