@@ -52,8 +52,9 @@ class Dispatcher:
     """Hands over what is due within the lookahead, or within the transport's horizon if that is shorter.
 
     :meth:`run` does all of it. Who would rather sleep elsewhere calls :meth:`once` for one pass, :meth:`next_due` for
-    how long to sleep, :meth:`finish` in the end, :meth:`check` for what went wrong, and :meth:`close` whatever happens;
-    from any one thread at a time. :meth:`stop` may be called from any other. It has threads of its own, two for each connection and one for the leases; each is joined when it is closed.
+    how long to sleep, :meth:`finish` in the end, and :meth:`close` whatever happens; from any one thread at a time.
+    :meth:`stop` may be called from any other. It has threads of its own, two for each connection and one for the
+    leases; each is joined when it is closed.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: makes the transport of a connection, given its name and the clock to go by.

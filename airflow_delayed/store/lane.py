@@ -235,10 +235,7 @@ class Lane:
         return done.lost
 
     def _in_time(self, rows: Sequence[Row], gate: Gate) -> Iterator[Sequence[Row]]:
-        """Yield rows when they are to be handed over: those whose time has come, then those whose time has come by then.
-
-        :param rows: in the order of their time.
-        """
+        """Yield rows when their time has come, those together whose time came while the last ones were sent."""
         if not self._ahead:
             yield rows
             return

@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, func, select
@@ -53,6 +54,7 @@ class Listener:
         self._monotonic = monotonic
         self._pauses = Pauses(first=1.0, longest=SAFETY)
         self._connection: Connection | None = None
+        self._driver: Any = None
         self._channel = ""
         self._again = monotonic()
         #: When a notice came last; None: none on this connection.
@@ -78,7 +80,7 @@ class Listener:
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             if self._connection is not None:
-                selector.register(_driver(self._connection), selectors.EVENT_READ)
+                selector.register(self._driver, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - self._monotonic()))]
         for one in ready:
             if one is self._woken:
@@ -89,10 +91,9 @@ class Listener:
 
     def wake(self) -> None:
         """End the wait, or the next one; from any thread."""
-        try:
+        # it is closed, or there are so many that the wait ends anyway
+        with suppress(OSError):
             self._waker.send(b"w")
-        except OSError:
-            pass  # closed, or so many that the wait ends anyway
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,6 +116,7 @@ class Listener:
     def _open(self) -> bool:
         try:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._driver = self._connection.connection.driver_connection
             self._connection.detach()
             self._channel = notice.channel(self._connection, self._table)
             quoted = self._connection.dialect.identifier_preparer.quote_identifier(self._channel)
@@ -136,9 +138,8 @@ class Listener:
             self._lost(type(error).__name__)
 
     def _read(self) -> None:
-        assert self._connection is not None
         try:
-            heard = _notices(self._engine.dialect.driver, _driver(self._connection))
+            heard = _notices(self._engine.dialect.driver, self._driver)
         except Exception as error:
             # each driver has errors of its own
             self._lost(type(error).__name__)
@@ -168,10 +169,6 @@ class Listener:
             except Exception as error:
                 log.debug("closing: %s", type(error).__name__)
             self._connection = None
-
-
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
 
 
 def _notices(driver: str, connection: Any) -> int:

@@ -88,10 +88,9 @@ class DispatchPolicy:
     def restored(cls, state: Mapping[str, Any]) -> DispatchPolicy:
         """Return the policy of a state. What is not in it is as by default, and what is not known is left out."""
         known = {each.name: each.default for each in fields(cls)}
-        return cls(
-            **{
-                name: timedelta(seconds=value) if isinstance(known[name], timedelta) else value
-                for name, value in state.items()
-                if name in known
-            }
-        )
+        given: dict[str, Any] = {
+            name: timedelta(seconds=value) if isinstance(known[name], timedelta) else value
+            for name, value in state.items()
+            if name in known
+        }
+        return cls(**given)

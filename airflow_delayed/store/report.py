@@ -70,15 +70,14 @@ class DispatchReport:
     @classmethod
     def restored(cls, summary: Mapping[str, Any]) -> DispatchReport:
         """Return the report of a summary; what it does not name is 0."""
-        dues = {name: parse_moment(name, summary[name]) if summary.get(name) else None for name in _DUES}
+        values: dict[str, Any] = {name: summary.get(name, 0) for name in _COUNTS}
+        values |= {name: parse_moment(name, summary[name]) for name in _DUES if summary.get(name)}
         return cls(
-            **{name: summary.get("left_for_others" if name == "left" else name, 0) for name in _COUNTS},
-            by_connection=dict(summary.get("by_connection", {})),
-            **dues,
+            left=summary.get("left_for_others", 0), by_connection=dict(summary.get("by_connection", {})), **values
         )
 
 
-_COUNTS = ("dispatched", "retried", "failed", "expired", "error_destination", "forgotten", "left")
+_COUNTS = ("dispatched", "retried", "failed", "expired", "error_destination", "forgotten")
 _DUES = ("first_due", "last_due")
 
 

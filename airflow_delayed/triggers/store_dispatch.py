@@ -110,7 +110,9 @@ class StoreDispatchTrigger(BaseTrigger):
         if self._work is not None:
             await asyncio.wait([self._work], timeout=GRACE)
             if not self._work.done():
-                self.log.warning("what is being sent takes too long to be waited for; it is free again when its lease ends")
+                self.log.warning(
+                    "what is being sent takes too long to be waited for; it is free again when its lease ends"
+                )
             elif not self._work.cancelled():
                 self._work.exception()
 
