@@ -43,7 +43,11 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "Delayed delivery",
-                "python-modules": ["airflow_delayed.triggers.due_time", "airflow_delayed.triggers.fifo_cycle"],
+                "python-modules": [
+                    "airflow_delayed.triggers.due_time",
+                    "airflow_delayed.triggers.fifo_cycle",
+                    "airflow_delayed.triggers.store_dispatch",
+                ],
             }
         ],
         "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],

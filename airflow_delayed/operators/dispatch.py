@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.operators.schedule import scheduled, until_next_run
@@ -18,6 +20,11 @@ from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+#: How long the pass may take that is made before the triggerer goes on; in seconds.
+HERE = 30.0
+#: How many reasons of what was given up in that pass go along to the triggerer, for the error in the end.
+REASONS = 10
 
 
 class StoreDispatchOperator(BaseOperator):
@@ -65,6 +72,10 @@ class StoreDispatchOperator(BaseOperator):
     :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
+    :param deferrable: with ``until``, make one pass here, of half a minute at most, and do the rest in the triggerer,
+        which needs no worker meanwhile: it sleeps exactly until the next message, and is told of one that is stored
+        meanwhile and due earlier (PostgreSQL), or looks for it every second. One pass alone has nothing to wait for,
+        and is made here. By default ``[operators] default_deferrable``.
     :raises ValueError: one of these cannot be.
     """
 
@@ -90,6 +101,7 @@ class StoreDispatchOperator(BaseOperator):
         claim_timeout: timedelta = timedelta(seconds=30),
         table: str = "delayed_messages",
         schema: str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -112,6 +124,7 @@ class StoreDispatchOperator(BaseOperator):
         self.claim_timeout = claim_timeout
         self.table = table
         self.schema = schema
+        self.deferrable = deferrable
         self._policy()
         if isinstance(conn_id, str) and isinstance(deliver_conn_ids, str | list | tuple):
             names = self._deliver_conn_ids()
@@ -135,11 +148,66 @@ class StoreDispatchOperator(BaseOperator):
         ):
             self._check_lookahead(context, dispatcher)
             try:
-                return dispatcher.run(self.until).summary()
+                if not self.deferrable or self.until is None:
+                    return dispatcher.run(self.until).summary()
+                # what waits is sooner done here, and what is wrong with a connection or the store is an error at once
+                end = store.now() + self.until if isinstance(self.until, timedelta) else None
+                dispatcher.once(HERE)
+                if dispatcher.unavailable or (end is None and dispatcher.next_due() is None):
+                    return dispatcher.finish().summary()
             except DispatchFailed as error:
-                if error.unavailable:
-                    raise
-                raise AirflowFailException(str(error)) from error
+                raise _failure(error) from error
+            until = "empty" if end is None else end.isoformat()
+            summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
+        self._defer(until, summary, failures)
+        raise AssertionError("unreachable: defer has raised")
+
+    def resume(
+        self,
+        context: Context,
+        until: str,
+        summary: dict[str, Any],
+        failures: dict[str, str],
+        event: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return what the trigger did, or fail as it did; go on, if it was not yet over.
+
+        :param until: "empty", or ISO 8601 text.
+        :param summary: what was done before the trigger began.
+        :param failures: what was given up before.
+        :param event: the trigger's; None: the task was woken by something else.
+        :raises AirflowFailException: messages were given up, and are in the table of failed messages.
+        :raises AirflowException: a connection or the store could not be used.
+        """
+        if event is None:
+            # a task that was taken up again by mistake comes here early (apache/airflow#65248)
+            self.log.warning("woken without an event: going on until %s; what was counted since is lost", until)
+            self._defer(until, summary, failures)
+        assert event is not None
+        if event["status"] == "given up":
+            raise AirflowFailException(event["error"])
+        if event["status"] != "done":
+            raise AirflowException(event["error"])
+        done: dict[str, Any] = event["summary"]
+        self.log.info("store %r: %s", self.conn_id, done)
+        return done
+
+    def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str]) -> None:
+        from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
+
+        carried: dict[str, Any] = {"until": until, "summary": summary, "failures": failures}
+        self.defer(
+            trigger=StoreDispatchTrigger(
+                conn_id=self.conn_id,
+                deliver_conn_ids=self._deliver_conn_ids(),
+                table=self.table,
+                schema=self.schema,
+                policy=DispatchPolicy(**self._policy()).state(),
+                **carried,
+            ),
+            method_name="resume",
+            kwargs=carried,
+        )
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
@@ -184,6 +252,11 @@ class StoreDispatchOperator(BaseOperator):
                     f"lookahead={self.lookahead} is shorter than the time until the next run, {gap}: what falls due in"
                     f" between would be late; give it a longer one, {advice}"
                 )
+
+
+def _failure(error: DispatchFailed) -> Exception:
+    """Return what fails the task: a retry has nothing to do where messages were given up, and nothing else failed."""
+    return error if error.unavailable else AirflowFailException(str(error))
 
 
 def transport(conn_id: str, clock: Clock) -> DelayedDelivery:

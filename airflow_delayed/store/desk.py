@@ -73,6 +73,8 @@ class Desk:
         self.sleep = sleep
         self.monotonic = monotonic
         self.stop = stop
+        #: By the monotonic clock; nothing more is claimed then.
+        self.claim_until: float | None = None
         self._engine = engine
         self._conn_id = conn_id
         self._database_time = database_time
@@ -92,6 +94,11 @@ class Desk:
             clock,
         )
         self.keeper = Keeper(self._renew, self._lease.total_seconds(), monotonic)
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether more may be claimed in this pass."""
+        return not self.stop.is_set() and (self.claim_until is None or self.monotonic() < self.claim_until)
 
     def claim(self, deliver_conn_id: str | None, window: timedelta, limit: int, place: Place) -> Batch | None:
         """Claim messages that are due within the window; None: there is none.

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from datetime import datetime, timedelta
 from threading import Event
 from typing import Any, Literal
@@ -51,14 +52,17 @@ class Dispatcher:
     """Hands over what is due within the lookahead, or within the transport's horizon if that is shorter.
 
     :meth:`run` does all of it. Who would rather sleep elsewhere calls :meth:`once` for one pass, :meth:`next_due` for
-    how long to sleep, :meth:`check` for what went wrong, and :meth:`close` in the end; from any one thread at a time.
-    It has threads of its own, two for each connection and one for the leases; each is joined when it is closed.
+    how long to sleep, :meth:`finish` in the end, and :meth:`close` whatever happens; from any one thread at a time.
+    :meth:`stop` may be called from any other. It has threads of its own, two for each connection and one for the
+    leases; each is joined when it is closed.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: makes the transport of a connection, given its name and the clock to go by.
     :param deliver_conn_ids: the only connections that it delivers through; rows of others are left, and counted.
     :param schema: where the queue tables are.
     :param database_time: reads the database's clock, which alone decides what is due, held and expired.
+    :param ahead: how long before it is handed over a message is claimed, to be there at the millisecond; for those that
+        are handed over when they are due, and not long before. While it is held it can not be cancelled.
     :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter cannot be, no connection is given, or "exactly_once" is asked of another connection
@@ -74,6 +78,7 @@ class Dispatcher:
         transports: Callable[[str, Clock], DelayedDelivery],
         deliver_conn_ids: Sequence[str],
         schema: str | None = None,
+        ahead: timedelta = timedelta(0),
         database_time: Callable[[Connection], datetime] = claims.database_time,
         sleep: Callable[[float], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -90,6 +95,7 @@ class Dispatcher:
         self._transports = transports
         self._deliver_conn_ids = list(dict.fromkeys(deliver_conn_ids))
         self._schema = schema
+        self._ahead = ahead
         self._monotonic = monotonic
         self._stop = Event()
         self._sleep = sleep or self._stop.wait
@@ -112,7 +118,8 @@ class Dispatcher:
         self._unavailable: dict[str, tuple[str, BaseException | None]] = {}
         self._seen: float | None = None
         self._forgot: float | None = None
-        self._idle = False
+        #: When the last pass began that found nothing.
+        self._idle: datetime | None = None
 
     def run(self, until: timedelta | Literal["empty"] | None = None) -> DispatchReport:
         """Hand over until nothing more is due within the lookahead, or until no row is left, or for a time; and close.
@@ -126,7 +133,7 @@ class Dispatcher:
         """
         end = self._monotonic() + until.total_seconds() if isinstance(until, timedelta) else None
         try:
-            self.once()
+            self.once(None if end is None else end - self._monotonic())
             while until is not None and not self._unavailable:
                 due = self.next_due()
                 if due is None and end is None:
@@ -137,30 +144,31 @@ class Dispatcher:
                     if seconds <= 0:
                         break
                 self._sleep(max(SHORTEST_SLEEP, seconds))
-                self.once()
-            self.report.left = self._desk.reading(self._count_left)
+                self.once(None if end is None else end - self._monotonic())
+            return self.finish()
         finally:
             self.close()
-            log.info("store %r: %s", self._conn_id, self.report.summary())
-        self.check()
-        return self.report
 
-    def once(self) -> DispatchReport:
+    def once(self, most: float | None = None) -> DispatchReport:
         """Hand over what is due within the lookahead by now, on all connections side by side, and return the counts.
 
         It waits for a connection that fails, in growing pauses, until its breaker trips; others go on meanwhile.
 
+        :param most: after so many seconds no more is claimed, even if more falls due all the time.
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
         lanes = [lane for lane in self._open() if lane.unavailable is None]
         assert self._threads is not None
+        self._desk.claim_until = None if most is None else self._monotonic() + most
+        began = self._clock()
         self._heartbeat()
         report = DispatchReport(forgotten=self._forget())
         running: list[Future[None]] = []
         try:
             for lane in lanes:
-                running.append(self._threads.submit(lane.run, self._threads))
+                # in the caller's context, so that it logs where the caller does
+                running.append(self._threads.submit(copy_context().run, lane.run, self._threads))
             while wait(running, timeout=HEARTBEAT).not_done:
                 self._heartbeat()
                 counts = [lane.tally.report.dispatched for lane in lanes]
@@ -184,7 +192,8 @@ class Dispatcher:
             self.report.merge(report)
         for one in running:
             one.result()
-        self._idle = not (report.dispatched or report.retried or report.failed or report.expired)
+        found = report.dispatched or report.retried or report.failed or report.expired
+        self._idle = None if found else began
         return report
 
     def next_due(self) -> timedelta | None:
@@ -196,16 +205,46 @@ class Dispatcher:
 
         def look(connection: Connection, now: datetime) -> timedelta | None:
             moments = [
-                claiming.next_entry(connection, self._tables, lane.deliver_conn_id, now, lane.window)
+                claiming.next_entry(connection, self._tables, lane.deliver_conn_id, now, lane.reach)
                 for lane in self._open()
                 if lane.unavailable is None
             ]
             first = min((moment for moment in moments if moment is not None), default=None)
-            return (
-                None if first is None else max(first - now, HELD_SLEEP if self._idle and first <= now else timedelta(0))
-            )
+            if first is None:
+                return None
+            # the pass has seen it, and not got it
+            held = self._idle is not None and first <= self._idle
+            return max(first - now, HELD_SLEEP if held else timedelta(0))
 
         return self._desk.reading(look)
+
+    def resume(self, report: DispatchReport, failures: Mapping[str, str]) -> None:
+        """Count what an earlier dispatcher of the same run did as this one's."""
+        self.report.merge(report)
+        self._failures.update(failures)
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """A reason by message id for those that were given up, the first thousand of them."""
+        return self._failures
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether a connection failed until its breaker tripped."""
+        return bool(self._unavailable)
+
+    def finish(self) -> DispatchReport:
+        """Count what is left for others, and return all counts.
+
+        :raises DispatchFailed: see :meth:`check`.
+        """
+        self.report.left = self._desk.reading(self._count_left)
+        self.check()
+        return self.report
+
+    def stop(self) -> None:
+        """Claim nothing more, bring what is being sent to an end, and free the rest; from any thread."""
+        self._stop.set()
 
     def windows(self) -> dict[str, timedelta]:
         """Return how long before its due time a message is handed over, by connection: its transport may do less."""
@@ -231,6 +270,7 @@ class Dispatcher:
         for lane in self._lanes or ():
             lane.close()
         if self._seen is not None:
+            log.info("store %r: %s", self._conn_id, self.report.summary())
             self._desk.try_to_write(
                 lambda connection, now: heartbeat.seen(
                     connection, self._tables, self.id, self._delivers(), now, ended=True
@@ -257,7 +297,8 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return TableLane(self._desk, conn_id, self._schema, bucket)
         transport = self._transports(conn_id, self._clock)
-        return Lane(self._desk, conn_id, transport, min(self.policy.lookahead, transport.horizon), bucket)
+        window = min(self.policy.lookahead, transport.horizon)
+        return Lane(self._desk, conn_id, transport, window, bucket, self._ahead)
 
     def _delivers(self) -> list[str | None]:
         return [None if conn_id == self._conn_id else conn_id for conn_id in self._deliver_conn_ids]

@@ -7,7 +7,7 @@ something is sent. A connection that is slow or lost holds up no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
 from datetime import timedelta
 from threading import Event
@@ -21,7 +21,7 @@ from airflow_delayed.store.desk import Desk, Place
 from airflow_delayed.store.handover import Handover, explained, hand_over
 from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import BreakerTripped
-from airflow_delayed.store.settling import Verdict
+from airflow_delayed.store.settling import Row, Verdict
 from airflow_delayed.store.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,9 @@ SEND_SECONDS = 0.25
 MOST_BATCHES = 10
 #: Not more than so many bytes of bodies are claimed ahead, but for one batch.
 MOST_BYTES = 16 * 1024 * 1024
+#: What is handed over no more than this long before it is due is claimed ahead and held until then: it is late by as
+#: much as it is handed over late. For all else the transport delays what remains.
+EXACT_BELOW = timedelta(seconds=1)
 #: Nothing is sent any more when less than this part of its lease is left.
 MARGIN = 1 / 6
 
@@ -54,14 +57,26 @@ class Lane:
 
     :param window: how long before its due time a message is handed over.
     :param bucket: limits the messages a second; shared with other connections.
+    :param ahead: how long before it is handed over a message may be claimed, and held until then.
     """
 
     def __init__(
-        self, desk: Desk, conn_id: str, transport: DelayedDelivery, window: timedelta, bucket: TokenBucket | None
+        self,
+        desk: Desk,
+        conn_id: str,
+        transport: DelayedDelivery,
+        window: timedelta,
+        bucket: TokenBucket | None,
+        ahead: timedelta = timedelta(0),
     ) -> None:
         self.conn_id = conn_id
         self.deliver_conn_id: str | None = conn_id
         self.window = window
+        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
+        #: How long before its due time a message is claimed.
+        self.reach = window + self._ahead
+        #: When all was claimed that was there; by the monotonic clock.
+        self._claimed: float | None = None
         self.tally = Tally(conn_id)
         #: Why it is left alone for the rest of the run.
         self.unavailable: str | None = None
@@ -139,18 +154,25 @@ class Lane:
         :param hurry: set when the sender has nothing to do any more.
         """
         self._settle(sent)
+        if self._ahead and self._claimed is not None:
+            # half of what is held ahead is time enough to claim the next, in not too small pieces
+            hurry.wait(max(0.0, self._claimed + self._ahead.total_seconds() / 2 - self._desk.monotonic()))
+        self._claimed = None
         claimed: list[Batch] = []
         goal, size = self._goal, 0
-        while goal > 0 and size < MOST_BYTES and not self._desk.stop.is_set():
+        while goal > 0 and size < MOST_BYTES and self._desk.may_claim:
             if claimed and hurry.is_set():
                 break
             limit = self._allowed()
             if not limit:
                 continue
-            batch = self._desk.claim(self.deliver_conn_id, self.window, limit, self._place)
+            began = self._desk.monotonic()
+            batch = self._desk.claim(self.deliver_conn_id, self.reach, limit, self._place)
             rows = 0 if batch is None else len(batch.rows)
             if self._bucket is not None:
                 self._bucket.give_back(limit - rows)
+            if rows < limit:
+                self._claimed = began
             if batch is None:
                 break
             self._open.append(batch)
@@ -187,14 +209,20 @@ class Lane:
             return None
         desk = self._desk
         gate = Gate(Held(batches, self._policy.claim_timeout.total_seconds() * MARGIN, desk.monotonic), desk)
-        now = desk.clock()
-        found = verdicts.read([row for batch in batches for row in batch.rows], self._closed, now)
-        began = desk.monotonic()
-        done = hand_over(self._transport, found.messages, now, gate) if found.messages else Handover()
-        if done.confirmed:
-            rate = len(done.confirmed) / max(desk.monotonic() - began, 0.001)
-            most = MOST_BATCHES * self._policy.batch_size
-            self._goal = max(self._policy.batch_size, min(most, int(rate * SEND_SECONDS)))
+        found, done = verdicts.Read(), Handover()
+        for rows in self._in_time([row for batch in batches for row in batch.rows], gate):
+            now = desk.clock()
+            some = verdicts.read(rows, {**self._closed, **done.closed}, now)
+            found.merge(some)
+            began = desk.monotonic()
+            sent = hand_over(self._transport, some.messages, now, gate) if some.messages else Handover()
+            if sent.confirmed:
+                rate = len(sent.confirmed) / max(desk.monotonic() - began, 0.001)
+                most = MOST_BATCHES * self._policy.batch_size
+                self._goal = max(self._policy.batch_size, min(most, int(rate * SEND_SECONDS)))
+            done.merge(sent)
+            if done.lost is not None or done.stopped:
+                break
         self._closed.update(done.closed)
         if done.confirmed or (found.messages and done.lost is None):
             self._breaker.success()
@@ -205,6 +233,21 @@ class Lane:
             if batch.verdict.failed and self._policy.error_destination is not None and done.lost is None:
                 done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate)
         return done.lost
+
+    def _in_time(self, rows: Sequence[Row], gate: Gate) -> Iterator[Sequence[Row]]:
+        """Yield rows when their time has come, those together whose time came while the last ones were sent."""
+        if not self._ahead:
+            yield rows
+            return
+        rest = sorted(rows, key=lambda row: row["Time"])
+        while rest and gate.may_send():
+            end = self._desk.clock() + self.window
+            count = next((number for number, row in enumerate(rest) if row["Time"] > end), len(rest))
+            if count:
+                yield rest[:count]
+                rest = rest[count:]
+            else:
+                self._desk.sleep((rest[0]["Time"] - end).total_seconds())
 
     def _set_aside(self, verdict: Verdict, error_destination: str, gate: Gate) -> Exception | None:
         now = self._desk.clock()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 _HALF_A_MINUTE = timedelta(seconds=30)
 
@@ -75,3 +76,21 @@ class DispatchPolicy:
             raise ValueError(f"claim_timeout={self.claim_timeout} must be a second or more")
         if self.error_destination == "":
             raise ValueError("error_destination is empty; name a destination, or leave it out")
+
+    def state(self) -> dict[str, Any]:
+        """Return it as JSON can hold it; times in seconds."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in values.items()
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> DispatchPolicy:
+        """Return the policy of a state. What is not in it is as by default, and what is not known is left out."""
+        known = {each.name: each.default for each in fields(cls)}
+        given: dict[str, Any] = {
+            name: timedelta(seconds=value) if isinstance(known[name], timedelta) else value
+            for name, value in state.items()
+            if name in known
+        }
+        return cls(**given)

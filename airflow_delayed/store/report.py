@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable, some
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.message import DelayedMessage, parse_moment
 
 
 @dataclass(slots=True)
@@ -66,6 +66,19 @@ class DispatchReport:
             "first_due": self.first_due.isoformat() if self.first_due else None,
             "last_due": self.last_due.isoformat() if self.last_due else None,
         }
+
+    @classmethod
+    def restored(cls, summary: Mapping[str, Any]) -> DispatchReport:
+        """Return the report of a summary; what it does not name is 0."""
+        values: dict[str, Any] = {name: summary.get(name, 0) for name in _COUNTS}
+        values |= {name: parse_moment(name, summary[name]) for name in _DUES if summary.get(name)}
+        return cls(
+            left=summary.get("left_for_others", 0), by_connection=dict(summary.get("by_connection", {})), **values
+        )
+
+
+_COUNTS = ("dispatched", "retried", "failed", "expired", "error_destination", "forgotten")
+_DUES = ("first_due", "last_due")
 
 
 class BreakerTripped(TransportUnavailable):

@@ -24,7 +24,7 @@ class TableLane:
     def __init__(self, desk: Desk, conn_id: str, schema: str | None, bucket: TokenBucket | None) -> None:
         self.conn_id = conn_id
         self.deliver_conn_id: str | None = None
-        self.window = timedelta(0)
+        self.window = self.reach = timedelta(0)
         self.tally = Tally(conn_id)
         self.unavailable: str | None = None
         self.cause: BaseException | None = None
@@ -40,7 +40,7 @@ class TableLane:
         :raises BreakerTripped: the database has failed for too long.
         """
         self._queues.look_again()
-        while not self._desk.stop.is_set():
+        while self._desk.may_claim:
             limit = self._policy.batch_size if self._bucket is None else self._bucket.take(self._policy.batch_size)
             if not limit:
                 assert self._bucket is not None

@@ -24,6 +24,12 @@ class Read:
     failures: dict[str, Failure] = field(default_factory=dict)
     expired: list[str] = field(default_factory=list)
 
+    def merge(self, other: Read) -> None:
+        """Add what was found in other rows."""
+        self.messages += other.messages
+        self.failures.update(other.failures)
+        self.expired += other.expired
+
 
 def read(rows: Sequence[Row], closed: Mapping[str, str], now: datetime) -> Read:
     """Return the messages of rows, without those that have expired, or whose destination is known to be missing.
