@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import TIMESTAMP, ColumnElement, Connection, FromClause, Table, Text, cast, func, literal
+from sqlalchemy import TIMESTAMP, ColumnElement, Connection, FromClause, Table, Text, cast, func, literal, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeEngine
 
@@ -20,7 +20,8 @@ from airflow_delayed.store.schema import ByteText, UtcTime
 def among(connection: Connection, column: ColumnElement[str], ids: Sequence[str]) -> ColumnElement[bool]:
     """Return the condition that a column has one of these texts; give at most 1000 at a time."""
     if connection.dialect.name == "postgresql":
-        return column == func.any(_cast(ids, Text()))
+        # not "= any(..)", for which a table that was never analyzed is read from end to end
+        return column.in_(select(func.unnest(_cast(ids, Text()))))
     return column.in_(ids)
 
 
