@@ -154,11 +154,10 @@ def test_a_dispatcher_passes_over_what_another_holds_and_nobody_waits(store: Sto
     wait_until(lambda: len(store.held(hook)) == 8)  # it claims ahead while it sends
     assert store.dispatcher(hook, quick, batch_size=4).run().dispatched == 2
     assert quick.ids == names[8:]
-    began = time.monotonic()
+    # that this comes to an end says that it does not wait for the one who sends
     assert hook.send([message("new", hook.now()), message("other", hook.now())]).sent == 2
     assert hook.cancel(["other"]) == {"other": "cancelled"}
     assert len(list(hook.list())) == 9
-    assert time.monotonic() - began < 5  # nothing of it waits for the one who sends
     go_on.set()
     first.join(60)
     assert slow.ids == [*names[:8], "new"]
@@ -337,20 +336,18 @@ def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Sto
         first.start()
         assert hanging.wait(60)
         ended = time.monotonic() + 3
-        slowest = 0.0
         number = 0
         while time.monotonic() < ended:
             number += 1
-            began = time.monotonic()
+            # that this comes to an end says that it does not wait for the broker, which goes on only after it
             hook.send([message(f"new{number}", hook.now() + 3600 * SECOND)])
             assert hook.cancel([f"new{number}"]) == {f"new{number}": "cancelled"}
             assert len(list(hook.list())) == 200
-            slowest = max(slowest, time.monotonic() - began)
             # another dispatcher finds all of it held
             other = Transport()
             store.dispatcher(hook, other).run()
             assert other.ids == []
-        assert slowest < 1
+        assert reports == []
         between.go_on()
         first.join(60)
         assert [report.dispatched for report in reports] == [200]
