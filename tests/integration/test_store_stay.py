@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 SECOND = timedelta(seconds=1)
