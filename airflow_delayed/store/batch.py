@@ -14,6 +14,9 @@ class Batch:
     """Claimed rows, held until ``deadline`` by this machine's monotonic clock unless their lease is renewed."""
 
     rows: Sequence[Row]
+    #: Under which name they are held, unlike that of any other claim: the same dispatcher may claim a row anew whose
+    #: lease has ended.
+    holder: str
     deadline: float
     #: Kept while the lease is renewed or given up, so that the two do not meet in the database.
     lock: Lock = field(default_factory=Lock)

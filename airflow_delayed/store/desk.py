@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import count
 from threading import Event
 from typing import TypeVar
 
@@ -46,7 +47,7 @@ class Desk:
     """Works for one dispatcher; may be used by several threads.
 
     :param conn_id: names the store in errors.
-    :param dispatcher: who holds what is claimed.
+    :param dispatcher: begins the name under which each batch is held.
     :param clock: is set by the database's at each claim.
     :param sleep: waits between tries; in seconds.
     :param stop: set when no more is to be claimed and no failure waited for.
@@ -76,6 +77,7 @@ class Desk:
         #: By the monotonic clock; nothing more is claimed then.
         self.claim_until: float | None = None
         self._engine = engine
+        self._claims = count(1)
         self._conn_id = conn_id
         self._database_time = database_time
         self._lease = policy.claim_timeout
@@ -112,6 +114,7 @@ class Desk:
         while True:
             began = self.monotonic()
             since = place.since if began < place.look_again else None
+            holder = f"{self.dispatcher}.{next(self._claims)}"
             with self.transaction() as connection:
                 now = self.now(connection)
                 rows = claiming.claim(
@@ -119,7 +122,7 @@ class Desk:
                     self.tables,
                     claiming.Wanted(deliver_conn_id=deliver_conn_id, due_by=now + window, since=since, limit=limit),
                     now=now,
-                    dispatcher=self.dispatcher,
+                    dispatcher=holder,
                     until=now + self._lease,
                 )
             if since is None:
@@ -127,7 +130,7 @@ class Desk:
                 place.look_again = ended + max(LOOK_AGAIN, 10 * (ended - began))
             place.since = rows[-1]["Time"] if len(rows) == limit else None
             if rows:
-                batch = Batch(rows, began + self._lease.total_seconds())
+                batch = Batch(rows, holder, began + self._lease.total_seconds())
                 self.keeper.add(batch)
                 return batch
             if since is None:
@@ -169,15 +172,15 @@ class Desk:
         with self.transaction() as connection:
             now = self._database_time(connection)
             if batch.lost or self.monotonic() >= batch.deadline:
-                verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, self.dispatcher))
-            settling.settle(connection, self.tables, verdict, self.dispatcher, now)
+                verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
+            settling.settle(connection, self.tables, verdict, batch.holder, now)
 
     def _renew(self, batch: Batch) -> None:
         began = self.monotonic()
         with database_errors(self._conn_id, self._engine), self.transaction() as connection:
             now = self._database_time(connection)
             until = now + self._lease
-            renewed = leases.renew(connection, self.tables, batch.ids, self.dispatcher, until, now)
+            renewed = leases.renew(connection, self.tables, batch.ids, batch.holder, until, now)
         if renewed < len(batch.rows):
             batch.lost = True
         else:
