@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -224,6 +225,15 @@ class Adviser(Protocol):
         :param messages: how many are due beyond the horizon.
         :param delays: their delays, added up.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsOpen(Protocol):
+    """A transport that makes a connection for each send, and need not. Not all have."""
+
+    def kept_open(self) -> AbstractContextManager[None]:
+        """Use one connection for all sends within the block, which follow each other within seconds."""
         ...
 
 

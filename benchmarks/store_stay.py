@@ -8,13 +8,15 @@ They say when they are ready, and begin when they are told.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime, timedelta
+from operator import length_hint
 
 from store_worker import BODY, BROKER, QUEUE, NoBroker, hook, wait_for_start
 
@@ -22,11 +24,12 @@ from airflow_delayed.delivery import DelayedDelivery, SendReport
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.operators.dispatch import transport
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.triggers import store_dispatch
+from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 #: Messages a transaction.
 TOGETHER = 10
-#: The longest sleep, in seconds; what is stored meanwhile is due later than that.
-POLL = 0.5
 #: Seconds until the dispatcher gives up.
 PATIENCE = 120.0
 
@@ -39,14 +42,26 @@ class Watched:
         self.horizon = inner.horizon
         self.check = inner.check
         self.close = inner.close
+        self.kept_open = getattr(inner, "kept_open", nullcontext)
         self.late: list[float] = []
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        return self._inner.send(self._noted(messages))
+        return self._inner.send(Noted(messages, self.late))
 
-    def _noted(self, messages: Iterable[DelayedMessage]) -> Iterator[DelayedMessage]:
-        for message in messages:
-            self.late.append((utcnow() - message.due_at).total_seconds() * 1000)
+
+class Noted:
+    """The messages given to a transport, noting how late it takes each."""
+
+    def __init__(self, messages: Iterable[DelayedMessage], late: list[float]) -> None:
+        self._messages = messages
+        self._late = late
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._messages)
+
+    def __iter__(self) -> Iterator[DelayedMessage]:
+        for message in self._messages:
+            self._late.append((utcnow() - message.due_at).total_seconds() * 1000)
             yield message
 
 
@@ -76,25 +91,31 @@ def stay(url: str, count: int, kind: str) -> None:
     with closing(hook(url)) as store:
         install(store)
         wait_for_start()
-        dispatch(store, watched, lambda: sum(len(one.late) for one in made) >= count)
+        asyncio.run(dispatch(store, watched, lambda: sum(len(one.late) for one in made) >= count))
     print(json.dumps([late for one in made for late in one.late]))
 
 
-def dispatch(
+async def dispatch(
     store: DelayedStoreHook,
     transports: Callable[[str, Callable[[], datetime]], DelayedDelivery],
     enough: Callable[[], bool],
 ) -> None:
-    """Stay and hand over until it is enough: what the trigger does, by the same calls in the same order."""
-    dispatcher = store.dispatcher([BROKER], transports, lookahead=timedelta(0))
-    deadline = time.monotonic() + PATIENCE
-    with closing(dispatcher):
-        while time.monotonic() < deadline:
-            dispatcher.once()
-            if enough():
-                break
-            due = dispatcher.next_due()
-            time.sleep(POLL if due is None else min(POLL, due.total_seconds()))
+    """Run the trigger, as the triggerer does, until it is enough."""
+    store_dispatch._transport = transports
+    end = utcnow() + timedelta(seconds=PATIENCE)
+    policy = DispatchPolicy(lookahead=timedelta(0))
+    trigger = StoreDispatchTrigger(store.conn_id, [BROKER], until=end.isoformat(), policy=policy.state())
+
+    async def run() -> None:
+        async for event in trigger.run():
+            raise SystemExit(f"the trigger fired: {event.payload}")
+
+    work = asyncio.ensure_future(run())
+    while not enough() and not work.done():
+        await asyncio.sleep(0.1)
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
 
 
 def install(store: DelayedStoreHook) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Management
     from airflow_delayed.rabbitmq.moved import MoveReport
     from airflow_delayed.rabbitmq.place import Place
+    from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.upkeep import Upkeep
     from airflow_delayed.rabbitmq.waiting import Waiting
 
@@ -71,6 +72,8 @@ class RabbitMQDelayHook(BaseHook):
         self.conn_id = conn_id
         self._clock = clock
         self._chosen = topology, routing
+        self._keeps = False
+        self._kept: Publisher | None = None
 
     @cached_property
     def topology(self) -> Topology:
@@ -193,8 +196,23 @@ class RabbitMQDelayHook(BaseHook):
         """
         from airflow_delayed.rabbitmq.publisher import Publisher
 
-        publisher = Publisher(self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
+        publisher = self._kept or Publisher(
+            self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock, keep=self._keeps
+        )
+        if self._keeps:
+            self._kept = publisher
         return publisher.send(messages)
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Use one connection for all sends within the block, which follow each other within seconds."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            kept, self._kept, self._keeps = self._kept, None, False
+            if kept is not None:
+                kept.close()
 
     def migrate(
         self,

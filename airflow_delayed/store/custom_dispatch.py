@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -170,7 +170,7 @@ class CustomDispatcher:
         gate = _Gate(self._clock, self._monotonic)
         waiting = {held.message.message_id: held for held in batch}
         again: list[HeldMessage] = []
-        while waiting and gate.may_send():
+        while waiting and gate:
             done = hand_over(self._transport, [held.message for held in waiting.values()], self._clock(), gate)
             for message in done.confirmed:
                 self._remove(waiting.pop(message.message_id))
@@ -283,5 +283,8 @@ class _Gate:
         self._monotonic = monotonic
         self._began = monotonic()
 
-    def may_send(self) -> bool:
+    def may_send(self, due_at: datetime) -> bool:
+        return bool(self)
+
+    def __bool__(self) -> bool:
         return self._monotonic() - self._began < HELD

@@ -22,8 +22,8 @@ class Failure(NamedTuple):
 class Gate(Protocol):
     """Says, before each message, whether it may still be sent."""
 
-    def may_send(self) -> bool:
-        """Return whether sending may go on; nothing more is taken after a no."""
+    def may_send(self, due_at: datetime) -> bool:
+        """Wait until a message's time has come, and return whether it may be sent; nothing is taken after a no."""
         ...
 
     def now(self) -> datetime:
@@ -101,11 +101,15 @@ class _Feed:
         """What the transport has not even looked at."""
         return self._messages[self._next :]
 
+    def __length_hint__(self) -> int:
+        """Let a transport know that there is something to send before its time has come, so that it can connect."""
+        return len(self.rest)
+
     def __iter__(self) -> Iterator[DelayedMessage]:
         gate, taken = self._gate, self.taken
         for message in self._messages:
             if gate is not None:
-                if not gate.may_send():
+                if not gate.may_send(message.due_at):
                     # ended, and no error: what the transport has taken it brings to an end, and tells
                     self._done.stopped = True
                     return

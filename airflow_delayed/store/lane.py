@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
-from datetime import timedelta
+from contextlib import nullcontext
+from datetime import datetime, timedelta
 from threading import Event
 
-from airflow_delayed.delivery import DelayedDelivery
+from airflow_delayed.delivery import DelayedDelivery, KeepsOpen
 from airflow_delayed.store import verdicts
 from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch, Held
@@ -35,21 +36,35 @@ MOST_BYTES = 16 * 1024 * 1024
 #: What is handed over no more than this long before it is due is claimed ahead and held until then: it is late by as
 #: much as it is handed over late. For all else the transport delays what remains.
 EXACT_BELOW = timedelta(seconds=1)
+#: How long before it is handed over a transport is given a message, in which it can connect.
+CONNECT = timedelta(milliseconds=50)
+#: Of messages handed over when they are due, those that follow each other so closely go in one send: a transport may
+#: write one only when it has asked for the next.
+CLOSE = timedelta(milliseconds=20)
 #: Nothing is sent any more when less than this part of its lease is left.
 MARGIN = 1 / 6
 
 
 class Gate:
-    """Lets a message pass as long as the dispatcher surely holds it, and is not to stop."""
+    """Lets a message pass when its time has come, as long as the dispatcher surely holds it, and is not to stop.
 
-    def __init__(self, held: Held, desk: Desk) -> None:
+    :param window: how long before it is due its time comes.
+    """
+
+    def __init__(self, held: Held, desk: Desk, window: timedelta) -> None:
         self._held = held
-        self._stop = desk.stop
+        self._desk = desk
+        self._window = window
         self.now = desk.clock
 
-    def may_send(self) -> bool:
-        """Return whether the next message may be sent."""
-        return not self._stop.is_set() and bool(self._held)
+    def may_send(self, due_at: datetime) -> bool:
+        """Wait until the next message's time has come, and return whether it may be sent."""
+        while self and (left := due_at - self._window - self.now()) > timedelta(0):
+            self._desk.sleep(left.total_seconds())
+        return bool(self)
+
+    def __bool__(self) -> bool:
+        return not self._desk.stop.is_set() and bool(self._held)
 
 
 class Lane:
@@ -100,8 +115,10 @@ class Lane:
         :raises BreakerTripped: the store's own database has failed for too long.
         """
         self._closed.clear()
+        kept = self._transport.kept_open() if self._ahead and isinstance(self._transport, KeepsOpen) else nullcontext()
         try:
-            self._run(clerk)
+            with kept:
+                self._run(clerk)
         except BaseException:
             for batch in self._open:
                 if not batch.closed:
@@ -208,7 +225,8 @@ class Lane:
         if not batches:
             return None
         desk = self._desk
-        gate = Gate(Held(batches, self._policy.claim_timeout.total_seconds() * MARGIN, desk.monotonic), desk)
+        held = Held(batches, self._policy.claim_timeout.total_seconds() * MARGIN, desk.monotonic)
+        gate = Gate(held, desk, self.window)
         found, done = verdicts.Read(), Handover()
         for rows in self._in_time([row for batch in batches for row in batch.rows], gate):
             now = desk.clock()
@@ -235,19 +253,24 @@ class Lane:
         return done.lost
 
     def _in_time(self, rows: Sequence[Row], gate: Gate) -> Iterator[Sequence[Row]]:
-        """Yield rows when their time has come, those together whose time came while the last ones were sent."""
+        """Yield rows shortly before their time has come, those together that follow each other closely."""
         if not self._ahead:
             yield rows
             return
         rest = sorted(rows, key=lambda row: row["Time"])
-        while rest and gate.may_send():
+        while rest and gate:
             end = self._desk.clock() + self.window
-            count = next((number for number, row in enumerate(rest) if row["Time"] > end), len(rest))
-            if count:
-                yield rest[:count]
-                rest = rest[count:]
-            else:
-                self._desk.sleep((rest[0]["Time"] - end).total_seconds())
+            left = rest[0]["Time"] - CONNECT - end
+            if left > timedelta(0):
+                self._desk.sleep(left.total_seconds())
+                continue
+            count, last = 0, end
+            while count < len(rest) and rest[count]["Time"] <= last + CLOSE:
+                last = max(last, rest[count]["Time"])
+                count += 1
+            count = max(count, 1)
+            yield rest[:count]
+            rest = rest[count:]
 
     def _set_aside(self, verdict: Verdict, error_destination: str, gate: Gate) -> Exception | None:
         now = self._desk.clock()
