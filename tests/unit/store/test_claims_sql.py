@@ -104,7 +104,8 @@ def test_rows_are_changed_by_their_ids_alone(dialect, deleted, updated):
 
 def test_a_claim_on_mysql_reads_by_due_time():
     """Else it sorts, and so locks, all that is due."""
-    recorder, table = Recorder(), store_tables("the `t`").messages
-    claims.claim(recorder, table, claims.waiting(table, "broker", NOW), NOW, 500)
+    recorder = Recorder(mysql.dialect())
+    wanted = claiming.Wanted(deliver_conn_id="broker", due_by=NOW, limit=500)
+    claiming.claim(recorder, store_tables("the `t`"), wanted, now=NOW, dispatcher="me", until=NOW)
     statement = str(recorder.statement.compile(dialect=mysql.dialect()))
     assert "FROM `the ``t``` FORCE INDEX (`the ``t``_Time`)" in " ".join(statement.split())
