@@ -79,6 +79,9 @@ def hand_over(
         else:
             ready.append(message)
     while ready and done.lost is None and not done.stopped:
+        if gate is not None and not gate.may_send():
+            done.stopped = True
+            break
         ready = _send(done, transport, ready, now, gate)
     return done
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -153,45 +154,52 @@ def test_a_dispatcher_passes_over_what_another_holds_and_nobody_waits(store: Sto
     wait_until(lambda: len(store.held(hook)) == 8)  # it claims ahead while it sends
     assert store.dispatcher(hook, quick, batch_size=4).run().dispatched == 2
     assert quick.ids == names[8:]
-    began = time.monotonic()
+    # that this comes to an end says that it does not wait for the one who sends
     assert hook.send([message("new", hook.now()), message("other", hook.now())]).sent == 2
     assert hook.cancel(["other"]) == {"other": "cancelled"}
     assert len(list(hook.list())) == 9
-    assert time.monotonic() - began < 5  # nothing of it waits for the one who sends
     go_on.set()
     first.join(60)
     assert slow.ids == [*names[:8], "new"]
     assert hook.count() == 0
 
 
+class Jump:
+    """Time that jumps, as it does for a process that was stopped for a while: its leases end unrenewed."""
+
+    def __init__(self, store: Store, hook: DelayedStoreHook) -> None:
+        self.seconds = 0.0
+        self.start = hook.now()
+        self.store = store
+
+    def dispatcher(self, transport: Transport, **options: object) -> Dispatcher:
+        return self.store.dispatcher(
+            self.store.hook(),
+            transport,
+            database_time=lambda connection: self.start + timedelta(seconds=self.seconds),
+            monotonic=lambda: self.seconds,
+            **options,
+        )
+
+
 def test_who_lost_its_lease_sends_no_more(store: Store):
-    """Its thread that renews leases comes to nothing, as in a process that was stopped for a while."""
     hook = store.installed()
     names = [f"m{n}" for n in range(6)]
     hook.send(message(name, hook.now() - SECOND + n * SECOND / 100) for n, name in enumerate(names))
-    seconds, other = 0.0, Transport()
-    start = hook.now()
+    jump, other = Jump(store, hook), Transport()
 
     class Stopped(Transport):
         def send(self, messages):
-            nonlocal seconds
             messages = iter(messages)
-            taken = [next(messages)]
+            taken = list(islice(messages, 1))
             if not self.sent:
-                seconds += 31
-                assert dispatcher(other).run().dispatched == 6
+                wait_until(lambda: len(store.held(hook)) == 6)  # it has claimed ahead
+                jump.seconds = 31.0
+                assert jump.dispatcher(other).run().dispatched == 6
             return super().send([*taken, *messages])
 
-    def dispatcher(transport):
-        return store.dispatcher(
-            store.hook(),
-            transport,
-            database_time=lambda connection: start + timedelta(seconds=seconds),
-            monotonic=lambda: seconds,
-        )
-
     late = Stopped()
-    report = dispatcher(late).run()
+    report = jump.dispatcher(late, batch_size=3).run()
     # what it had given to its broker by then went twice, and nothing else
     assert (late.ids, other.ids) == (["m0"], names)
     assert report.dispatched == 1
@@ -201,26 +209,23 @@ def test_who_lost_its_lease_sends_no_more(store: Store):
 
 def test_a_message_changed_after_its_lease_is_not_removed_by_who_sent_it(store: Store):
     hook = store.installed()
-    hook.send([message("a", hook.now() - SECOND), message("b", hook.now() - SECOND)])
-    start, seconds = hook.now(), 0.0
-    later = start + 3600 * SECOND
+    hook.send([message("a", hook.now() - SECOND), message("b", hook.now() - SECOND / 2)])
+    jump = Jump(store, hook)
+    later = jump.start + 3600 * SECOND
 
     class Slow(Transport):
         def send(self, messages):
-            nonlocal seconds
             report = super().send(messages)
-            seconds += 31
+            wait_until(lambda: store.held(hook) == {"a", "b"})
+            jump.seconds = 31.0
             with hook.engine.begin() as connection:
-                connection.execute(update(hook.table).where(hook.table.c.Id == "a").values(Time=later))
+                connection.execute(update(hook.table).where(hook.table.c.Id.in_(["a", "b"])).values(Time=later))
             return report
 
-    store.dispatcher(
-        store.hook(),
-        Slow(),
-        database_time=lambda connection: start + timedelta(seconds=seconds),
-        monotonic=lambda: seconds,
-    ).run()
-    assert [(one.message_id, one.due_at) for one in hook.list()] == [("a", later)]
+    transport = Slow()
+    jump.dispatcher(transport, batch_size=2).run()
+    assert transport.ids == ["a", "b"]
+    assert [(one.message_id, one.due_at) for one in hook.list()] == [("a", later), ("b", later)]
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
@@ -267,11 +272,11 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
         chance = random.Random(7)
         running = [begin() for _ in range(3)]
         try:
-            for number in range(8):
+            for number in range(5):
                 names = [f"m{number}-{n}" for n in range(300)]
                 hook.send(message(name, hook.now() + n * SECOND / 300) for n, name in enumerate(names))
                 sent.update(names)
-                if number == 4:
+                if number == 2:
                     server.stop()
                     server.start()
                     continue
@@ -331,20 +336,18 @@ def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Sto
         first.start()
         assert hanging.wait(60)
         ended = time.monotonic() + 3
-        slowest = 0.0
         number = 0
         while time.monotonic() < ended:
             number += 1
-            began = time.monotonic()
+            # that this comes to an end says that it does not wait for the broker, which goes on only after it
             hook.send([message(f"new{number}", hook.now() + 3600 * SECOND)])
             assert hook.cancel([f"new{number}"]) == {f"new{number}": "cancelled"}
             assert len(list(hook.list())) == 200
-            slowest = max(slowest, time.monotonic() - began)
             # another dispatcher finds all of it held
             other = Transport()
             store.dispatcher(hook, other).run()
             assert other.ids == []
-        assert slowest < 1
+        assert reports == []
         between.go_on()
         first.join(60)
         assert [report.dispatched for report in reports] == [200]

@@ -38,7 +38,9 @@ class Clock:
 def hook(request, store: Store, monkeypatch, postgres_url) -> DelayedStoreHook:
     made = store.installed()
     glue = "&" if "?" in postgres_url else "?"
-    monkeypatch.setenv(f"AIRFLOW_CONN_{store.conn_id.upper()}", f"{postgres_url}{glue}sqlalchemy_scheme={quote_plus(request.param)}")
+    monkeypatch.setenv(
+        f"AIRFLOW_CONN_{store.conn_id.upper()}", f"{postgres_url}{glue}sqlalchemy_scheme={quote_plus(request.param)}"
+    )
     other = store.hook()
     assert other.engine.dialect.driver == request.param.partition("+")[2]
     made.close()

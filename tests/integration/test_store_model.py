@@ -11,18 +11,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, select
 from support.stores import Transport, message
 
 from airflow_delayed.errors import MessageConflict
-from airflow_delayed.store import claims, storing
+from airflow_delayed.store import claiming, storing
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import engine_options, prepare
 from airflow_delayed.store.report import DispatchFailed
 from airflow_delayed.store.schema import store_tables
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
-NAMES = st.sampled_from([f"m{n}" for n in range(6)] + ["M0"])
+NAMES = st.sampled_from([f"m{n}" for n in range(20)] + ["M0"])
+RETRIES = 1
 MINUTES = st.integers(0, 30)
 
 
@@ -31,7 +32,7 @@ def minutes(count: float) -> timedelta:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """``rows`` is the model: id -> (message, delivering connection, failures)."""
+    """``rows`` is the model: id -> (message, delivering connection, failures). An id is used for one message only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,15 +42,23 @@ class StoreMachine(RuleBasedStateMachine):
         self.tables = store_tables()
         self.table = self.tables.messages
         for table in self.tables:
-            table.create(self.engine)
+            table.metadata.create_all(self.engine)
         self.now = START
         self.rows: dict[str, tuple] = {}
+        #: Given up, or expired: id -> reason, failures.
+        self.failed: dict[str, tuple[str, int]] = {}
+        #: Held by a dispatcher that was killed: id -> until when.
+        self.held: dict[str, datetime] = {}
+        #: Not tried again before: id -> when.
+        self.waits: dict[str, datetime] = {}
+        self.handed_over: set[str] = set()
+        self.used: set[str] = set()
 
     def teardown(self) -> None:
         self.engine.dispose()
         self.folder.cleanup()
 
-    @rule(by=MINUTES)
+    @rule(by=st.sampled_from([0.01, 0.02, 0.3, 0.6, 1, 5, 20]))
     def time_passes(self, by):
         self.now += minutes(by)
 
@@ -62,6 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         conn_id=st.sampled_from(["broker", "broker", "other"]),
     )
     def store(self, names, due, body, lives, destination, conn_id):
+        names = [name for name in names if name in self.rows or name not in self.used]
         expires = None if lives is None else START + minutes(due + lives)
         messages = [
             message(name, START + minutes(due), body=body, destination=destination, expires_at=expires)
@@ -77,40 +87,72 @@ class StoreMachine(RuleBasedStateMachine):
         assert (report.sent, report.duplicates) == (len(new), len(messages) - len(new))
         for one in messages:
             self.rows.setdefault(one.message_id, (one, conn_id, 0))
+            self.used.add(one.message_id)
 
     @rule(names=st.sets(NAMES))
     def cancel(self, names):
+        names -= self.held.keys()
         outcomes = storing.cancel(self.engine, self.table, names)
         assert outcomes == {name: "cancelled" if name in self.rows else "absent" for name in names}
         for name in names:
             self.rows.pop(name, None)
+            self.waits.pop(name, None)
+
+    @rule(limit=st.sampled_from([1, 2, 500]))
+    def a_dispatcher_is_killed_after_its_claim(self, limit):
+        """Whether it had sent something is all the same: the store cannot know."""
+        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=self.now, limit=limit)
+        until = self.now + timedelta(seconds=30)
+        due = {name for name, one in self._due(0).items()} | self._late(0)
+        with self.engine.begin() as connection:
+            rows = claiming.claim(connection, self.tables, wanted, now=self.now, dispatcher="dead", until=until)
+        taken = [row["Id"] for row in rows]
+        oldest = sorted(self.rows[name][0].due_at for name in due)[:limit]
+        assert [row["Time"] for row in rows] == oldest
+        assert set(taken) <= due
+        self.held.update(dict.fromkeys(taken, until))
 
     @rule(
         lookahead=MINUTES,
         horizon=st.sampled_from([0, 10, 60]),
         batch_size=st.sampled_from([1, 2, 500]),
         gone=st.booleans(),
-        refused=st.sets(NAMES, max_size=2),
+        refused=st.sets(NAMES, max_size=10),
     )
     def dispatch(self, lookahead, horizon, batch_size, gone, refused):
         transport = Transport(minutes(horizon), missing={"gone"} if gone else set(), refused=refused)
-        due = self._due(min(lookahead, horizon))
-        bad = {name for name in due if name in refused or (gone and due[name].destination == "gone")}
+        window = min(lookahead, horizon)
+        due, late = self._due(window), self._late(window)
+        for name in due.keys() | late:
+            self.held.pop(name, None)
+        hopeless = {name for name, one in due.items() if gone and one.destination == "gone" and name not in refused}
+        bad = {name for name in due if name in refused and not (gone and due[name].destination == "gone")}
+        both = {name for name in due if name in refused and gone and due[name].destination == "gone"}
+        hopeless |= both
+        given_up = hopeless | {name for name in bad if self.rows[name][2] >= RETRIES}
         report, failed = self._run(transport, lookahead, batch_size)
-        assert sorted(transport.ids) == sorted(due.keys() - bad)
+        assert sorted(transport.ids) == sorted(due.keys() - bad - hopeless)
         assert all(transport.sent[n] == due[transport.ids[n]] for n in range(len(transport.sent)))
-        assert report.dispatched == len(transport.sent)
-        assert refused & due.keys() <= failed | {name for name in bad if due[name].destination == "gone"}
-        assert failed <= bad
-        assert bool(failed) == bool(bad)
         end = self.now + minutes(lookahead)
         assert report.left == sum(conn == "other" and one.due_at <= end for one, conn, _ in self.rows.values())
-        assert report.expired == sum(conn == "broker" and self._expired(one) for one, conn, _ in self.rows.values())
+        assert (report.dispatched, report.expired) == (len(transport.sent), len(late))
+        assert failed == given_up
+        assert (report.retried, report.failed) == (len(bad - given_up), len(given_up))
         for name in transport.ids:
-            del self.rows[name]
-        for name in failed:
+            self._leaves(name)
+            self.handed_over.add(name)
+        for name in late:
+            self.failed[name] = ("expired", self.rows[name][2])
+            self._leaves(name)
+        for name in given_up:
+            self.failed[name] = ("failed", self.rows[name][2] + 1)
+            self._leaves(name)
+        for name in bad - given_up:
             one, conn, failures = self.rows[name]
             self.rows[name] = (one, conn, failures + 1)
+            self.waits[name] = self._next_try(name)
+            longest = timedelta(seconds=2**failures)
+            assert longest / 2 <= self.waits[name] - self.now <= longest
 
     @rule(lost_after=st.integers(0, 3), counts=st.booleans(), batch_size=st.sampled_from([1, 2, 500]))
     def lose_the_broker(self, lost_after, counts, batch_size):
@@ -122,11 +164,19 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(set(transport.ids)) == len(transport.ids)
         # removed is only what the transport had told to be confirmed
         left = {one.message_id for one in storing.listed(self.engine, self.table)}
-        gone = self.rows.keys() - left
+        late = self._failed().keys() - self.failed.keys()
+        gone = self.rows.keys() - left - late
         assert gone <= set(transport.ids)
         assert len(gone) == report.dispatched
+        assert late <= self._late(0)
+        for name in late:
+            self.failed[name] = ("expired", self.rows[name][2])
+            self._leaves(name)
         for name in gone:
-            del self.rows[name]
+            self._leaves(name)
+            self.handed_over.add(name)
+        # nobody holds what was not sent, but those whom nobody has taken from the dead
+        self.held = {name: until for name, until in self.held.items() if until > self.now}
 
     @invariant()
     def holds_what_the_model_holds(self):
@@ -139,20 +189,49 @@ class StoreMachine(RuleBasedStateMachine):
             (one.message_id, one.destination, one.due_at, one.expires_at, conn, failures)
             for one, conn, failures in wanted
         ]
+        assert self._failed() == self.failed
+        past = self.tables.past
         with closing(self.engine.connect()) as connection:
-            assert claims.count(connection, self.table) == len(self.rows)
+            noted = {row.Id: row.ClaimedUntil for row in connection.execute(select(past.c.Id, past.c.ClaimedUntil))}
+        assert noted.keys() - self.rows.keys() >= self.handed_over
+        holding = {name for name, until in noted.items() if name in self.rows and until > self.now}
+        assert holding == {name for name, until in self.held.items() if until > self.now}
+
+    def _leaves(self, name) -> None:
+        del self.rows[name]
+        self.waits.pop(name, None)
+        self.held.pop(name, None)
+
+    def _failed(self) -> dict:
+        failed = self.tables.failed
+        with closing(self.engine.connect()) as connection:
+            found = connection.execute(select(failed.c.Id, failed.c.Reason, failed.c.RetryCount))
+            return {row.Id: (row.Reason, row.RetryCount) for row in found}
+
+    def _next_try(self, name) -> datetime:
+        with closing(self.engine.connect()) as connection:
+            return connection.execute(select(self.table.c.NextTry).where(self.table.c.Id == name)).scalar_one()
+
+    def _free(self, name) -> bool:
+        held, wait = self.held.get(name), self.waits.get(name)
+        return (held is None or held <= self.now) and (wait is None or wait <= self.now)
 
     def _expired(self, one) -> bool:
         return one.expires_at is not None and one.expires_at <= self.now
 
-    def _due(self, window: float) -> dict:
+    def _claimable(self, window: float) -> dict:
         end = self.now + minutes(window)
-        rows = self.rows.items()
         return {
             name: one
-            for name, (one, conn, _) in rows
-            if conn == "broker" and one.due_at <= end and not self._expired(one)
+            for name, (one, conn, _) in self.rows.items()
+            if conn == "broker" and one.due_at <= end and self._free(name)
         }
+
+    def _due(self, window: float) -> dict:
+        return {name: one for name, one in self._claimable(window).items() if not self._expired(one)}
+
+    def _late(self, window: float) -> set:
+        return {name for name, one in self._claimable(window).items() if self._expired(one)}
 
     def _run(self, transport, lookahead, batch_size):
         def transports(conn_id, clock):
@@ -161,12 +240,14 @@ class StoreMachine(RuleBasedStateMachine):
 
         dispatcher = Dispatcher(
             self.engine,
-            self.table,
+            self.tables,
             conn_id="store",
             transports=transports,
             deliver_conn_ids=["broker"],
             lookahead=minutes(lookahead),
             batch_size=batch_size,
+            number_of_retries=RETRIES,
+            time_to_trigger_dispatch_circuit_breaker=timedelta(0),
             database_time=lambda connection: self.now,
         )
         try:

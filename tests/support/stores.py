@@ -45,13 +45,14 @@ class Store:
             "deliver_conn_ids": ["broker"] if transport else [hook.conn_id],
             "lookahead": timedelta(0),
             "schema": self.schema,
+            "transports": transports,
             # what fails is not waited for
             "time_to_trigger_store_circuit_breaker": timedelta(0),
             "time_to_trigger_fetch_circuit_breaker": timedelta(0),
             "time_to_trigger_dispatch_circuit_breaker": timedelta(0),
             **options,
         }
-        return Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, transports=transports, **arguments)
+        return Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, **arguments)
 
     def rows(self, hook: DelayedStoreHook, queue: str) -> list[tuple[str, bytes]]:
         """Headers and bodies of a queue table, in order."""
