@@ -113,7 +113,9 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
                 )
             limit = self.body_limit if self.body else None
             yield MessageEvent(
-                payload=payload(self.queue, found.properties, found.body, redelivered=found.redelivered, body_limit=limit)
+                payload=payload(
+                    self.queue, found.properties, found.body, redelivered=found.redelivered, body_limit=limit
+                )
             )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -129,8 +131,11 @@ class MessageEvent(TriggerEvent):
     """An event that does not show its body when it is logged, as Airflow does with each."""
 
     def __repr__(self) -> str:
+        """Return all but the body and its size."""
         shown = {name: value for name, value in self.payload.items() if not name.startswith("body")}
         return f"MessageEvent<{shown!r}>"
+
+    __str__ = __repr__
 
 
 class RabbitMQMessageProducer(SharedStreamProducer):
