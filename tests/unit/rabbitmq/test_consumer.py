@@ -149,6 +149,18 @@ def test_pauses_grow_to_half_a_minute_and_never_end(caplog: pytest.LogCaptureFix
     assert len(told) == 3
 
 
+def test_what_a_sender_sent_twice_is_told_twice():
+    found = Consumer("c", "q", never, prefetch=2)
+    link = ModelLink()
+    for tag in (1, 2, 3):
+        link.unacked[tag] = "a"
+        taken = found._take(link, Arrival(tag, False, BasicProperties(message_id="a"), b""))
+        assert taken is not None
+        # in hand together, or one after the other
+        if tag == 2:
+            found.done(taken)
+
+
 def test_what_is_remembered_is_bounded():
     found = Consumer("c", "q", never, prefetch=2)
     link = ModelLink()
