@@ -88,8 +88,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "verify": {
                         "label": "Verify the broker",
-                        "description": "verify_peer (empty) or verify_none.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "Empty: verify_peer. verify_none trusts whoever answers.",
+                        "schema": {"type": ["string", "null"], "enum": [None, "verify_peer", "verify_none"]},
                     },
                     "server_name_indication": {
                         "label": "Name in the broker's certificate",
@@ -99,7 +99,7 @@ def get_provider_info() -> dict[str, Any]:
                     "auth_mechanism": {
                         "label": "Login by",
                         "description": "plain (empty): login and password; external: the client certificate.",
-                        "schema": {"type": ["string", "null"]},
+                        "schema": {"type": ["string", "null"], "enum": [None, "plain", "external"]},
                     },
                     "connection_timeout": {
                         "label": "Connection timeout",
@@ -118,13 +118,16 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "topology": {
                         "label": "Topology",
-                        "description": "delayed (empty), nservicebus, nservicebus-v1, celery or celery-classic.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "The delay levels to use, of ours or of others. Empty: delayed.",
+                        "schema": {
+                            "type": ["string", "null"],
+                            "enum": [None, "delayed", "nservicebus", "nservicebus-v1", "celery", "celery-classic"],
+                        },
                     },
                     "routing": {
                         "label": "NServiceBus routing",
-                        "description": "conventional (empty) or direct.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "How NServiceBus's endpoints are addressed. Empty: conventional.",
+                        "schema": {"type": ["string", "null"], "enum": [None, "conventional", "direct"]},
                     },
                 },
             }

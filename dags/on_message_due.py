@@ -29,10 +29,10 @@ with DAG("on_message_due", schedule=[due], catchup=False, doc_md=__doc__, tags=T
 
     @task
     def handle(triggering_asset_events: Any = None) -> dict[str, str]:
-        """Return when each message was due, by its id; messages that came together are one run's."""
+        """Return when each message was due, by its id; messages that come together are one run's."""
         payloads = [event.extra["payload"] for event in triggering_asset_events[due]]
-        # an event may come twice, with the same id
-        return {payload["message_id"]: payload["due_at"] for payload in payloads}
+        # a message may come twice, with the same id
+        return {message["message_id"]: message["due_at"] for payload in payloads for message in payload["messages"]}
 
     handle()
 

@@ -29,6 +29,9 @@ _GOOD = 60.0
 _TELL_AGAIN = 600.0
 #: Seconds until a message that nobody has taken is handed out again.
 _AGAIN = 1.0
+#: Seconds for which others are waited for that come with a message, and bytes of bodies after which none are.
+_TOGETHER = 0.1
+_BATCH_BYTES = 1_048_576
 #: Seconds to wait for the broker's farewell.
 _CLOSING = 3.0
 #: How many handled messages are remembered, in multiples of what may be under way.
@@ -38,7 +41,7 @@ _REMEMBERED = 10
 _Key = tuple[str, bytes]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A message that was handed out and waits to be settled, with :meth:`Consumer.done` or another."""
 
@@ -53,9 +56,9 @@ class Delivery:
 class Consumer:
     """Hands out a queue's messages; each stays in the queue until it is :meth:`done`.
 
-    A lost connection is opened again, at the next host, without end. What the broker then hands over again is handed
-    out a second time only if it has no message id: what is still in hand is recognised, and so is what was done while
-    the broker could not be told. After the end of the process it is not.
+    A lost connection is opened again, at the first host that answers, without end. What was done while the broker
+    could not be told of it, the broker hands over again: that is recognised by its message id, and not handed out.
+    After the end of the process it is not.
 
     :param conn_id: names the connection in the log.
     :param hosts: returns the hosts to try; asked before each round, so that a changed connection is seen.
@@ -82,12 +85,15 @@ class Consumer:
         self._monotonic = monotonic
         self._sleep = sleep
         self._link: Link | None = None
-        self._in_hand: dict[_Key, Delivery] = {}
         self._done: OrderedDict[_Key, None] = OrderedDict()
         self._told: tuple[str, float] | None = None
 
-    async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield each message as it comes, without end."""
+    async def batches(self) -> AsyncIterator[list[Delivery]]:
+        """Yield messages as they come, those together that come together, without end.
+
+        A batch has at most ``prefetch`` messages, and is closed once their bodies have 1,048,576 bytes. Each message of
+        it has to be settled before the next one is asked for.
+        """
         rounds = 0
         while True:
             link = await self._connect()
@@ -96,11 +102,11 @@ class Consumer:
                 self._told = None
                 since = self._monotonic()
                 taken = False
-                while not isinstance(found := await link.inbox.get(), str):
-                    delivery = self._take(link, found)
+                while isinstance(found := await link.inbox.get(), Arrival):
                     taken = True
-                    if delivery is not None:
-                        yield delivery
+                    await self._sleep(_TOGETHER)
+                    if batch := self._batch(link, found):
+                        yield batch
                 if taken or self._monotonic() - since >= _GOOD:
                     rounds = 0
                 self._tell(found)
@@ -111,7 +117,6 @@ class Consumer:
     def done(self, delivery: Delivery) -> None:
         """Let the broker forget a message; at once, or when it hands it over again after a lost connection."""
         if delivery.key is not None:
-            self._forget(delivery)
             self._done[delivery.key] = None
             while len(self._done) > _REMEMBERED * self._prefetch:
                 self._done.popitem(last=False)
@@ -119,7 +124,6 @@ class Consumer:
 
     def reject(self, delivery: Delivery) -> None:
         """Refuse a message for good: it goes to the queue's dead-letter exchange, or is dropped if there is none."""
-        self._forget(delivery)
         delivery.link.reject(delivery.tag)
 
     def again(self, delivery: Delivery) -> None:
@@ -127,7 +131,6 @@ class Consumer:
 
         It is not returned to the queue: a quorum queue counts that, and lets a message go after the twentieth time.
         """
-        self._forget(delivery)
         found = Arrival(delivery.tag, True, delivery.properties, delivery.body)
         # if the connection is lost by then nobody reads that inbox, and the broker hands the message over again
         asyncio.get_running_loop().call_later(_AGAIN, delivery.link.inbox.put_nowait, found)
@@ -157,26 +160,30 @@ class Consumer:
         self._tell("; ".join(causes))
         return None
 
+    def _batch(self, link: Link, found: Arrival | str) -> list[Delivery]:
+        """Return what is new of a message and those behind it."""
+        batch: list[Delivery] = []
+        size = 0
+        while isinstance(found, Arrival):
+            delivery = self._take(link, found)
+            if delivery is not None:
+                batch.append(delivery)
+                size += len(delivery.body)
+            if link.inbox.empty() or len(batch) >= self._prefetch or size >= _BATCH_BYTES:
+                return batch
+            found = link.inbox.get_nowait()
+        # why there will be no more, for who asks next
+        link.inbox.put_nowait(found)
+        return batch
+
     def _take(self, link: Link, found: Arrival) -> Delivery | None:
         """Return what to hand out; None for what is known already."""
         key = _key(found)
-        if found.redelivered and key is not None:
-            if key in self._done:
-                link.ack(found.tag)
-                return None
-            known = self._in_hand.get(key)
-            if known is not None and known.link is not link:
-                known.link, known.tag = link, found.tag
-                return None
-        delivery = Delivery(found.properties, found.body, found.redelivered, key, link, found.tag)
-        if key is not None:
-            self._in_hand[key] = delivery
-        return delivery
-
-    def _forget(self, delivery: Delivery) -> None:
-        # another message of the same id and body may have taken its place
-        if delivery.key is not None and self._in_hand.get(delivery.key) is delivery:
-            del self._in_hand[delivery.key]
+        # a message that is new to the broker is one, also if its sender had sent it before
+        if found.redelivered and key in self._done:
+            link.ack(found.tag)
+            return None
+        return Delivery(found.properties, found.body, found.redelivered, key, link, found.tag)
 
     def _tell(self, problem: str) -> None:
         """Log a problem, and the same one again only after a while."""

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from pika import BasicProperties
 
 
-def payload(
-    queue: str, found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: int | None = None
-) -> dict[str, Any]:
-    """Return an event's payload, which JSON can hold.
+def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: int | None = None) -> dict[str, Any]:
+    """Return what an event says of a message, which JSON can hold.
 
-    ``message_id``, ``queue``, ``destination`` and ``due_at`` (ISO 8601 in UTC with microseconds) as the headers
+    ``message_id``, ``destination`` and ``due_at`` (ISO 8601 in UTC with microseconds) as the headers
     ``airflow-delayed-destination`` and ``airflow-delayed-due-at`` tell them, None where there is none;
     ``redelivered``: the broker had handed the message over before, so that there may be another event of it;
     ``body_bytes``: its size. No header's value beside these, for it may be a secret.
@@ -28,9 +26,8 @@ def payload(
         ``body_base64``. None: no body.
     """
     headers: Mapping[str, Any] = found.headers or {}
-    told: dict[str, Any] = {
+    says: dict[str, Any] = {
         "message_id": found.message_id or None,
-        "queue": queue,
         "destination": _text(headers.get(DESTINATION)),
         "due_at": _moment(headers.get(DUE_AT)),
         "redelivered": redelivered,
@@ -39,10 +36,10 @@ def payload(
     if body_limit is not None and len(body) <= body_limit:
         text = _decoded(body)
         if text is None:
-            told["body_base64"] = base64.b64encode(body).decode()
+            says["body_base64"] = base64.b64encode(body).decode()
         else:
-            told["body"] = text
-    return told
+            says["body"] = text
+    return says
 
 
 def _decoded(body: bytes) -> str | None:

@@ -38,10 +38,10 @@ def handled(world: World) -> dict[str, tuple[datetime, str]]:
     return found
 
 
-def events(world: World) -> list[dict[str, Any]]:
-    """The payloads of all events that Airflow has stored."""
+def told(world: World) -> list[dict[str, Any]]:
+    """The messages of all events that Airflow has stored."""
     found = world.live.call("GET", "/assets/events?limit=100&source_task_id=")["asset_events"]
-    return [event["extra"]["payload"] for event in found if event["extra"].get("from_trigger")]
+    return [message for event in found for message in event["extra"]["payload"]["messages"]]
 
 
 def unacknowledged(world: World) -> int:
@@ -73,12 +73,12 @@ def watched(world: World) -> Iterator[World]:
 
 def test_a_message_starts_the_dag_when_it_is_due(watched: World) -> None:
     log = watched.live.folder / "triggerer.log"
-    eventually("both events", lambda: len(events(watched)) == 2, log)
-    told = {payload["message_id"]: payload["due_at"] for payload in events(watched)}
-    assert len(told) == 2
-    eventually("runs for both", lambda: handled(watched).keys() == told.keys(), log)
+    eventually("both messages", lambda: len(told(watched)) == 2, log)
+    dues = {message["message_id"]: message["due_at"] for message in told(watched)}
+    assert len(dues) == 2
+    eventually("runs for both", lambda: handled(watched).keys() == dues.keys(), log)
     for message_id, (began, due) in handled(watched).items():
-        assert (due, began >= datetime.fromisoformat(due)) == (told[message_id], True)
+        assert (due, began >= datetime.fromisoformat(due)) == (dues[message_id], True)
     eventually("the acknowledgement", lambda: watched.broker.count(QUEUE) == unacknowledged(watched) == 0, log)
 
 
@@ -97,12 +97,12 @@ def test_no_message_is_lost_when_the_triggerer_is_killed_before_its_event_is_sto
     eventually("the message in the triggerer's hands", lambda: unacknowledged(watched) == 1, log)
     time.sleep(1.5)
     live.kill("triggerer")
-    assert "killed-between" not in [payload["message_id"] for payload in events(watched)]
+    assert "killed-between" not in [message["message_id"] for message in told(watched)]
 
     live.start("triggerer")
     eventually("a run", lambda: "killed-between" in handled(watched), log)
-    (told,) = [payload for payload in events(watched) if payload["message_id"] == "killed-between"]
-    assert told["redelivered"] is True
+    (stored,) = [message for message in told(watched) if message["message_id"] == "killed-between"]
+    assert stored["redelivered"] is True
     eventually("the acknowledgement", lambda: watched.broker.count(QUEUE) == unacknowledged(watched) == 0, log)
     for file in live.folder.rglob("*.log"):
         assert b"top secret" not in file.read_bytes(), file

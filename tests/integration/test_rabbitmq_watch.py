@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -55,15 +55,20 @@ def publish(vhost: VirtualHost, queue: str, *bodies: str, **properties: Any) -> 
             channel.basic_publish("", queue, body.encode(), pika.BasicProperties(message_id=body, **properties))
 
 
+def watcher(queue: str, conn_id: str = "rabbit", **options: Any) -> RabbitMQMessageTrigger:
+    return RabbitMQMessageTrigger(conn_id, queue, **{"pause": 0, **options})
+
+
 class Triggerer:
-    """Does with watchers what Airflow's triggerer does; a test says what was stored in the database."""
+    """Does with watchers what Airflow's triggerer does. Events are stored at once, unless it is told to hold them."""
 
     def __init__(self) -> None:
         self.manager = SharedStreamManager()
-        self.fired: list[tuple[int, dict[str, Any]]] = []
-        self.unstored: list[int] = []
+        self.told: list[tuple[int, dict[str, Any]]] = []
         self.failed: dict[int, BaseException] = {}
-        self._seqs = iter(range(1_000_000))
+        self.events = 0
+        self.hold: set[int] = set()
+        self.held: list[int] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def watch(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
@@ -75,25 +80,31 @@ class Triggerer:
         try:
             async for event in trigger.filter_shared_stream(stream):
                 seq = self.manager.bind_pending_event(trigger_id=trigger_id, key=key)
-                self.fired.append((trigger_id, event.payload))
                 assert seq is not None
-                self.unstored.append(seq)
+                self.events += 1
+                self.told += [(trigger_id, message) for message in event.payload["messages"]]
+                self.held.append(seq)
+                if trigger_id not in self.hold:
+                    # Airflow's supervisor answers some time later
+                    asyncio.get_running_loop().call_later(0.05, self.store, [seq])
         except Exception as error:
             self.failed[trigger_id] = error
         finally:
             await self.manager.unsubscribe(trigger_id, key)
 
+    def store(self, seqs: Sequence[int]) -> None:
+        """Have events be in the database."""
+        self.manager.confirm_persisted(seqs)
+        self.held = [seq for seq in self.held if seq not in seqs]
+
     def ids(self, trigger_id: int = 1) -> list[str]:
-        return [payload["message_id"] for each, payload in self.fired if each == trigger_id]
+        return [message["message_id"] for each, message in self.told if each == trigger_id]
 
     async def until(self, *ids: str, trigger_id: int = 1) -> None:
-        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids))
+        """Wait until these have been told, in this order, and all is stored that is not held."""
+        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids) and (self.hold or not self.held))
         assert self.ids(trigger_id) == list(ids)
-
-    async def store(self) -> None:
-        """Have all that was fired be in the database, and let the broker know."""
-        self.manager.confirm_persisted(self.unstored)
-        self.unstored.clear()
+        # the acknowledgement is on its way
         await asyncio.sleep(0.2)
 
     async def stop(self) -> None:
@@ -125,18 +136,17 @@ async def eventually(ready: Callable[[], object]) -> None:
 
 def test_what_is_not_stored_goes_back_and_what_is_does_not(vhost: VirtualHost, queue: str) -> None:
     async def first() -> None:
-        async with triggerer(RabbitMQMessageTrigger("rabbit", queue)) as one:
+        async with triggerer(watcher(queue)) as one:
             publish(vhost, queue, "a", "b")
             await one.until("a", "b")
-            await one.store()
+            one.hold.add(1)
             publish(vhost, queue, "c")
             await one.until("a", "b", "c")
 
     async def second() -> None:
-        async with triggerer(RabbitMQMessageTrigger("rabbit", queue)) as one:
+        async with triggerer(watcher(queue)) as one:
             await one.until("c")
-            assert one.fired[0][1]["redelivered"] is True
-            await one.store()
+            assert one.told[0][1]["redelivered"] is True
 
     asyncio.run(first())
     assert vhost.count(queue) == 1
@@ -152,19 +162,18 @@ def test_an_event_says_what_and_when_and_the_body_only_if_asked(
     (message,) = messages(queue, [1])
 
     async def watch() -> tuple[dict[str, Any], dict[str, Any], datetime]:
-        watchers = RabbitMQMessageTrigger("rabbit", queue), RabbitMQMessageTrigger("rabbit", queue, body=True)
+        watchers = watcher(queue), watcher(queue, body=True)
         async with triggerer(*watchers) as one:
             await asyncio.to_thread(hook.send, [message])
-            await eventually(lambda: len(one.fired) == 2)
+            await eventually(lambda: len(one.told) == 2)
             now = datetime.now(timezone.utc)
-            await one.store()
-            told = dict(one.fired)
+            await one.until("m0")
+            told = dict(one.told)
             return told[1], told[2], now
 
     plain, whole, at = asyncio.run(watch())
     assert plain == {
         "message_id": "m0",
-        "queue": queue,
         "destination": queue,
         "due_at": message.due_at.isoformat(timespec="microseconds"),
         "redelivered": False,
@@ -177,15 +186,13 @@ def test_an_event_says_what_and_when_and_the_body_only_if_asked(
 
 def test_watchers_of_one_queue_share_a_stream_and_all_have_to_store(vhost: VirtualHost, queue: str) -> None:
     async def watch() -> None:
-        watchers = [RabbitMQMessageTrigger("rabbit", queue, body=body) for body in (False, True)]
-        async with triggerer(*watchers) as one:
+        async with triggerer(watcher(queue), watcher(queue, body=True)) as one:
+            one.hold.add(2)
             await eventually(lambda: consumers(vhost, queue) == 1)
             publish(vhost, queue, "a")
             for number in (1, 2):
                 await one.until("a", trigger_id=number)
             assert consumers(vhost, queue) == 1
-            one.manager.confirm_persisted(one.unstored[:1])
-            await asyncio.sleep(0.2)
 
     asyncio.run(watch())
     assert vhost.count(queue) == 1
@@ -196,24 +203,46 @@ def consumers(vhost: VirtualHost, queue: str) -> int:
         return channel.queue_declare(queue, passive=True).method.consumer_count
 
 
-def test_a_lost_connection_doubles_no_event(
+def test_a_lost_connection_doubles_no_message(
     vhost: VirtualHost, queue: str, proxied: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def watch() -> None:
-        async with triggerer(RabbitMQMessageTrigger("rabbit", queue)) as one:
-            publish(vhost, queue, "a", "b")
-            await one.until("a", "b")
-            assert proxied.cut() == 1
+        async with triggerer(watcher(queue)) as one:
+            one.hold.add(1)
+            publish(vhost, queue, "a")
+            await one.until("a")
             # stored while the broker cannot be told of it
-            one.manager.confirm_persisted(one.unstored[:1])
-            publish(vhost, queue, "c")
-            await one.until("a", "b", "c")
-            await one.store()
+            assert proxied.cut() == 1
+            publish(vhost, queue, "b")
+            one.hold.clear()
+            one.store(one.held)
+            await one.until("a", "b")
 
     asyncio.run(watch())
     assert proxied.taken == 2
     assert vhost.count(queue) == 0
     assert f"cannot watch queue '{queue}': the connection was" in caplog.text
+
+
+def test_messages_that_come_together_are_one_event_and_what_comes_after_it_another(
+    vhost: VirtualHost, queue: str
+) -> None:
+    """Airflow makes no run of an event that it stores before the scheduler has seen the one before."""
+    ids = [f"{number:02}" for number in range(30)]
+
+    async def watch() -> None:
+        async with triggerer(watcher(queue, pause=1, prefetch=20)) as one:
+            publish(vhost, queue, ids[0])
+            await one.until(ids[0])
+            started = asyncio.get_running_loop().time()
+            publish(vhost, queue, *ids[1:])
+            await one.until(*ids)
+            # the pause, 20, the pause, 9; and not one by one
+            assert one.events == 3
+            assert asyncio.get_running_loop().time() - started >= 1.5
+
+    asyncio.run(watch())
+    assert vhost.count(queue) == 0
 
 
 def test_a_queue_that_is_missing_is_told_and_waited_for(
@@ -223,19 +252,17 @@ def test_a_queue_that_is_missing_is_told_and_waited_for(
     quick(monkeypatch)
 
     async def watch() -> None:
-        async with triggerer(RabbitMQMessageTrigger("rabbit", name)) as one:
+        async with triggerer(watcher(name)) as one:
             await eventually(lambda: "does not exist" in caplog.text)
             vhost.declare(name)
             publish(vhost, name, "a")
             await one.until("a")
-            await one.store()
             with vhost.channel() as channel:
                 channel.queue_delete(name)
             await eventually(lambda: "was deleted" in caplog.text)
             vhost.declare(name)
             publish(vhost, name, "b")
             await one.until("a", "b")
-            await one.store()
 
     caplog.set_level(logging.INFO)
     asyncio.run(watch())
@@ -266,14 +293,13 @@ def test_a_connection_that_is_missing_is_told_and_waited_for(
     quick(monkeypatch)
 
     async def watch() -> None:
-        async with triggerer(RabbitMQMessageTrigger("later", queue)) as one:
+        async with triggerer(watcher(queue, "later")) as one:
             await eventually(lambda: "AirflowNotFoundException" in caplog.text)
             connect("later", **{**vhost.connection, "password": "wrong"})
             await eventually(lambda: "login refused" in caplog.text)
             connect("later", **{**vhost.connection, "host": f"127.0.0.1:1,{vhost.connection['host']}"})
             publish(vhost, queue, "a")
             await one.until("a")
-            await one.store()
 
     asyncio.run(watch())
     assert vhost.count(queue) == 0
@@ -288,20 +314,21 @@ def test_what_a_watcher_refuses_is_dead_lettered(vhost: VirtualHost, queue: str)
     class Choosy(RabbitMQMessageTrigger):
         async def filter_shared_stream(self, shared_stream):
             async def chosen():
-                async for found in shared_stream:
-                    if found.body == b"bad":
+                async for batch in shared_stream:
+                    if b"bad" in [found.body for found in batch]:
                         reject_shared_stream_event()
                     else:
-                        yield found
+                        yield batch
 
             async for event in super().filter_shared_stream(chosen()):
                 yield event
 
     async def watch() -> None:
-        async with triggerer(Choosy("rabbit", name)) as one:
-            publish(vhost, name, "bad", "good")
+        async with triggerer(Choosy("rabbit", name, pause=0)) as one:
+            publish(vhost, name, "bad")
+            await eventually(lambda: vhost.count(dead) == 1)
+            publish(vhost, name, "good")
             await one.until("good")
-            await one.store()
 
     asyncio.run(watch())
     assert (vhost.count(name), vhost.count(dead)) == (0, 1)
@@ -314,14 +341,16 @@ def test_an_event_that_is_never_stored_is_fired_again(vhost: VirtualHost, queue:
         one = Triggerer()
         one.manager = SharedStreamManager(ack_timeout=0.3)
         try:
-            one.watch(1, RabbitMQMessageTrigger("rabbit", queue))
+            one.hold.add(1)
+            one.watch(1, watcher(queue))
             publish(vhost, queue, "a")
             await one.until("a")
             await eventually(lambda: one.failed)
             assert type(one.failed.pop(1)).__name__ == "AckTimeout"
-            one.watch(1, RabbitMQMessageTrigger("rabbit", queue))
+            one.hold.clear()
+            one.held.clear()
+            one.watch(1, watcher(queue))
             await one.until("a", "a")
-            await one.store()
         finally:
             await one.stop()
 
@@ -334,7 +363,7 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_nothing_open(
 ) -> None:
     async def watch(port: int) -> None:
         connect("silent", **{**vhost.connection, "port": port})
-        async with triggerer(RabbitMQMessageTrigger("silent", queue)):
+        async with triggerer(watcher(queue, "silent")):
             await asyncio.sleep(0.3)
 
     with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:

