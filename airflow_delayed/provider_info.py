@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
+def _one_of(default: str, *others: str) -> dict[str, Any]:
+    """Return the schema of a field with a choice; not to choose is to take the default."""
+    return {
+        "type": ["string", "null"],
+        "enum": [None, default, *others],
+        "values_display": {"null": f"{default} (default)"},
+    }
+
+
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata (Airflow's ``provider_info.schema.json``)."""
     return {
@@ -62,7 +71,7 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": {
                     "ssl": {
                         "label": "TLS",
-                        "description": "Encrypt, and verify the broker's certificate; the port is then 5671.",
+                        "description": "Encrypt, and verify the broker's certificate; the port is 5671 then.",
                         "schema": {"type": ["boolean", "null"], "default": False},
                     },
                     "heartbeat": {
@@ -88,8 +97,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "verify": {
                         "label": "Verify the broker",
-                        "description": "Empty: verify_peer. verify_none trusts whoever answers.",
-                        "schema": {"type": ["string", "null"], "enum": [None, "verify_peer", "verify_none"]},
+                        "description": "verify_none trusts whoever answers.",
+                        "schema": _one_of("verify_peer", "verify_none"),
                     },
                     "server_name_indication": {
                         "label": "Name in the broker's certificate",
@@ -98,8 +107,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "auth_mechanism": {
                         "label": "Login by",
-                        "description": "plain (empty): login and password; external: the client certificate.",
-                        "schema": {"type": ["string", "null"], "enum": [None, "plain", "external"]},
+                        "description": "plain: login and password; external: the client certificate.",
+                        "schema": _one_of("plain", "external"),
                     },
                     "connection_timeout": {
                         "label": "Connection timeout",
@@ -118,16 +127,13 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "topology": {
                         "label": "Topology",
-                        "description": "The delay levels to use, of ours or of others. Empty: delayed.",
-                        "schema": {
-                            "type": ["string", "null"],
-                            "enum": [None, "delayed", "nservicebus", "nservicebus-v1", "celery", "celery-classic"],
-                        },
+                        "description": "Whose delay levels are used: our own, or those that others share with us.",
+                        "schema": _one_of("delayed", "nservicebus", "nservicebus-v1", "celery", "celery-classic"),
                     },
                     "routing": {
                         "label": "NServiceBus routing",
-                        "description": "How NServiceBus's endpoints are addressed. Empty: conventional.",
-                        "schema": {"type": ["string", "null"], "enum": [None, "conventional", "direct"]},
+                        "description": "How NServiceBus's endpoints are addressed.",
+                        "schema": _one_of("conventional", "direct"),
                     },
                 },
             }

@@ -277,18 +277,21 @@ class RabbitMQDelayHook(BaseHook):
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
 
     def test_connection(self) -> tuple[bool, str]:
-        """Log in within a few seconds; say in plain words what is wrong, or what answered."""
+        """Log in within a few seconds; say in plain words what is wrong, or what answered.
+
+        The connection is not named: in the UI it is tested under a name that nobody knows.
+        """
         from airflow_delayed.rabbitmq.hosts import host_name, test
 
         try:
             hosts, topology = self._hosts(), self.topology
         except (TransportUnavailable, ValueError) as error:
-            return False, str(error)
+            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         causes = [(host_name(host), cause) for host, cause in zip(hosts, test(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
         good = ", ".join(name for name, cause in causes if not cause)
         if not good:
-            return False, f"connection {self.conn_id!r}: {bad}"
+            return False, bad
         text = f"Connected to RabbitMQ at {good}, virtual host {hosts[0].virtual_host!r}; topology {topology.name!r}"
         return True, f"{text}. Not all hosts can be used: {bad}" if bad else text
 
