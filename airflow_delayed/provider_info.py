@@ -42,7 +42,11 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "Delayed delivery",
-                "python-modules": ["airflow_delayed.triggers.due_time", "airflow_delayed.triggers.fifo_cycle"],
+                "python-modules": [
+                    "airflow_delayed.triggers.due_time",
+                    "airflow_delayed.triggers.fifo_cycle",
+                    "airflow_delayed.triggers.rabbitmq_message",
+                ],
             }
         ],
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.rabbitmq.consumer import Consumer
     from airflow_delayed.rabbitmq.management import Management
     from airflow_delayed.rabbitmq.moved import MoveReport
     from airflow_delayed.rabbitmq.place import Place
@@ -195,6 +197,19 @@ class RabbitMQDelayHook(BaseHook):
 
         publisher = Publisher(self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
         return publisher.send(messages)
+
+    def consumer(self, queue: str, *, prefetch: int) -> Consumer:
+        """Return what hands out the messages of a queue in an asyncio loop, and acknowledges them.
+
+        :param prefetch: how many messages may be in hand at most.
+        """
+        from airflow_delayed.rabbitmq.consumer import Consumer
+
+        async def hosts() -> Sequence[ConnectionParameters]:
+            # it asks for the connection, and reads certificates: nothing that a loop should wait for
+            return await asyncio.to_thread(self._hosts)
+
+        return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
 
     def migrate(
         self,
