@@ -81,9 +81,6 @@ class DelayedSendOperator(BaseOperator):
     :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
     :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
         "nservicebus-unwrapped". Not with a store.
-    :param require_success: refuse a folder without ``_SUCCESS``.
-    :param source_format: "parquet" or "json"; by default by the files' endings.
-    :param dry_run: check all, send nothing, and log what would go where and when.
     :param lead: send nothing until so long before the first message is due, and then all. For what shall not be in a
         broker before, or is further off than the transport can delay and has no store; for SQS never more than 870 s.
         All is checked before the wait and again after it, when the rows are read anew. To mark the task failed while
@@ -95,8 +92,11 @@ class DelayedSendOperator(BaseOperator):
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new.
-    :param clock: the present, and
-    :param sleep: how to wait on the worker; both for tests.
+    :param sleep: how to wait on the worker, for tests.
+    :param require_success: refuse a folder without ``_SUCCESS``.
+    :param source_format: "parquet" or "json"; by default by the files' endings.
+    :param dry_run: check all, send nothing, and log what would go where and when.
+    :param clock: the present, for tests.
     :return: a summary (sent, held, duplicates, set_aside, skipped, first_due, last_due), never a body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
@@ -266,6 +266,23 @@ class DelayedSendOperator(BaseOperator):
                 f"{self._sending.held.sent:,}",
             )
 
+    def _survey(self, sending: Sending, route: Route) -> tuple[Survey, int]:
+        """Check everything, and return what was found and how many rows were set aside."""
+        if self.rejects is not None and not self.only_plan:
+            with Rejects(*self._rejects_file()) as rejects:
+                found = sending.survey(set_aside=rejects.add)
+            set_aside = rejects.count
+            if set_aside:
+                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
+        else:
+            aside: list[Problem] = []
+            found = sending.survey(set_aside=None if self.rejects is None else aside.append)
+            set_aside = len(aside)
+        told.checked(self.log, self.conn_id, sending.source.name, found)
+        self._check_empty(found)
+        self._verify(found, route)
+        return found, set_aside
+
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
         route = self._route(closing)
         wanted, rules = self._rules(context, began.anchor)
@@ -297,23 +314,6 @@ class DelayedSendOperator(BaseOperator):
         summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
         describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
         return summary
-
-    def _survey(self, sending: Sending, route: Route) -> tuple[Survey, int]:
-        """Check everything, and return what was found and how many rows were set aside."""
-        if self.rejects is not None and not self.only_plan:
-            with Rejects(*self._rejects_file()) as rejects:
-                found = sending.survey(set_aside=rejects.add)
-            set_aside = rejects.count
-            if set_aside:
-                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
-        else:
-            aside: list[Problem] = []
-            found = sending.survey(set_aside=None if self.rejects is None else aside.append)
-            set_aside = len(aside)
-        told.checked(self.log, self.conn_id, sending.source.name, found)
-        self._check_empty(found)
-        self._verify(found, route)
-        return found, set_aside
 
     def _capped(self, lead: timedelta, route: Route) -> timedelta:
         horizon = route.delivery.horizon
