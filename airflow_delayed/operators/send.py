@@ -24,7 +24,7 @@ from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
 from airflow_delayed.operators import told
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try, turn_of
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try, turn_of, waits
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
@@ -246,10 +246,10 @@ class DelayedSendOperator(BaseOperator):
                 summary = self._execute(context, began, closing)
         except InputError as error:
             if not self.only_plan:
-                ended(context)
+                ended(context, anew=anew)
             raise AirflowFailException(str(error)) from error
         if not self.only_plan:
-            ended(context)
+            ended(context, anew=anew)
         return summary
 
     def resume(self, context: Context, event: object = None) -> dict[str, Any]:
@@ -300,7 +300,9 @@ class DelayedSendOperator(BaseOperator):
                 log=self.log,
             )
 
-        clock = self.clock if self.lead is None else self._wait(self._capped(self.lead, route), route, read)
+        clock = self.clock
+        if self.lead is not None:
+            clock = self._wait(context, self._capped(self.lead, route), route, read)
         sending = read(clock)
         found, set_aside = self._survey(sending, route)
         self._sending = None if self.only_plan else sending
@@ -322,10 +324,12 @@ class DelayedSendOperator(BaseOperator):
         self.log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
         return horizon
 
-    def _wait(self, lead: timedelta, route: Route, read: Callable[[Clock], Sending]) -> Clock:
+    def _wait(self, context: Context, lead: timedelta, route: Route, read: Callable[[Clock], Sending]) -> Clock:
         """Return, when the first message is due within the lead, what to take for the present."""
         first = read(self.clock).first_due(self.clock() + lead)
         if first is None or (wake := first - lead) <= self.clock():
+            if not self.only_plan:
+                waits(context, False)
             return self.clock
         if self.only_plan:
             self.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
@@ -340,6 +344,7 @@ class DelayedSendOperator(BaseOperator):
                 lead,
             )
             route.close()
+            waits(context, True)
             if self.deferrable:
                 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
@@ -347,7 +352,7 @@ class DelayedSendOperator(BaseOperator):
         while (left := (wake - self.clock()).total_seconds()) > 0:
             self.sleep(pause(left))
         # the rows may have changed meanwhile
-        return self._wait(lead, route, read)
+        return self._wait(context, lead, route, read)
 
     def _rejects_file(self) -> tuple[Any, str]:
         assert self.rejects is not None

@@ -108,6 +108,19 @@ def test_marked_failed_while_it_waits_and_cleared_a_month_later_it_sends_nothing
     assert run.transport.sent == []
 
 
+def test_cleared_after_its_send_failed_it_still_sends_what_has_fallen_due_meanwhile(run):
+    given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
+    deferred(run, **given)
+    run.now += 5 * HOUR
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        resumed(run, **given)
+    run.transport.fail_after = None
+    run.clear()
+    run.now += 5 * HOUR  # the broker was repaired
+    assert run.execute(**given)["sent"] == 1
+
+
 def test_what_is_wrong_is_told_before_the_wait(run):
     far = {"due_at": NOW + 5 * HOUR, "lead": MINUTE, "deferrable": True}
     with pytest.raises(AirflowFailException, match="limit is 100"):
@@ -221,6 +234,18 @@ def test_cleared_task_means_the_same_ids_or_new_ones(run):
     assert min(new.values()) == run.now + MINUTE  # relative delays count anew
     run.now += MINUTE
     assert ids(on_clear="new_ids") == new
+
+
+def test_cleared_for_new_ids_it_sends_nothing_stale_whatever_became_of_the_first(run):
+    given = {"value": "x", "due_at": NOW + MINUTE, "on_clear": "new_ids"}
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(**given)
+    run.transport.fail_after = None
+    run.clear()
+    run.now += timedelta(days=30)
+    with pytest.raises(AirflowFailException, match="were due more than"):
+        run.execute(**given)
 
 
 def test_new_ids_of_a_cleared_task_are_new_also_where_times_are_absolute(run):
