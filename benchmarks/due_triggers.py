@@ -2,16 +2,16 @@
 
     python benchmarks/due_triggers.py [--waits 10000] [--spread 60] [--rounds 1]
 
-A private PostgreSQL as Airflow's database holds that many deferred task instances, one trigger each, their moments
-spread evenly over a minute; one `airflow triggerer` process with the capacity for all runs them, nothing else of
-Airflow does. Late is what passes from a trigger's moment until its run() goes on, by the triggerer's own clock.
+A private PostgreSQL as Airflow's database holds that many deferred task instances, one trigger each; one `airflow
+triggerer` process with the capacity for all runs them, nothing else of Airflow does. When all are loaded, which takes
+it minutes, each waits for its own moment, spread evenly over a minute. Late is what passes from a trigger's moment
+until its run() goes on, by the triggerer's own clock.
 
 The limit beside it, in the same run: a process with nothing but an asyncio loop and call_later for as many moments,
 which looks at the clock before it calls.
 
-CPU is user and system time of the triggerer's processes, supervisor and runner, from their start until the last has
-fired; net of as many triggers that return at once, which is what Airflow itself takes to load and to end them, in a
-triggerer that then runs on for as long.
+CPU is user and system time of the triggerer's processes, supervisor and runner, from when all are loaded until the last
+has fired; net of as many triggers that return at once, in a triggerer that then runs on for as long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import asyncio
 import multiprocessing
 import os
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,15 +32,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from timed_triggers import FIRING, HEAD_START
 
 from services import airflow, postgres, process
 
-#: Seconds a wait that Airflow may take to load a trigger and to get it going, and for all together.
-LOADING, STARTING = 0.012, 30
-#: What timed_triggers.py writes: a moment and when its trigger fired, in seconds since 1970.
-FIRING = struct.Struct("dd")
+#: Seconds after which it is given up.
+PATIENCE = 1500
 BARE, OURS, CORE, AT_ONCE = "bare timer heap", "DueTimeTrigger", "DateTimeTrigger", "returns at once"
-CLASSES = {OURS: "TimedDue", CORE: "TimedDateTime", AT_ONCE: "AtOnce"}
+KINDS = {OURS: "DueTime", CORE: "DateTime", AT_ONCE: "AtOnce"}
 
 
 @dataclass
@@ -118,31 +116,28 @@ class Waits:
 
     def measure(self, name: str, count: int, spread: float) -> Result:
         self._firings.write_bytes(b"")
-        first = time.time() + STARTING + LOADING * count
-        arguments = [str(count), CLASSES[name], repr(first), repr(spread)]
-        subprocess.run([sys.executable, __file__, "--fill", *arguments], env={**os.environ, **self.env}, check=True)
-        log = self._home / "triggerer.log"
+        env = {**os.environ, **self.env}
+        subprocess.run([sys.executable, __file__, "--fill", KINDS[name], str(count), repr(spread)], env=env, check=True)
+        log = self._home / f"{KINDS[name]}.log"
         command = [*self._airflow, "triggerer", "--skip-serve-logs", "--capacity", str(count + 1)]
         with process.running(command, log=log, env=self.env) as triggerer:
-            seconds = first + spread - time.time() + 60
-            size = count * FIRING.size
-
-            def fired() -> bool:
-                return self._firings.stat().st_size >= size
-
-            deadline = time.monotonic() + seconds
-            while not fired() and time.monotonic() < deadline:
-                time.sleep(0.2)
-            if not fired():
-                raise SystemExit(f"{name}: not all have fired\n{log.read_text()[-3000:]}")
+            self._wait_for(1, log)
+            before = cpu_of(triggerer.pid)
+            loaded = time.monotonic()
+            self._wait_for(1 + count, log)
             # as long for those that return at once: an idle triggerer takes something too
-            time.sleep(max(0.0, first + spread - time.time()))
-            cpu, runner = cpu_of(triggerer.pid)
-        pairs = list(FIRING.iter_unpack(self._firings.read_bytes()))
-        late = sorted((at - moment) * 1000 for moment, at in pairs)
-        if name != AT_ONCE and min(at for _, at in pairs) > first + spread / 4:
-            raise SystemExit(f"{name}: the triggerer had not loaded all triggers when the first were due")
-        return Result(late, cpu, runner)
+            time.sleep(max(0.0, loaded + HEAD_START + spread - time.monotonic()))
+            after = cpu_of(triggerer.pid)
+        _, *firings = FIRING.iter_unpack(self._firings.read_bytes())
+        late = sorted((at - moment) * 1000 for moment, at in firings)
+        return Result(late, after[0] - before[0], after[1] - before[1])
+
+    def _wait_for(self, records: int, log: Path) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self._firings.stat().st_size < records * FIRING.size:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not all have fired\n{log.read_text()[-3000:]}")
+            time.sleep(0.1)
 
 
 def cpu_of(pid: int) -> tuple[float, float]:
@@ -152,9 +147,8 @@ def cpu_of(pid: int) -> tuple[float, float]:
     return sum(spent), sum(spent[1:])
 
 
-def fill(count: int, class_name: str, first: float, spread: float) -> None:
+def fill(kind: str, count: int, spread: float) -> None:
     """Put the deferred task instances into Airflow's database, in place of those of an earlier round."""
-    import timed_triggers
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.dagbag import DBDagBag
@@ -165,6 +159,7 @@ def fill(count: int, class_name: str, first: float, spread: float) -> None:
     from airflow.utils.session import create_session
     from airflow.utils.types import DagRunTriggeredByType, DagRunType
     from sqlalchemy import insert, text
+    from timed_triggers import Timed
 
     with DAG("waits", schedule=None) as dag:
         EmptyOperator(task_id="wait")
@@ -173,10 +168,9 @@ def fill(count: int, class_name: str, first: float, spread: float) -> None:
     DagBundlesManager().sync_bundles_to_db()
     sync_bag_to_db(bag, "dags-folder", None)
     now = datetime.now(timezone.utc)
-    trigger = getattr(timed_triggers, class_name)
     rows: list[dict[str, Any]] = []
-    for number, moment in enumerate(moments(first, count, spread), 1):
-        path, arguments = trigger(datetime.fromtimestamp(moment, timezone.utc)).serialize()
+    for number, after in enumerate(moments(0.0, count, spread), 1):
+        path, arguments = Timed(kind, after, count).serialize()
         kept = Trigger.encrypt_kwargs(arguments)
         rows.append({"id": number, "classpath": path, "encrypted_kwargs": kept, "created_date": now})
     with create_session() as session:
@@ -216,11 +210,11 @@ def main() -> int:
     parser.add_argument("--waits", type=int, default=10_000)
     parser.add_argument("--spread", type=float, default=60.0, help="seconds over which their moments are spread")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--fill", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--fill", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fill:
-        count, class_name, first, spread = options.fill
-        fill(int(count), class_name, float(first), float(spread))
+        kind, count, spread = options.fill
+        fill(kind, int(count), float(spread))
         return 0
     results: dict[str, list[Result]] = {name: [] for name in (BARE, OURS, CORE, AT_ONCE)}
     with postgres.running() as server, tempfile.TemporaryDirectory(prefix="due-triggers-") as home:
