@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -184,6 +187,17 @@ def test_without_a_triggerer_it_waits_on_the_worker(run):
 def test_without_a_lead_nothing_waits_whatever_is_deferrable(run):
     assert run.execute(value="x", delay=5 * HOUR, deferrable=True)["sent"] == 1
     assert run.now == NOW
+
+
+def test_it_waits_in_the_triggerer_by_default_where_airflow_says_so():
+    code = (
+        "from airflow_delayed.operators.send import DelayedSendOperator as Send;"
+        "from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor as Cycle;"
+        "print(Send(task_id='t', conn_id='c', value='x').deferrable, Cycle(task_id='t', destination='d').deferrable)"
+    )
+    env = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.splitlines()[-1] == "True True"
 
 
 def test_dry_run_tells_until_when_it_would_wait_and_does_not(run, log):
