@@ -44,7 +44,8 @@ def first_try(context: Context, now: datetime, *, anew: bool = False, keep: bool
     :param anew: a cleared task is another send.
     :param keep: without it nothing is written, as befits a dry run.
     """
-    if keep and context["task_state_store"].get(_WAITS) not in (None, turn_of(context)):
+    waited = context["task_state_store"].get(_WAITS)
+    if keep and waited is not None and waited != turn_of(context):
         ended(context, anew=anew)
         waits(context, False)
     anchor, began = (_key(context, key, anew) for key in (_ANCHOR, _BEGAN))
