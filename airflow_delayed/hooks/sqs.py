@@ -58,8 +58,8 @@ ENVELOPE_EXTRA = "envelope"
 #: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
 MARGIN = timedelta(seconds=30)
 _INSTEAD = (
-    f'let such messages wait in a store (store_conn_id=), or set "{UNRESTRICTED_EXTRA}": true in its extra and run'
-    " TopologyInstallOperator and a FifoCycleSensor"
+    "let such messages wait in a store (store_conn_id=), or the task that sends them (lead=), or set"
+    f' "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
 )
 
 #: With which a connection is tested: an answer in a few seconds.

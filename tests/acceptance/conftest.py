@@ -28,6 +28,8 @@ class World:
     reminders: Path
     store_url: str
     broker: VirtualHost
+    #: Of the names of its queues in SQS.
+    prefix: str
 
     def folder(self, run_id: str) -> Path:
         """The folder that a run's Spark job writes."""
@@ -73,7 +75,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
         ):
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
-            yield World(live, consumer, folder / "reminders", server.url, broker)
+            yield World(live, consumer, folder / "reminders", server.url, broker, prefix)
 
 
 def _database(url: str, name: str) -> str:
