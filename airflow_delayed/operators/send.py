@@ -6,30 +6,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed.delivery import Clock, HoldingStore, delivery_for, store_for
-from airflow_delayed.errors import DestinationMissing, InputError, InvalidMessage, SourceError, TopologyError
-from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.delivery import Clock
+from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, Source, open_source
-from airflow_delayed.localtime import resolve, zone
-from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
+from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
+from airflow_delayed.operators.arguments import check_arguments
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try, turn_of, waits
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try, waits
+from airflow_delayed.operators.routes import route_of
+from airflow_delayed.operators.rules import rules_of
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
-from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
@@ -210,45 +210,10 @@ class DelayedSendOperator(BaseOperator):
         self.clock = clock
         self.sleep = sleep
         self._sending: Sending | None = None
-        self._check_arguments()
+        check_arguments(self)
         for hidden in (messages, value, body):
             # what is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
-
-    def _check_arguments(self) -> None:
-        given = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"give one of messages=, source= and value= (or body=); given: {', '.join(given) or 'none'}"
-            )
-        if self.delay is not None and self.due_at is not None:
-            raise ValueError("delay= and due_at= say the same thing; give one of them")
-        if self.message_id is not None and (self.messages is not None or self.source is not None):
-            raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
-        if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
-            raise ValueError("id_columns= is empty; leave it out to have ids made from content")
-        if self.id_columns is not None and self.messages is None and self.source is None:
-            raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
-        for name, choices in (
-            ("invalid_rows", ("fail", "set_aside")),
-            ("past_due", ("fail", "send", "skip")),
-            ("on_empty", ("warn", "fail", "skip")),
-            ("unknown_columns", ("fail", "ignore")),
-            ("source_format", (None, "parquet", "json")),
-            ("on_clear", ("same_ids", "new_ids")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
-        if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
-            check_on_conflict(self.on_conflict)
-        if (self.invalid_rows == "set_aside") != (self.rejects is not None):
-            raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
-        if self.on_clear == "new_ids" and (self.message_id is not None or self.id_columns is not None):
-            raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
-        spans = {"hold_over": self.hold_over, "max_past": self.max_past}
-        for name, span in {**spans, **({} if self.lead is None else {"lead": self.lead})}.items():
-            if not isinstance(span, timedelta) or span < timedelta(0):
-                raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
@@ -297,8 +262,8 @@ class DelayedSendOperator(BaseOperator):
         return found, set_aside
 
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
-        route = self._route(closing)
-        wanted, rules = self._rules(context, began.anchor)
+        route = route_of(self, closing)
+        wanted, rules = rules_of(self, context, began.anchor)
 
         def read(clock: Clock) -> Sending:
             return Sending(
@@ -377,87 +342,6 @@ class DelayedSendOperator(BaseOperator):
             if path == source or path.startswith(source + "/"):
                 raise InputError(f"rejects={self.rejects} lies in the source itself; give it a place of its own")
         return fs, path
-
-    def _route(self, closing: ExitStack) -> Route:
-        # a template may have come out empty
-        options = {name: given for name in ("topology", "routing", "envelope") if (given := getattr(self, name))}
-        if options and self.store_conn_id is not None:
-            raise InputError(
-                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
-                f" says; set the extra of {self.conn_id!r} instead"
-            )
-        on_conflict = self._on_conflict()
-        if on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
-            options["on_conflict"] = on_conflict
-        delivery = delivery_for(self.conn_id, **options)
-        closing.callback(delivery.close)
-        if delivery.horizon == timedelta(0):
-            if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
-                raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
-            return Route(delivery=delivery, store=cast(HoldingStore, delivery))
-        if self.store_conn_id is None:
-            return Route(delivery=delivery)
-        store = store_for(self.store_conn_id, self.conn_id, on_conflict=on_conflict)
-        closing.callback(store.close)
-        hold_over = min(self.hold_over, delivery.horizon)
-        if hold_over < self.hold_over:
-            self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
-        return Route(delivery=delivery, store=store, hold_over=hold_over)
-
-    def _on_conflict(self) -> OnConflict:
-        try:
-            return check_on_conflict(self.on_conflict)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-
-    def _rules(self, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
-        where = None if self.timezone is None else zone(self.timezone)
-
-        def moment(column: str, given: datetime | str | None) -> datetime | None:
-            if given is None:
-                return None
-            parsed = parse_time(column, given)
-            if where is not None and parsed.utcoffset() is None:
-                return resolve(column, parsed, where)[0]
-            return utc(column, parsed)
-
-        due_at = moment("due_at", self.due_at)
-        if self.delay is not None:
-            due_at = due_after(anchor, delay_of(self.delay))
-        id_columns = (self.id_columns,) if isinstance(self.id_columns, str) else tuple(self.id_columns or ())
-        headers = {} if self.headers is None else self.headers
-        if not isinstance(headers, Mapping) or not all(
-            isinstance(part, str) for pair in headers.items() for part in pair
-        ):
-            raise InvalidMessage("headers", "must be a dictionary of text to text")
-        if self.message_id is not None and self.message_id.strip() in ("", "None"):
-            raise InvalidMessage("message_id", f"is {self.message_id!r}; did its template render to nothing?")
-        ti = context["ti"]
-        rules = RowRules(
-            anchor=anchor,
-            scope=scope_of(
-                ti.dag_id,
-                ti.run_id,
-                ti.task_id,
-                -1 if ti.map_index is None else ti.map_index,
-                *([turn_of(context)] if self.on_clear == "new_ids" else []),
-            ),
-            destination=self.destination,
-            due_at=due_at,
-            headers=headers,
-            message_id=self.message_id,
-            id_columns=id_columns,
-            tag=self.tag,
-            expires_at=moment("expires_at", self.expires_at),
-            zone=where,
-        )
-        wanted = Wanted(
-            destination=self.destination is not None,
-            due=due_at is not None,
-            id_columns=id_columns,
-            ignore_others=self.unknown_columns == "ignore",
-        )
-        return wanted, rules
 
     def _open(self, context: Context) -> Source:
         if self.source is not None:
