@@ -170,7 +170,7 @@ class CustomDispatcher:
         gate = _Gate(self._clock, self._monotonic)
         waiting = {held.message.message_id: held for held in batch}
         again: list[HeldMessage] = []
-        while waiting and gate:
+        while waiting and gate.may_send():
             done = hand_over(self._transport, [held.message for held in waiting.values()], self._clock(), gate)
             for message in done.confirmed:
                 self._remove(waiting.pop(message.message_id))
@@ -283,8 +283,8 @@ class _Gate:
         self._monotonic = monotonic
         self._began = monotonic()
 
-    def may_send(self, due_at: datetime) -> bool:
-        return bool(self)
+    def hold(self, due_at: datetime) -> None:
+        """Nothing is given to a transport before its time here."""
 
-    def __bool__(self) -> bool:
+    def may_send(self) -> bool:
         return self._monotonic() - self._began < HELD

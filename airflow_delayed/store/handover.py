@@ -22,8 +22,12 @@ class Failure(NamedTuple):
 class Gate(Protocol):
     """Says, before each message, whether it may still be sent."""
 
-    def may_send(self, due_at: datetime) -> bool:
-        """Wait until a message's time has come, and return whether it may be sent; nothing is taken after a no."""
+    def hold(self, due_at: datetime) -> None:
+        """Wait until the time of a message has come, or sending may not go on."""
+        ...
+
+    def may_send(self) -> bool:
+        """Return whether sending may go on; nothing more is taken after a no."""
         ...
 
     def now(self) -> datetime:
@@ -110,7 +114,8 @@ class _Feed:
         gate, taken = self._gate, self.taken
         for message in self._messages:
             if gate is not None:
-                if not gate.may_send(message.due_at):
+                gate.hold(message.due_at)
+                if not gate.may_send():
                     # ended, and no error: what the transport has taken it brings to an end, and tells
                     self._done.stopped = True
                     return

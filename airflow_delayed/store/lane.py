@@ -57,13 +57,13 @@ class Gate:
         self._window = window
         self.now = desk.clock
 
-    def may_send(self, due_at: datetime) -> bool:
-        """Wait until the next message's time has come, and return whether it may be sent."""
-        while self and (left := due_at - self._window - self.now()) > timedelta(0):
+    def hold(self, due_at: datetime) -> None:
+        """Wait until the time of a message has come."""
+        while self.may_send() and (left := due_at - self._window - self.now()) > timedelta(0):
             self._desk.sleep(left.total_seconds())
-        return bool(self)
 
-    def __bool__(self) -> bool:
+    def may_send(self) -> bool:
+        """Return whether the next message may be sent."""
         return not self._desk.stop.is_set() and bool(self._held)
 
 
@@ -258,7 +258,7 @@ class Lane:
             yield rows
             return
         rest = sorted(rows, key=lambda row: row["Time"])
-        while rest and gate:
+        while rest and gate.may_send():
             end = self._desk.clock() + self.window
             left = rest[0]["Time"] - CONNECT - end
             if left > timedelta(0):
