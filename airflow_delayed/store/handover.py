@@ -83,8 +83,7 @@ def hand_over(
         else:
             ready.append(message)
     while ready and done.lost is None and not done.stopped:
-        # as for one that is due: whether anything may be sent at all, before a transport connects for it
-        if gate is not None and not gate.may_send(now):
+        if gate is not None and not gate.may_send():
             done.stopped = True
             break
         ready = _send(done, transport, ready, now, gate)
