@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
 from datetime import timedelta
-from threading import Event
 
 from airflow_delayed.delivery import DelayedDelivery
 from airflow_delayed.store import verdicts
@@ -26,9 +25,9 @@ from airflow_delayed.store.tally import Tally
 
 log = logging.getLogger(__name__)
 
-#: How long one send should take, in seconds: a transport may need a while to begin, so what goes fast is sent in
-#: several batches at a time; and what is sent is not known to be until its end, so they are not many.
-SEND_SECONDS = 0.25
+#: How long one send should take at most, in seconds: a transport needs a while to begin and to end, so what goes fast
+#: is sent in several batches at a time; and what is sent is not known to be until its end, so they are not many.
+SEND_SECONDS = 0.5
 MOST_BATCHES = 10
 #: Not more than so many bytes of bodies are claimed ahead, but for one batch.
 MOST_BYTES = 16 * 1024 * 1024
@@ -100,17 +99,13 @@ class Lane:
         self._transport.close()
 
     def _run(self, clerk: Executor) -> None:
-        hurry = Event()
-        hurry.set()
         sent: list[Batch] = []
-        held = self._turn([], hurry)
+        held = self._turn([])
         while held or sent:
-            hurry.clear()
-            ahead = clerk.submit(self._turn, sent, hurry)
+            ahead = clerk.submit(self._turn, sent)
             try:
                 lost = self._send(held)
             finally:
-                hurry.set()
                 wait([ahead])
             sent, held = held, ahead.result()
             if self._desk.recovery_breaker.tripped:
@@ -129,23 +124,21 @@ class Lane:
                 return
             log.warning("connection %r: %s; it is tried again", self.conn_id, explained(lost))
             self._desk.sleep(min(self._pauses.next(), self._breaker.remaining))
-            sent, held = [], self._turn([], hurry)
+            sent, held = [], self._turn([])
 
     # -- beside the sending ------------------------------------------------------------------------------------------
 
-    def _turn(self, sent: Sequence[Batch], hurry: Event) -> list[Batch]:
-        """Settle what was sent, and claim what is sent next.
-
-        :param hurry: set when the sender has nothing to do any more.
-        """
+    def _turn(self, sent: Sequence[Batch]) -> list[Batch]:
+        """Settle what was sent, and claim what is sent next."""
         self._settle(sent)
         claimed: list[Batch] = []
         goal, size = self._goal, 0
         while goal > 0 and size < MOST_BYTES and not self._desk.stop.is_set():
-            if claimed and hurry.is_set():
-                break
             limit = self._allowed()
+            if not limit and claimed:
+                break
             if not limit:
+                self._wait_for_tokens()
                 continue
             batch = self._desk.claim(self.deliver_conn_id, self.window, limit, self._place)
             rows = 0 if batch is None else len(batch.rows)
@@ -162,14 +155,13 @@ class Lane:
         return claimed
 
     def _allowed(self) -> int:
-        """Return how many messages may be claimed; after some waiting, which may come to nothing."""
+        """Return how many messages may be claimed now."""
         most = self._policy.batch_size
-        if self._bucket is None:
-            return most
-        taken = self._bucket.take(most)
-        if not taken:
-            self._desk.sleep(self._bucket.wait(max(1, most // 10)))
-        return taken
+        return most if self._bucket is None else self._bucket.take(most)
+
+    def _wait_for_tokens(self) -> None:
+        assert self._bucket is not None
+        self._desk.sleep(self._bucket.wait(max(1, self._policy.batch_size // 10)))
 
     def _settle(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -191,10 +183,7 @@ class Lane:
         found = verdicts.read([row for batch in batches for row in batch.rows], self._closed, now)
         began = desk.monotonic()
         done = hand_over(self._transport, found.messages, now, gate) if found.messages else Handover()
-        if done.confirmed:
-            rate = len(done.confirmed) / max(desk.monotonic() - began, 0.001)
-            most = MOST_BATCHES * self._policy.batch_size
-            self._goal = max(self._policy.batch_size, min(most, int(rate * SEND_SECONDS)))
+        self._adapt(desk.monotonic() - began)
         self._closed.update(done.closed)
         if done.confirmed or (found.messages and done.lost is None):
             self._breaker.success()
@@ -205,6 +194,12 @@ class Lane:
             if batch.verdict.failed and self._policy.error_destination is not None and done.lost is None:
                 done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate)
         return done.lost
+
+    def _adapt(self, took: float) -> None:
+        """Send more at a time if that went fast, and less if it took too long."""
+        least = self._policy.batch_size
+        goal = self._goal * 2 if took < SEND_SECONDS / 2 else self._goal // 2 if took > SEND_SECONDS else self._goal
+        self._goal = max(least, min(MOST_BATCHES * least, goal))
 
     def _set_aside(self, verdict: Verdict, error_destination: str, gate: Gate) -> Exception | None:
         now = self._desk.clock()
