@@ -87,9 +87,7 @@ class Lane:
         try:
             self._run(clerk)
         except BaseException:
-            for batch in self._open:
-                if not batch.closed:
-                    self._desk.try_to_settle(batch, batch.verdict or _untried(batch))
+            self._desk.try_to_settle([batch for batch in self._open if not batch.closed])
             raise
         finally:
             self._open.clear()
@@ -114,8 +112,6 @@ class Lane:
             if lost is None:
                 continue
             # nothing more goes this way for a while, so it is free for others meanwhile
-            for batch in held:
-                batch.verdict = _untried(batch)
             self._settle([*sent, *held])
             if self._breaker.failure(explained(lost)):
                 self.unavailable, self.cause = str(self._breaker), lost
@@ -164,10 +160,10 @@ class Lane:
         self._desk.sleep(self._bucket.wait(max(1, self._policy.batch_size // 10)))
 
     def _settle(self, batches: Sequence[Batch]) -> None:
+        self._desk.settle(batches)
         for batch in batches:
-            assert batch.verdict is not None
-            self._desk.settle(batch, batch.verdict)
-            self.tally.add(batch.verdict)
+            if batch.verdict is not None:
+                self.tally.add(batch.verdict)
         if batches:
             self._open = [batch for batch in self._open if not batch.closed]
 
@@ -209,7 +205,3 @@ class Lane:
         if refused:
             self._desk.recovery_breaker.failure(next(iter(done.failures.values())).reason, refused)
         return done.lost
-
-
-def _untried(batch: Batch) -> Verdict:
-    return Verdict(untried=list(batch.rows))
