@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from threading import Lock
 
 from airflow_delayed.store.settling import Row, Verdict
+
+#: How long a batch may be lost without being noticed; in seconds. A lease is renewed long before it ends.
+LOOK_SECONDS = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +47,14 @@ class Held:
         self._batches = batches
         self._margin = margin
         self._monotonic = monotonic
+        self._sure_until = -inf
 
     def __bool__(self) -> bool:
-        now = self._monotonic() + self._margin
-        return all(now < batch.deadline and not batch.lost for batch in self._batches)
+        now = self._monotonic()
+        # asked before each message, so it is not looked at each batch every time
+        if now >= self._sure_until:
+            ends = min((batch.deadline for batch in self._batches), default=now) - self._margin
+            if now >= ends or any(batch.lost for batch in self._batches):
+                return False
+            self._sure_until = min(ends, now + LOOK_SECONDS)
+        return True

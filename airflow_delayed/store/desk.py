@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
@@ -136,44 +136,53 @@ class Desk:
             if since is None:
                 return None
 
-    def settle(self, batch: Batch, verdict: Verdict) -> None:
-        """Write down what became of a batch.
+    def settle(self, batches: Sequence[Batch]) -> None:
+        """Write down what became of batches, each by its verdict, in one transaction: fewer commits, fewer waits.
 
-        :raises BreakerTripped: it has failed for too long. The messages come free when their lease ends.
+        :raises BreakerTripped: it has failed for too long. The messages come free when their leases end.
         """
+        if not batches:
+            return
 
         def failed(reason: str) -> None:
-            if verdict.again or verdict.failed:
+            if any(batch.verdict is not None and (batch.verdict.again or batch.verdict.failed) for batch in batches):
                 self.recovery_breaker.failure(reason)
 
-        self.persist(self._store_breaker, lambda: self._settle(batch, verdict), failed)
+        self.persist(self._store_breaker, lambda: self._settle(batches), failed)
 
-    def try_to_settle(self, batch: Batch, verdict: Verdict) -> None:
-        """Write down what became of a batch, if it can be done at once."""
+    def try_to_settle(self, batches: Sequence[Batch]) -> None:
+        """Write down what became of batches, if it can be done at once; those without a verdict were not tried."""
         try:
             with database_errors(self._conn_id, self._engine):
-                self._settle(batch, verdict)
+                self._settle(batches)
         except DelayedError as error:
-            log.warning("%s messages come free when their lease ends: %s", len(batch.rows), error)
+            rows = sum(len(batch.rows) for batch in batches)
+            log.warning("%s messages come free when their leases end: %s", f"{rows:,}", error)
         finally:
-            batch.closed = True
+            for batch in batches:
+                batch.closed = True
 
-    def _settle(self, batch: Batch, verdict: Verdict) -> None:
-        with batch.lock:
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        with ExitStack() as locks:
+            for batch in batches:
+                locks.enter_context(batch.lock)
             try:
-                self._write(batch, verdict)
+                self._write(batches)
             except settling.RowsMoved:
-                for row in batch.rows:
-                    del row["ctid"]
-                self._write(batch, verdict)
-            batch.closed = True
+                for row in (row for batch in batches for row in batch.rows):
+                    row.pop("ctid", None)
+                self._write(batches)
+            for batch in batches:
+                batch.closed = True
 
-    def _write(self, batch: Batch, verdict: Verdict) -> None:
+    def _write(self, batches: Sequence[Batch]) -> None:
         with self.transaction() as connection:
             now = self._database_time(connection)
-            if batch.lost or self.monotonic() >= batch.deadline:
-                verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
-            settling.settle(connection, self.tables, verdict, batch.holder, now)
+            for batch in batches:
+                verdict = batch.verdict or Verdict(untried=list(batch.rows))
+                if batch.lost or self.monotonic() >= batch.deadline:
+                    verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
+                settling.settle(connection, self.tables, verdict, batch.holder, now)
 
     def _renew(self, batch: Batch) -> None:
         began = self.monotonic()

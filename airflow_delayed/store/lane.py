@@ -115,14 +115,12 @@ class Lane:
         :raises BreakerTripped: the store's own database has failed for too long.
         """
         self._closed.clear()
-        kept = self._transport.kept_open() if self._ahead and isinstance(self._transport, KeepsOpen) else nullcontext()
+        kept = self._transport.kept_open() if isinstance(self._transport, KeepsOpen) else nullcontext()
         try:
             with kept:
                 self._run(clerk)
         except BaseException:
-            for batch in self._open:
-                if not batch.closed:
-                    self._desk.try_to_settle(batch, batch.verdict or _untried(batch))
+            self._desk.try_to_settle([batch for batch in self._open if not batch.closed])
             raise
         finally:
             self._open.clear()
@@ -151,8 +149,6 @@ class Lane:
             if lost is None:
                 continue
             # nothing more goes this way for a while, so it is free for others meanwhile
-            for batch in held:
-                batch.verdict = _untried(batch)
             self._settle([*sent, *held])
             if self._breaker.failure(explained(lost)):
                 self.unavailable, self.cause = str(self._breaker), lost
@@ -178,10 +174,13 @@ class Lane:
         claimed: list[Batch] = []
         goal, size = self._goal, 0
         while goal > 0 and size < MOST_BYTES and self._desk.may_claim:
-            if claimed and hurry.is_set():
+            if claimed and self._ahead and hurry.is_set():
                 break
             limit = self._allowed()
+            if not limit and claimed:
+                break
             if not limit:
+                self._wait_for_tokens()
                 continue
             began = self._desk.monotonic()
             batch = self._desk.claim(self.deliver_conn_id, self.reach, limit, self._place)
@@ -201,20 +200,19 @@ class Lane:
         return claimed
 
     def _allowed(self) -> int:
-        """Return how many messages may be claimed; after some waiting, which may come to nothing."""
+        """Return how many messages may be claimed now."""
         most = self._policy.batch_size
-        if self._bucket is None:
-            return most
-        taken = self._bucket.take(most)
-        if not taken:
-            self._desk.sleep(self._bucket.wait(max(1, most // 10)))
-        return taken
+        return most if self._bucket is None else self._bucket.take(most)
+
+    def _wait_for_tokens(self) -> None:
+        assert self._bucket is not None
+        self._desk.sleep(self._bucket.wait(max(1, self._policy.batch_size // 10)))
 
     def _settle(self, batches: Sequence[Batch]) -> None:
+        self._desk.settle(batches)
         for batch in batches:
-            assert batch.verdict is not None
-            self._desk.settle(batch, batch.verdict)
-            self.tally.add(batch.verdict)
+            if batch.verdict is not None:
+                self.tally.add(batch.verdict)
         if batches:
             self._open = [batch for batch in self._open if not batch.closed]
 
@@ -234,10 +232,8 @@ class Lane:
             found.merge(some)
             began = desk.monotonic()
             sent = hand_over(self._transport, some.messages, now, gate) if some.messages else Handover()
-            if sent.confirmed:
-                rate = len(sent.confirmed) / max(desk.monotonic() - began, 0.001)
-                most = MOST_BATCHES * self._policy.batch_size
-                self._goal = max(self._policy.batch_size, min(most, int(rate * SEND_SECONDS)))
+            if not self._ahead:
+                self._adapt(desk.monotonic() - began)
             done.merge(sent)
             if done.lost is not None or done.stopped:
                 break
@@ -251,6 +247,12 @@ class Lane:
             if batch.verdict.failed and self._policy.error_destination is not None and done.lost is None:
                 done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate)
         return done.lost
+
+    def _adapt(self, took: float) -> None:
+        """Send more at a time if that went fast, and less if it took too long."""
+        least = self._policy.batch_size
+        goal = self._goal * 2 if took < SEND_SECONDS / 2 else self._goal // 2 if took > SEND_SECONDS else self._goal
+        self._goal = max(least, min(MOST_BATCHES * least, goal))
 
     def _in_time(self, rows: Sequence[Row], gate: Gate) -> Iterator[Sequence[Row]]:
         """Yield rows shortly before their time has come, those together that follow each other closely."""
@@ -280,7 +282,3 @@ class Lane:
         if refused:
             self._desk.recovery_breaker.failure(next(iter(done.failures.values())).reason, refused)
         return done.lost
-
-
-def _untried(batch: Batch) -> Verdict:
-    return Verdict(untried=list(batch.rows))

@@ -106,7 +106,7 @@ def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
         # written as text, which is ten times as fast as a list that the driver has to look through
         places = literal("{" + ",".join(f'"{row["ctid"]}"' for row in rows) + "}", _Places())
         there = delete(table).where(literal_column("ctid") == any_(cast(places, postgresql.ARRAY(_Place()))))
-        if sorted(connection.execute(there.returning(table.c.Id)).scalars()) != sorted(ids):
+        if sorted(connection.execute(there.returning(table.c.Id)).scalars().all()) != sorted(ids):
             raise RowsMoved
         return
     for some in slices(sorted(ids)):
