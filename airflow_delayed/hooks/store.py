@@ -194,9 +194,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
         :raises TopologyError: its tables are missing, or those of another release.
         """
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-        return Dispatcher(
+        # what cannot be is told before anything is asked of the database
+        made = Dispatcher(
             self.engine,
             self.tables,
             conn_id=self.conn_id,
@@ -205,6 +204,9 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             schema=self.schema,
             **policy,
         )
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+        return made
 
     def last_seen(self) -> datetime | None:
         """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""

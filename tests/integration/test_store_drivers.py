@@ -52,7 +52,7 @@ def test_what_is_stored_is_handed_over(store: Store):
     assert hook.send([said]).duplicates == 1
     store.dispatcher(hook, transport).run()
     assert transport.sent == [said]
-    assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "absent"}
+    assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "handed over"}
     hook.close()
 
 

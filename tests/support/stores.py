@@ -75,7 +75,7 @@ class Store:
             return rows
 
     def failures_of(self, hook: DelayedStoreHook) -> dict[str, int]:
-        return {stored.message_id: stored.retry_count for stored in hook.list()}
+        return {one.message_id: one.retry_count for one in hook.list() if one.state not in ("failed", "expired")}
 
     def given_up(self, hook: DelayedStoreHook) -> dict[str, tuple[str, int, str | None]]:
         """Reason, failures and last error by id of what is in the table of failed messages."""
