@@ -82,6 +82,21 @@ class Sending:
         # limits are judged by one moment, so that both passes set the same rows aside
         self._judged_at = clock()
 
+    def first_due(self, enough: datetime) -> datetime | None:
+        """Return when the first message is due, or one that is due by ``enough``, or None if there is none.
+
+        Rows that break a rule are left out here: the survey judges them.
+        """
+        first: datetime | None = None
+        for _, item in self._items(self._reader(), None):
+            if isinstance(item, Problem) or (self.past_due == "skip" and self._is_past(item)):
+                continue
+            if first is None or item.due_at < first:
+                first = item.due_at
+                if first <= enough:
+                    break
+        return first
+
     def survey(self, *, set_aside: Callable[[Problem], None] | None = None) -> Survey:
         """Read everything once and send nothing.
 

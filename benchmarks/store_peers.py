@@ -136,7 +136,7 @@ class Rounds:
 def verdict(ratios: Sequence[float], wanted: float | None, text: str) -> bool:
     """Print a median with its range and the least that is wanted, and return whether it is reached."""
     median = statistics.median(ratios)
-    aim = "no target" if wanted is None else f"wanted: {wanted:g}"
+    aim = "no target" if wanted is None else f"wanted: {wanted:.3g}"
     print(f"{median:8.2f} {text} ({min(ratios):.2f} to {max(ratios):.2f}; {aim})")
     return wanted is None or median >= wanted
 

@@ -209,7 +209,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     def last_seen(self) -> datetime | None:
         """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
         with (
-            database_errors(self.conn_id, self.engine, self.tables.dispatchers),
+            database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)

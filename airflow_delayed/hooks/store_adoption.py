@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_delayed.delivery import HoldingStore
 from airflow_delayed.store.adopt import Adopter, AdoptReport
+from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.foreign import HeaderFormat, Reader, foreign_table, queue_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, Table
+    from sqlalchemy import Engine
+
+    from airflow_delayed.store.schema import Tables
 
 
 class _Store(HoldingStore, Protocol):
     conn_id: str
-    table: Table
+    on_conflict: OnConflict
+    tables: Tables
 
     @property
     def engine(self) -> Engine: ...
@@ -50,13 +54,19 @@ class StoreAdoption:
             left out: ``Sales@SERVER1`` is ``Sales``.
         :param batch_size: rows that are locked and copied at a time, 1 to 1000.
         :param dry_run: change nothing, and report what would be.
+        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or another of these cannot be.
         :raises SourceError: the table is not there, is one of this package, or its ids need not be unique.
         :raises UnsupportedColumns: the table lacks a column; the text names it.
         :raises TopologyError: this store's own tables are missing.
         :raises TransportUnavailable: the database cannot be reached; what was taken over before is so.
         """
+        if self.on_conflict != "error":
+            raise ValueError(
+                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
+                " take over with a hook of on_conflict='error'"
+            )
         reader = Reader(headers, destination_of)
-        with database_errors(self.conn_id, self.engine, self.table):
+        with database_errors(self.conn_id, self.engine, self.tables):
             source = foreign_table(self.engine, table, schema=schema, columns=columns)
-            adopter = Adopter(self.engine, source, self.table, self, reader, batch_size)
+            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
             return adopter.plan() if dry_run else adopter.run()

@@ -6,11 +6,12 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine, Table
+from sqlalchemy import Engine
 
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.store import counts, listing
@@ -44,7 +45,6 @@ class StoreOperations:
 
     conn_id: str
     tables: Tables
-    table: Table
     _gauged: float | None = None
 
     @property
@@ -82,12 +82,12 @@ class StoreOperations:
         """
         criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state)
         chosen = None if ids is None else _ids(ids)
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             yield from listing.listed(self.engine, self.tables, criteria, ids=chosen, limit=limit, after=after)
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
         """Return what is known of an id: where its message stands, or what became of it and when; None: nothing."""
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             return listing.known(self.engine, self.tables, message_id)
 
     def counts(
@@ -113,7 +113,7 @@ class StoreOperations:
         :raises ValueError: ``hours`` or ``overdue`` is out of range.
         """
         criteria = self._criteria(destination, deliver_conn_id, tag)
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             return counts.count(
                 self.engine, self.tables, criteria, overdue=overdue, hours=hours, by_destination=by_destination
             )
@@ -171,7 +171,7 @@ class StoreOperations:
         if (due_at is None) == (delay is None):
             raise ValueError("reschedule: give due_at= or delay=, and not both")
         if due_at is None:
-            with database_errors(self.conn_id, self.engine, self.table):
+            with self._ready():
                 due_at = due_after(self._operations.now(), delay_of(delay or 0))
         return self._change(Reschedule(utc("due_at", due_at)), ids, criteria, dry_run, actor)
 
@@ -241,12 +241,12 @@ class StoreOperations:
             raise ValueError(f"reason={reason!r} must be of {', '.join(REASONS)}")
         if older_than < timedelta(0):
             raise ValueError(f"older_than={older_than} is negative")
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             return self._operations.purge(older_than, reasons, who=actor or acting(), dry_run=dry_run)
 
     def dispatchers(self) -> Sequence[DispatcherSeen]:
         """Return who dispatches, and who did lately."""
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             return listing.dispatchers(self.engine, self.tables)
 
     def gauges(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -266,6 +266,16 @@ class StoreOperations:
         for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
             stats.gauge(f"delayed.store.{name}", value, tags=tags)
         self._gauged = monotonic()
+
+    def _check_version(self) -> None:
+        """Check that the tables are of this release."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            yield
 
     @cached_property
     def _operations(self) -> Operations:
@@ -297,7 +307,7 @@ class StoreOperations:
         if ids is None and not criteria.given:
             raise ValueError(f"{change.action}: give ids, tag= or another filter; nothing is meant by all there is")
         who = actor or acting()
-        with database_errors(self.conn_id, self.engine, self.table):
+        with self._ready():
             if ids is not None:
                 return self._operations.by_ids(change, _ids(ids), who=who, dry_run=dry_run)
             return self._operations.by_criteria(change, criteria, who=who, dry_run=dry_run)

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: After so many rows that cannot be taken over a run stops: each later batch has to leave them out by name.
 MAX_LEFT = 1000
+#: Progress is logged after so many batches.
+PROGRESS = 20
 
 _LOCKS_ROWS = ("postgresql", "mysql", "mariadb", "mssql")
 _Row = Mapping[str, Any]
@@ -103,8 +105,11 @@ class Adopter:
         :raises TransportUnavailable: the database cannot be reached; what was taken over before is so.
         """
         report, left = AdoptReport(), list[Any]()
+        batches = 0
         while len(left) < MAX_LEFT and self._batch(report, left):
-            log.info("table %s: %s messages taken over so far", self._source.fullname, f"{report.adopted:,}")
+            batches += 1
+            if batches % PROGRESS == 0:
+                log.info("table %s: %s messages taken over so far", self._source.fullname, f"{report.adopted:,}")
         with self._engine.connect().execution_options(read_only=True) as connection:
             there = connection.execute(select(func.count()).select_from(self._source)).scalar_one()
         report.remaining = max(0, there - len(left))

@@ -27,7 +27,7 @@ HeaderFormat = Literal["xml", "json"]
 
 SEEDS_COLUMNS = ("Id", "Destination", "State", "Time", "Headers", "RetryCount")
 #: Columns that a table of ours has and no other would.
-_OURS = {"Digest", "DeliverConnId", "NextTry"}
+_OURS = {"Digest", "DeliverConnId"}
 #: MsmqUtilities.cs, PropertyHeaderPrefix.
 _PROPERTIES = "NServiceBus.Timeouts.Properties."
 

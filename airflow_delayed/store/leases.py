@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Connection, Table, Text, cast, func, insert, or_, select
+from sqlalchemy import CTE, Connection, Table, cast, insert, or_, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
+from airflow_delayed.store.arrays import among, as_table
 from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
 from airflow_delayed.store.claims import slices
-from airflow_delayed.store.schema import ByteText, Tables, UtcTime
+from airflow_delayed.store.schema import Tables
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
 HANDED_OVER = "handed over"
@@ -35,7 +36,7 @@ def lock(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[dic
     for some in slices(sorted(ids)):
         statement = (
             select(*columns)
-            .where(table.c.Id.in_(some))
+            .where(among(connection, table.c.Id, some))
             .order_by(table.c.Id)
             .with_for_update(skip_locked=True)
             .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
@@ -49,7 +50,7 @@ def held(connection: Connection, tables: Tables, ids: Sequence[str], now: dateti
     past = tables.past
     found: set[str] = set()
     for some in slices(ids):
-        statement = select(past.c.Id).where(past.c.Id.in_(some), past.c.ClaimedUntil > now)
+        statement = select(past.c.Id).where(among(connection, past.c.Id, some), past.c.ClaimedUntil > now)
         found.update(connection.execute(statement).scalars())
     return found
 
@@ -58,7 +59,8 @@ def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> di
     """Return digest and outcome of the ids that are remembered, or held."""
     past, found = tables.past, {}
     for some in slices(ids):
-        for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(past.c.Id.in_(some))):
+        known = among(connection, past.c.Id, some)
+        for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(known)):
             found[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.Outcome)
     return found
 
@@ -101,19 +103,7 @@ def _upsert(past: Table, dialect_name: str) -> Insert:
 
 
 def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping[str, Any]) -> Insert:
-    """Return an upsert with one parameter a column, which is several times as fast as one a value."""
-    arrays = []
-    for name in _KEPT[:4]:
-        kind = past.c[name].type
-        plain = (
-            postgresql.TIMESTAMP(timezone=True)
-            if isinstance(kind, UtcTime)
-            else Text()
-            if isinstance(kind, ByteText)
-            else kind
-        )
-        arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
-    source = func.unnest(*arrays).table_valued(*_KEPT[:4], name="given").render_derived()
+    source = as_table(past, _KEPT[:4], rows)
     fixed = [cast(said[name], past.c[name].type) for name in _KEPT[4:]]
     given = postgresql.insert(past).from_select(_KEPT, select(*(source.c[name] for name in _KEPT[:4]), *fixed))
     return given.on_conflict_do_update(

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, o
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.states import claimed_until
 from airflow_delayed.store.stored import SHOWN, Remembered, StoredMessage, place_of, stored
 
 #: Rows a page.
@@ -68,7 +69,7 @@ def _page(
     """Return one page of both tables."""
     rows = []
     for table, conditions in _meant(tables, criteria, now):
-        rows += _rows(connection, _shown(tables, table, now, conditions), table, now, after, size)
+        rows += _rows(connection, _shown(tables, table, conditions), table, now, after, size)
     return sorted(rows, key=_place)[:size]
 
 
@@ -85,7 +86,7 @@ def _of_ids(
         with engine.connect().execution_options(read_only=True) as connection:
             now = database_time(connection)
             for table, conditions in _meant(tables, criteria, now):
-                statement = _shown(tables, table, now, [*conditions, table.c.Id.in_(some)])
+                statement = _shown(tables, table, [*conditions, table.c.Id.in_(some)])
                 rows = _rows(connection, statement, table, now, after, None)
                 found.update((one.message_id, one) for one in rows)
     return sorted(found.values(), key=_place)
@@ -97,13 +98,11 @@ def _meant(tables: Tables, criteria: Criteria, now: datetime) -> list[tuple[Tabl
     return [(table, conditions) for table, conditions in both if conditions is not None]
 
 
-def _shown(tables: Tables, table: Table, now: datetime, conditions: Conditions) -> Select[Any]:
+def _shown(tables: Tables, table: Table, conditions: Conditions) -> Select[Any]:
     columns = [table.c[name] for name in SHOWN]
     if table is tables.failed:
         return select(*columns, table.c.Reason, table.c.FailedAt).where(*conditions)
-    past = tables.past
-    leased = table.outerjoin(past, and_(past.c.Id == table.c.Id, past.c.ClaimedUntil > now))
-    return select(*columns, past.c.ClaimedUntil).select_from(leased).where(*conditions)
+    return select(*columns, claimed_until(tables).label("ClaimedUntil")).where(*conditions)
 
 
 def _rows(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, and_, case, literal, or_, select, union_all
+from sqlalchemy import Connection, Engine, Select, Table, and_, case, literal, or_, select, union_all
 
 from airflow_delayed.store import audit, claims
 from airflow_delayed.store.audit import AuditEntry
@@ -222,7 +222,7 @@ def look(
     asked = sorted(ids)
     for table in (tables.messages, tables.failed):
         rest = [message_id for message_id in asked if message_id not in found and message_id not in left_out]
-        for row in _locked(connection, tables, table, rest, criteria, lock=lock):
+        for row in _found(connection, table, rest, criteria, lock=lock):
             if not row.pop("Meant"):
                 left_out.add(row["Id"])
             else:
@@ -247,28 +247,29 @@ def look(
     return [one for one in found.values() if _stands(one, criteria, now)]
 
 
-def _locked(
-    connection: Connection, tables: Tables, table: Table, ids: Sequence[str], criteria: Criteria, *, lock: bool
+def _found(
+    connection: Connection, table: Table, ids: Sequence[str], criteria: Criteria, *, lock: bool
 ) -> list[dict[str, Any]]:
-    names = [*_LOOKED_AT, *(("Reason", "FailedAt") if table is tables.failed else ())]
-    fixed = criteria.fixed(table)
-    meant = literal(1) if fixed is None else case((fixed, 1), else_=0)
     rows: list[dict[str, Any]] = []
     for some in claims.slices(ids):
-        statement = (
-            select(*(table.c[name] for name in names), meant.label("Meant"))
-            .where(table.c.Id.in_(some))
-            .order_by(table.c.Id)
-        )
-        if lock:
-            statement = by_key(
-                statement.with_for_update(skip_locked=True).with_hint(
-                    table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql"
-                ),
-                table,
-            )
+        statement = locking(table, some, criteria) if lock else _looking_at(table, some, criteria)
         rows += [dict(row._mapping) for row in connection.execute(statement)]
     return rows
+
+
+def _looking_at(table: Table, ids: Sequence[str], criteria: Criteria) -> Select[Any]:
+    """Return the query for these rows, of which Meant says whether a filter means them."""
+    names = [*_LOOKED_AT, *(("Reason", "FailedAt") if "Reason" in table.c else ())]
+    fixed = criteria.fixed(table)
+    meant = literal(1) if fixed is None else case((fixed, 1), else_=0)
+    columns = [table.c[name] for name in names]
+    return select(*columns, meant.label("Meant")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+
+
+def locking(table: Table, ids: Sequence[str], criteria: Criteria) -> Select[Any]:
+    """Return the query that locks these rows, passing over those that another transaction has."""
+    statement = _looking_at(table, ids, criteria).with_for_update(skip_locked=True)
+    return by_key(statement.with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql"), table)
 
 
 def _there(connection: Connection, tables: Tables, ids: Sequence[str]) -> set[str]:

@@ -38,6 +38,10 @@ class Outcome(str, Enum):
     #: Never stored, or forgotten since.
     ABSENT = "absent"
 
+    def __repr__(self) -> str:
+        # as the text that it is, so that a printed result can be read
+        return repr(self.value)
+
     @property
     def changed(self) -> bool:
         """Whether the call came in time and did what it says."""

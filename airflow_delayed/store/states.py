@@ -7,9 +7,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, false, not_, or_
+from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, false, func, not_, or_, select
 
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, UtcTime
 
 
 class MessageState(str, Enum):
@@ -43,12 +43,23 @@ def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
     return MessageState.DUE if row["Time"] <= now else MessageState.WAITING
 
 
+def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
+    """Return the SQL for until when a message is held.
+
+    As a query of one value, and not as a join: no database may think of reading all that is remembered.
+    """
+    lease = tables.past.alias("lease")
+    return (
+        select(lease.c.ClaimedUntil).where(lease.c.Id == tables.messages.c.Id).correlate(tables.messages)
+    ).scalar_subquery()
+
+
 def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElement[bool]:
     """Return the condition for rows of the table of messages that stand so: the same as :func:`state_of`, in SQL."""
     table, lease = tables.messages, tables.past.alias("lease")
-    held = exists().where(lease.c.Id == table.c.Id, lease.c.ClaimedUntil > now)
     if state is MessageState.IN_FLIGHT:
-        return held
+        return exists().where(lease.c.Id == table.c.Id, lease.c.ClaimedUntil > now)
+    held = func.coalesce(claimed_until(tables), now, type_=UtcTime()) > now
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     if state is MessageState.EXPIRED:
         # no message expires before it is due, so the index on Time serves

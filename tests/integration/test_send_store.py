@@ -11,7 +11,7 @@ from support.recorder import Recorder
 from support.stores import Store, Transport, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import UnsupportedOption
-from airflow_delayed.operators import send
+from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
 
 MINUTE = timedelta(minutes=1)
@@ -39,9 +39,9 @@ class Job:
         self.store = store
         self.broker = Recorder("broker")
         self.now = datetime.now(timezone.utc)
-        monkeypatch.setattr(send, "delivery_for", lambda conn_id: self.broker)
-        real = send.store_for
-        monkeypatch.setattr(send, "store_for", lambda *args, **options: self.here(real(*args, **options)))
+        monkeypatch.setattr(routes, "delivery_for", lambda conn_id: self.broker)
+        real = routes.store_for
+        monkeypatch.setattr(routes, "store_for", lambda *args, **options: self.here(real(*args, **options)))
         self.hook = store.hook()
 
     def here(self, hook):
@@ -136,7 +136,7 @@ def test_a_clash_is_found_before_anything_is_sent(job: Job):
 
 def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     hook = store.installed("mail", deliver_conn_id=None)
-    monkeypatch.setattr(send, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
+    monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
     job = Job.__new__(Job)
     job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
     options = {"conn_id": store.conn_id, "store_conn_id": None}

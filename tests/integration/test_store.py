@@ -81,7 +81,7 @@ def test_a_table_that_is_not_there_is_not_made_in_passing(store: Store):
 
 def test_two_tables_in_one_database(store: Store):
     store.installed()
-    name = 'of "another" team'
+    name = 'Of "another" `team`: 100 %s'
     other = store.hook(table=name)
     other.install([])
     other.send([message("a", LATER)])

@@ -216,3 +216,56 @@ def test_many_replace_the_same_at_once(store: Store):
     hook = store.hook()
     assert sorted(one.message_id for one in hook.list()) == sorted(names)
     assert all(row[1] == str((row[2] - LATER) // MINUTE).encode() for row in content(hook).values())
+
+
+def test_nothing_goes_twice_while_it_is_replaced_and_handed_over(store: Store):
+    """The nightly job runs over and over while a dispatcher hands over: each message goes once, and none is lost."""
+    names = [f"m{number:03}" for number in range(120)]
+    store.installed().send(message(name, LATER) for name in names)
+    handed: list[tuple[str, bytes]] = []
+    reports, errors = [], []
+
+    def dispatch() -> None:
+        hook = store.hook()
+        tables = hook.tables
+        for start in range(0, len(names), 8):
+            wanted = names[start : start + 8]
+            while wanted:
+                taken = retried(hook.engine, lambda connection, wanted=wanted: claim(connection, tables, wanted))
+                handed.extend((row["Id"], bytes(row["State"])) for row in taken)
+                done = [row["Id"] for row in taken]
+                retried(hook.engine, lambda connection, done=done: claims.remove(connection, tables.messages, done))
+                wanted = [name for name in wanted if name not in done]
+
+    def claim(connection, tables, wanted) -> list:
+        now = claims.database_time(connection)
+        rows = leases.lock(connection, tables, wanted)
+        leases.note(connection, tables, rows, leases.HANDED_OVER, now, dispatcher="d", until=now + timedelta(hours=1))
+        ids = [row["Id"] for row in rows]
+        return connection.execute(select(tables.messages).where(tables.messages.c.Id.in_(ids))).mappings().all()
+
+    def run(work) -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    dispatcher = threading.Thread(target=run, args=(dispatch,))
+    dispatcher.start()
+    hook, round_ = store.hook(on_conflict="replace"), 0
+    while True:
+        last = not dispatcher.is_alive()
+        round_ += 1
+        reports.append(hook.send(message(name, LATER, body=str(round_).encode()) for name in names))
+        if last:
+            break
+    dispatcher.join(60)
+    assert errors == []
+    assert sorted(name for name, _ in handed) == names
+    assert hook.count() == 0
+    assert sum(report.sent for report in reports) == 0
+    assert all(report.replaced + report.refused + report.duplicates == len(names) for report in reports)
+    # what went says in which round it was put in place last: nothing went as it was before a change that was reported
+    rounds = [int(body) if body.isdigit() else 0 for _, body in handed]
+    assert sum(report.replaced for report in reports) <= sum(rounds)
+    assert reports[-1].refused == len(names)

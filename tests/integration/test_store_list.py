@@ -68,29 +68,28 @@ def test_each_message_tells_how_it_stands(hook: DelayedStoreHook):
     assert not any(hidden in repr(list(found.values())) for hidden in ("body", "headers"))
 
 
-@pytest.mark.parametrize(
-    "criteria, wanted",
-    [
-        ({"state": "due"}, ["due"]),
-        ({"state": ["failed", "expired"]}, ["expired", "failed", "over"]),
-        ({"state": "in flight"}, ["flying"]),
-        ({"state": ["retrying", "waiting"]}, ["retrying", "waiting", "own"]),
-        ({"state": []}, []),
-        ({"tag": "t"}, ["due", "failed", "waiting"]),
-        ({"tag": "t", "state": "failed"}, ["failed"]),
-        ({"tag": "T"}, []),
-        ({"destination": "r"}, ["waiting"]),
-        ({"deliver_conn_id": "broker", "state": "waiting"}, ["waiting"]),
-        ({"ids": ["own", "failed", "gone", "none", "own"]}, ["failed", "own"]),
-        ({"ids": "own"}, ["own"]),
-        ({"ids": ["own", "failed"], "tag": "t"}, ["failed"]),
-        ({"limit": 3}, ["due", "expired", "failed"]),
-        ({"limit": 0}, []),
-    ],
-    ids=str,
-)
-def test_a_list_by_filter(hook: DelayedStoreHook, criteria, wanted):
-    assert names(hook.list(**criteria)) == wanted
+FILTERS = [
+    ({"state": "due"}, ["due"]),
+    ({"state": ["failed", "expired"]}, ["expired", "failed", "over"]),
+    ({"state": "in flight"}, ["flying"]),
+    ({"state": ["retrying", "waiting"]}, ["retrying", "waiting", "own"]),
+    ({"state": []}, []),
+    ({"tag": "t"}, ["due", "failed", "waiting"]),
+    ({"tag": "t", "state": "failed"}, ["failed"]),
+    ({"tag": "T"}, []),
+    ({"destination": "r"}, ["waiting"]),
+    ({"deliver_conn_id": "broker", "state": "waiting"}, ["waiting"]),
+    ({"ids": ["own", "failed", "gone", "none", "own"]}, ["failed", "own"]),
+    ({"ids": "own"}, ["own"]),
+    ({"ids": ["own", "failed"], "tag": "t"}, ["failed"]),
+    ({"limit": 3}, ["due", "expired", "failed"]),
+    ({"limit": 0}, []),
+]
+
+
+def test_lists_by_filter(hook: DelayedStoreHook):
+    for criteria, wanted in FILTERS:
+        assert names(hook.list(**criteria)) == wanted, criteria
 
 
 def test_a_list_of_the_stores_own_queue_tables(hook: DelayedStoreHook):
@@ -132,6 +131,7 @@ def test_a_list_goes_on_where_another_ended(store: Store):
     assert names(begun)[999:] == [name for name in wanted[1000:] if name != "m2500"]
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("wrong", [{"state": "lost"}, {"after": "x"}, {"after": "bm8gdG9rZW4"}, {"limit": -1}])
 def test_a_list_that_cannot_be(store: Store, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ from sqlalchemy import create_engine, select
 from support.stores import Transport, message
 
 from airflow_delayed.errors import MessageConflict
-from airflow_delayed.store import claiming, storing
+from airflow_delayed.store import claiming, listing, storing
+from airflow_delayed.store.changes import Cancel
+from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import engine_options, prepare
+from airflow_delayed.store.operations import Operations
+from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.report import DispatchFailed
 from airflow_delayed.store.schema import store_tables
 
@@ -32,7 +37,7 @@ def minutes(count: float) -> timedelta:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """``rows`` is the model: id -> (message, delivering connection, failures). An id is used for one message only."""
+    """``rows`` is the model: id -> (message, delivering connection, failures)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tables = store_tables()
         self.table = self.tables.messages
         for table in self.tables:
-            table.metadata.create_all(self.engine)
+            table.create(self.engine)
         self.now = START
         self.rows: dict[str, tuple] = {}
         #: Given up, or expired: id -> reason, failures.
@@ -52,7 +57,8 @@ class StoreMachine(RuleBasedStateMachine):
         #: Not tried again before: id -> when.
         self.waits: dict[str, datetime] = {}
         self.handed_over: set[str] = set()
-        self.used: set[str] = set()
+        #: What each id stands for that was ever stored, and who delivers it.
+        self.said: dict[str, tuple] = {}
 
     def teardown(self) -> None:
         self.engine.dispose()
@@ -69,34 +75,64 @@ class StoreMachine(RuleBasedStateMachine):
         lives=st.none() | st.integers(1, 20),
         destination=st.sampled_from(["good", "gone"]),
         conn_id=st.sampled_from(["broker", "broker", "other"]),
+        on_conflict=st.sampled_from(["error", "keep", "replace"]),
     )
-    def store(self, names, due, body, lives, destination, conn_id):
-        names = [name for name in names if name in self.rows or name not in self.used]
+    def store(self, names, due, body, lives, destination, conn_id, on_conflict):
         expires = None if lives is None else START + minutes(due + lives)
         messages = [
             message(name, START + minutes(due), body=body, destination=destination, expires_at=expires)
             for name in names
         ]
-        clash = any(one.message_id in self.rows and self.rows[one.message_id][:2] != (one, conn_id) for one in messages)
-        if clash:
+        fates = {one.message_id: self._fate(one, conn_id, on_conflict) for one in messages}
+        if "clash" in fates.values():
             with pytest.raises(MessageConflict):
-                storing.store(self.engine, self.tables, messages, conn_id)
+                storing.store(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
             return
-        report = storing.store(self.engine, self.tables, messages, conn_id)
-        new = {one.message_id for one in messages} - self.rows.keys()
-        assert (report.sent, report.duplicates) == (len(new), len(messages) - len(new))
+        report = storing.store(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
+        counted = [list(fates.values()).count(fate) for fate in ("new", "replaced", "refused")]
+        assert [report.sent, report.replaced, report.refused] == counted
+        assert report.duplicates == len(messages) - sum(counted)
         for one in messages:
-            self.rows.setdefault(one.message_id, (one, conn_id, 0))
-            self.used.add(one.message_id)
+            if fates[one.message_id] in ("new", "replaced"):
+                for known in (self.waits, self.held, self.failed):
+                    known.pop(one.message_id, None)
+                self.rows[one.message_id] = (one, conn_id, 0)
+                self.said[one.message_id] = (one, conn_id)
+
+    def _fate(self, one, conn_id, on_conflict) -> str:
+        name = one.message_id
+        if name not in self.said:
+            return "new"
+        is_past = name not in self.rows and name not in self.failed
+        said, delivers = self.said[name]
+        if said == one and (is_past or delivers == conn_id):
+            return "duplicate"
+        if on_conflict == "error":
+            return "duplicate" if is_past and name not in self.handed_over else "clash"
+        if on_conflict == "keep":
+            return "duplicate"
+        return "refused" if is_past or self._is_held(name) else "replaced"
+
+    def _is_held(self, name) -> bool:
+        return name in self.held and self.held[name] > self.now
 
     @rule(names=st.sets(NAMES))
     def cancel(self, names):
-        names -= self.held.keys()
-        outcomes = storing.cancel(self.engine, self.table, names)
-        assert outcomes == {name: "cancelled" if name in self.rows else "absent" for name in names}
+        wanted = {}
         for name in names:
-            self.rows.pop(name, None)
-            self.waits.pop(name, None)
+            if name in self.rows or name in self.failed:
+                wanted[name] = Outcome.IN_FLIGHT if self._is_held(name) else Outcome.CANCELLED
+            elif name in self.handed_over:
+                wanted[name] = Outcome.HANDED_OVER
+            else:
+                wanted[name] = Outcome.ALREADY_CANCELLED if name in self.said else Outcome.ABSENT
+        clock = {"sleep": lambda seconds: None, "monotonic": count().__next__}
+        operations = Operations(self.engine, self.tables, database_time=lambda connection: self.now, **clock)
+        assert operations.by_ids(Cancel(), names, who="somebody") == wanted
+        for name, outcome in wanted.items():
+            if outcome is Outcome.CANCELLED:
+                for known in (self.rows, self.waits, self.held, self.failed):
+                    known.pop(name, None)
 
     @rule(limit=st.sampled_from([1, 2, 500]))
     def a_dispatcher_is_killed_after_its_claim(self, limit):
@@ -163,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(transport.ids) <= due.keys()
         assert len(set(transport.ids)) == len(transport.ids)
         # removed is only what the transport had told to be confirmed
-        left = {one.message_id for one in storing.listed(self.engine, self.table)}
+        left = {one.message_id for one in self._listed()}
         late = self._failed().keys() - self.failed.keys()
         gone = self.rows.keys() - left - late
         assert gone <= set(transport.ids)
@@ -180,7 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self):
-        listed = list(storing.listed(self.engine, self.table))
+        listed = self._listed()
         wanted = sorted(self.rows.values(), key=lambda row: (row[0].due_at, row[0].message_id))
         assert [
             (one.message_id, one.destination, one.due_at, one.expires_at, one.deliver_conn_id, one.retry_count)
@@ -196,6 +232,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert noted.keys() - self.rows.keys() >= self.handed_over
         holding = {name for name, until in noted.items() if name in self.rows and until > self.now}
         assert holding == {name for name, until in self.held.items() if until > self.now}
+
+    def _listed(self) -> list:
+        failed = self._failed()
+        found = listing.listed(self.engine, self.tables, Criteria(), database_time=lambda connection: self.now)
+        return [one for one in found if one.message_id not in failed]
 
     def _leaves(self, name) -> None:
         del self.rows[name]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 import psycopg
 import pytest
 from psycopg import sql
+from support.standing import give_up
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import MessageConflict
@@ -88,3 +89,19 @@ def test_the_channels_name(store: Store, postgres_url):
         assert notice.channel(connection, store_tables("t", own).messages) == names[0]
     assert len(set(names)) == 4
     assert {len(name.encode()) for name in names} == {40}
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_what_is_rescheduled_or_retried_is_told_of(store: Store, listener):
+    hook = store.hook()
+    hook.send(message(f"m{number}", LATER + number * MINUTE) for number in range(5))
+    listener()
+    hook.reschedule(["m3", "m4"], LATER + MINUTE)
+    assert listener() == []
+    hook.reschedule(["m3", "m4"], LATER - MINUTE)
+    assert listener() == [payload(LATER - MINUTE)]
+    give_up(hook, "m3", "m4")
+    hook.retry(["m3", "m4"], dry_run=True)
+    assert listener() == []
+    hook.retry(["m3", "m4"])
+    assert listener() == [payload(LATER - MINUTE)]

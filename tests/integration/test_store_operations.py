@@ -106,23 +106,21 @@ def test_cancel_by_tag(hook: DelayedStoreHook):
     ]
 
 
-@pytest.mark.parametrize(
-    "criteria, wanted",
-    [
+def test_other_filters(hook: DelayedStoreHook):
+    for criteria, wanted in (
         ({"destination": "q"}, {"waiting", "failed", "flying", "left", "lives", "over", "other"}),
         ({"state": "failed"}, {"failed"}),
         ({"tag": "t", "state": ["waiting", "expired"]}, {"waiting", "left", "lives", "over"}),
         ({"due_until": LATER}, {"over"}),
         ({"tag": "T", "due_from": LATER}, {"other"}),
         ({"deliver_conn_id": "another"}, set()),
-    ],
-    ids=str,
-)
-def test_other_filters(hook: DelayedStoreHook, criteria, wanted):
-    assert set(hook.cancel(**criteria, dry_run=True)) == wanted
-    assert set(hook.cancel(**criteria)) == wanted
+    ):
+        assert set(hook.cancel(**criteria, dry_run=True)) == wanted, criteria
+    assert hook.cancel(tag="t", state=["waiting", "expired"]).counts == {"cancelled": 4}
+    assert left(hook) == {"failed", "flying", "other"}
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("change", ["cancel", "reschedule", "retry", "erase"])
 def test_nothing_is_meant_by_all_there_is(hook: DelayedStoreHook, change):
     options = {"delay": 5} if change == "reschedule" else {}
@@ -275,6 +273,7 @@ def test_purge(hook: DelayedStoreHook):
     )
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "older_than, reason, text",
     [
@@ -297,6 +296,7 @@ def test_purge_of_many(store: Store):
     assert hook.send([message("m0000", LATER)]).sent == 1
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_who_it_was(store: Store, monkeypatch):
     hook = store.installed()
     hook.cancel("a")
@@ -312,6 +312,7 @@ def test_who_it_was(store: Store, monkeypatch):
     assert audit(hook)[-1][0].startswith("uid ")
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_in_a_task_it_was_the_task(store: Store, run_dag):
     from airflow.sdk import DAG, task
 
@@ -379,6 +380,7 @@ def test_what_was_stored_anew_while_it_was_retried(hook: DelayedStoreHook, store
     assert [one.state for one in hook.list(ids=["failed"])] == ["waiting"]
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_a_change_by_filter_names_ten_thousand(store: Store, monkeypatch):
     monkeypatch.setattr("airflow_delayed.store.operations.NAMED", 10)
     hook = store.installed()

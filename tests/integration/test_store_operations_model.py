@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import create_engine, insert, select
 from support.stores import message
 
@@ -25,15 +25,23 @@ from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import MessageState
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
-NAMES = st.sampled_from([f"m{n}" for n in range(6)] + ["M0"])
-SETS = st.sets(NAMES, max_size=4)
+NAMES = [*(f"m{n}" for n in range(9)), "M0"]
+SETS = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3)
+#: Which of those that can be: a number is taken modulo how many there are, so that no step is for nothing.
+PICKS = st.sets(st.integers(0, len(NAMES) - 1), min_size=1, max_size=3)
 TAGS = st.sampled_from(["t", "T", None])
 MINUTES = st.integers(0, 30)
 LEASE = timedelta(minutes=3)
+#: When it is due, in minutes from ten minutes ago; how long it lives from then on; its tag.
+FIELDS = st.tuples(MINUTES, st.sampled_from([None, None, 5, 40]), TAGS)
 
 
 def minutes(count: float) -> timedelta:
     return timedelta(minutes=count)
+
+
+def picked(names: list[str], picks: set[int]) -> list[str]:
+    return sorted({names[number % len(names)] for number in picks})
 
 
 @dataclass(frozen=True)
@@ -99,62 +107,85 @@ class OperationsMachine(RuleBasedStateMachine):
 
     # what others do
 
-    @rule(names=SETS, due=MINUTES, lives=st.sampled_from([None, 5, 40]), tag=TAGS)
-    def store(self, names, due, lives, tag):
-        new = sorted(names - self.kept.keys() - self.past.keys())
-        due_at = self.now + minutes(due - 10)
-        expires = None if lives is None else due_at + minutes(lives)
-        made = [message(name, due_at, tag=tag, expires_at=expires) for name in new]
+    @initialize(fields=st.lists(FIELDS, min_size=len(NAMES), max_size=len(NAMES)))
+    def filled(self, fields):
+        self._store(dict(zip(NAMES, fields, strict=True)))
+
+    @precondition(lambda self: self._new())
+    @rule(picks=PICKS, fields=FIELDS)
+    def store(self, picks, fields):
+        self._store(dict.fromkeys(picked(self._new(), picks), fields))
+
+    @precondition(lambda self: self._free())
+    @rule(picks=PICKS, dispatcher=st.sampled_from(["one", "two"]))
+    def claim(self, picks, dispatcher):
+        names, until = picked(self._free(), picks), self.now + LEASE
+        with self.engine.begin() as connection:
+            rows = leases.lock(connection, self.tables, names)
+            leases.note(connection, self.tables, rows, leases.HANDED_OVER, self.now, dispatcher=dispatcher, until=until)
+        for name in names:
+            self.kept[name] = replace(self.kept[name], claimed_until=until)
+
+    @precondition(lambda self: self._held())
+    @rule(picks=PICKS)
+    def hand_over(self, picks):
+        names = picked(self._held(), picks)
+        with self.engine.begin() as connection:
+            claims.remove(connection, self.tables.messages, names)
+        for name in names:
+            self.past[name] = ("handed over", self.kept.pop(name).claimed_until - LEASE)
+
+    @precondition(lambda self: self._held())
+    @rule(picks=PICKS, pause=MINUTES)
+    def fail(self, picks, pause):
+        names, next_try = picked(self._held(), picks), self.now + minutes(pause)
+        with self.engine.begin() as connection:
+            connection.execute(update_rows(self.tables.messages, names).values(RetryCount=1, NextTry=next_try))
+            leases.forget(connection, self.tables, names)
+        for name in names:
+            self.kept[name] = replace(self.kept[name], claimed_until=None, next_try=next_try, failures=1)
+
+    @precondition(lambda self: self._waiting())
+    @rule(picks=PICKS)
+    def give_up(self, picks):
+        table = self.tables.messages
+        with self.engine.begin() as connection:
+            for name in picked(self._waiting(), picks):
+                one = self.kept[name]
+                expired = one.message.expires_at is not None and one.message.expires_at <= self.now
+                reason = "expired" if expired else "failed"
+                row = connection.execute(select(table).where(table.c.Id == name)).mappings().one()
+                extra = {"Reason": reason, "FailedAt": self.now, "RetryCount": 3}
+                connection.execute(insert(self.tables.failed), [{**row, **extra}])
+                claims.remove(connection, table, [name])
+                leases.forget(connection, self.tables, [name])
+                self.kept[name] = replace(one, claimed_until=None, failures=3, over=(reason, self.now))
+
+    def _store(self, fields: dict[str, tuple]) -> None:
+        made = []
+        for name in sorted(fields):
+            due, lives, tag = fields[name]
+            due_at = self.now + minutes(due - 10)
+            expires = None if lives is None else due_at + minutes(lives)
+            made.append(message(name, due_at, tag=tag, expires_at=expires))
         with self.engine.begin() as connection:
             rows = [{**to_row(one, "broker"), "StoredAt": self.now} for one in made]
             claims.insert_new(connection, self.tables.messages, rows)
         self.kept.update((one.message_id, Kept(one, one.due_at)) for one in made)
 
-    @rule(names=SETS, dispatcher=st.sampled_from(["one", "two"]))
-    def claim(self, names, dispatcher):
-        free = [name for name in names if name in self.kept and self.kept[name].state(self.now) in ("due", "waiting")]
-        with self.engine.begin() as connection:
-            rows = leases.lock(connection, self.tables, free)
-            until = self.now + LEASE
-            leases.note(connection, self.tables, rows, leases.HANDED_OVER, self.now, dispatcher=dispatcher, until=until)
-        for name in free:
-            self.kept[name] = replace(self.kept[name], claimed_until=until)
+    def _new(self) -> list[str]:
+        return [name for name in NAMES if name not in self.kept and name not in self.past]
 
-    @rule(names=SETS)
-    def hand_over(self, names):
-        held = [name for name in names if name in self.kept and self.kept[name].held(self.now)]
-        with self.engine.begin() as connection:
-            claims.remove(connection, self.tables.messages, held)
-        for name in held:
-            self.past[name] = ("handed over", self.kept.pop(name).claimed_until - LEASE)
+    def _free(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if one.state(self.now) in ("due", "waiting"))
 
-    @rule(names=SETS, pause=MINUTES)
-    def fail(self, names, pause):
-        held = [name for name in names if name in self.kept and self.kept[name].held(self.now)]
-        next_try = self.now + minutes(pause)
-        with self.engine.begin() as connection:
-            connection.execute(update_rows(self.tables.messages, held).values(RetryCount=1, NextTry=next_try))
-            leases.forget(connection, self.tables, held)
-        for name in held:
-            self.kept[name] = replace(self.kept[name], claimed_until=None, next_try=next_try, failures=1)
+    def _held(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if not one.over and one.held(self.now))
 
-    @rule(names=SETS)
-    def give_up(self, names):
-        with self.engine.begin() as connection:
-            for name in names & self.kept.keys():
-                one = self.kept[name]
-                if one.over or one.state(self.now) == "waiting":
-                    continue
-                expired = one.message.expires_at is not None and one.message.expires_at <= self.now
-                reason = "expired" if expired else "failed"
-                table = self.tables.messages
-                row = connection.execute(select(table).where(table.c.Id == name)).mappings().one()
-                connection.execute(insert(self.tables.failed), [{**row, "Reason": reason, "FailedAt": self.now}])
-                claims.remove(connection, table, [name])
-                leases.forget(connection, self.tables, [name])
-                self.kept[name] = replace(one, claimed_until=None, over=(reason, self.now))
+    def _waiting(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if not one.over)
 
-    @rule(passed=st.integers(1, 20))
+    @rule(passed=st.integers(1, 6))
     def time_passes(self, passed):
         self.now += minutes(passed)
 
@@ -228,7 +259,7 @@ class OperationsMachine(RuleBasedStateMachine):
     @rule(age=st.integers(0, 20), reasons=st.sets(st.sampled_from(["failed", "expired", "remembered"]), min_size=1))
     def purge(self, age, reasons):
         before = self.now - minutes(age)
-        held = {name for name, one in self.kept.items() if one.held(self.now)}
+        held = self._held()
         forgotten = set()
         if "remembered" in reasons:
             # within its lease, what was handed over is still needed
@@ -344,7 +375,7 @@ class OperationsMachine(RuleBasedStateMachine):
             ]
             found = self.operations.by_criteria(change, criteria, who="me", dry_run=dry_run)
             self.audited += not dry_run
-        held = {name for name in names if name in self.kept and self.kept[name].held(self.now)}
+        held = set(self._held()).intersection(names)
         wanted = {name: "in flight" if name in held else one(name) for name in names}
         assert found == wanted
         assert {outcome.value: many for outcome, many in found.counts.items()} == {
@@ -353,6 +384,6 @@ class OperationsMachine(RuleBasedStateMachine):
 
 
 OperationsMachine.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestOperations = OperationsMachine.TestCase

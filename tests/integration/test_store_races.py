@@ -5,42 +5,46 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
-MANY = 1500
-TOO_LATE = {"in flight", "handed over", "absent"}
+MANY = 800
+#: As by default: on MariaDB a dispatcher and a change may lock each other up, and one of them does its part again.
+PATIENT = {f"time_to_trigger_{what}_circuit_breaker": timedelta(seconds=30) for what in ("store", "fetch", "dispatch")}
+TOO_LATE = {"in flight", "handed over"}
 
 
-class Slow(Transport):
-    """Takes its time, so that messages are in flight while others want to change them."""
+@dataclass
+class Gated(Transport):
+    """Sends nothing before it may."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    may: threading.Event = field(default_factory=threading.Event)
 
     def send(self, messages):
-        report = super().send(messages)
-        pause.wait(0.01)
-        return report
+        self.asked.set()
+        assert self.may.wait(120)
+        return super().send(messages)
 
 
-pause = threading.Event()
-
-
-@pytest.mark.parametrize("change", ["cancel", "reschedule", "erase"])
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
 def test_each_message_is_changed_or_arrives(store: Store, change):
     hook = store.installed()
     now = hook.now()
     hook.send(message(f"m{n:04}", now, tag="t") for n in range(MANY))
     done = threading.Event()
-    transports = [Slow(), Slow()]
+    transports = [Gated(), Gated()]
     faults = []
 
     def dispatch(transport: Transport) -> None:
         try:
-            dispatcher = store.dispatcher(store.hook(), transport, batch_size=20)
+            own = store.hook()
             while not done.is_set():
-                dispatcher.run()
+                store.dispatcher(own, transport, batch_size=20, **PATIENT).run()
         except Exception as error:
             faults.append(error)
 
@@ -52,14 +56,20 @@ def test_each_message_is_changed_or_arrives(store: Store, change):
     options = {"due_at": LATER} if change == "reschedule" else {}
     found = {}
     try:
-        for start in range(0, MANY, 150):
-            found.update(getattr(hook, change)(ids[start : start + 150], **options))
+        for transport in transports:
+            assert transport.asked.wait(120)
+        for start in range(0, MANY, 200):
+            found.update(getattr(hook, change)(ids[start : start + 200], **options))
+            for transport in transports:
+                transport.may.set()
     finally:
         done.set()
+        for transport in transports:
+            transport.may.set()
         for thread in threads:
             thread.join(120)
     assert faults == []
-    # what came too late for the change may have been given back, so one pass more
+    # what was in flight and not sent was given back, so one pass more
     last = Transport()
     store.dispatcher(store.hook(), last).run()
     arrived = Counter(name for transport in [*transports, last] for name in transport.ids)
@@ -69,7 +79,7 @@ def test_each_message_is_changed_or_arrives(store: Store, change):
     assert set(arrived) == late
     assert set(arrived.values()) <= {1}
     assert {one.message_id for one in hook.list()} == (changed if change == "reschedule" else set())
-    # or it was no race
+    # the first ones were in flight, and the others of those asked for then were not
     assert changed
     assert late
 
@@ -84,7 +94,7 @@ def test_two_who_cancel_the_same(store: Store):
     def cancel(given: list[str]) -> None:
         found.append(store.hook().cancel(given))
 
-    threads = [threading.Thread(target=cancel, args=(given,)) for given in (ids, ids[::-1], ids[700:] + ids[:700])]
+    threads = [threading.Thread(target=cancel, args=(given,)) for given in (ids, ids[::-1], ids[300:] + ids[:300])]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -33,13 +33,13 @@ def _element(name: str, text: str) -> str:
     return f"<{name}>{escaped}</{name}>" if text else f"<{name} />"
 
 
-def timeouts_table(engine: Engine, name: str, schema: str | None, **names: str) -> Table:
-    """Make the seed's table (SqlConstants.cs), or one with other names, which are given by the seed's."""
+def timeouts_table(name: str, schema: str | None, **names: str) -> Table:
+    """The seed's table (SqlConstants.cs), or one with other names, which are given by the seed's."""
 
     def column(key: str, kind: Any, **options: Any) -> Column[Any]:
         return Column(names.get(key, key), kind, key=key, quote=True, **options)
 
-    table = Table(
+    return Table(
         name,
         MetaData(),
         column("Id", String(250), primary_key=True),
@@ -48,13 +48,11 @@ def timeouts_table(engine: Engine, name: str, schema: str | None, **names: str) 
         column("Time", DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")),
         column("Headers", LargeBinary(), nullable=False),
         column("RetryCount", Integer(), nullable=False, server_default=text("0")),
-        Index("Index_Time", "Time"),
+        Index(f"Index_{names.get('Time', 'Time')}", "Time"),
         schema=schema,
         quote=True,
         quote_schema=True,
     )
-    table.create(engine)
-    return table
 
 
 def fill(engine: Engine, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:

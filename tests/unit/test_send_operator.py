@@ -13,7 +13,7 @@ from support.recorder import Recorder
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import send
+from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -38,9 +38,11 @@ class Run:
         self.store = Recorder("store", destinations=())
         self.states = States()
         self.run_id = "run-1"
+        self.max_tries = 0
+        self.slept = []
         self.options = None
-        monkeypatch.setattr(send, "delivery_for", self.delivery)
-        monkeypatch.setattr(send, "store_for", self.holding)
+        monkeypatch.setattr(routes, "delivery_for", self.delivery)
+        monkeypatch.setattr(routes, "store_for", self.holding)
 
     def holding(self, conn_id, deliver_conn_id, *, on_conflict):
         self.options = {"on_conflict": on_conflict}
@@ -50,13 +52,25 @@ class Run:
         self.options = options
         return self.transport
 
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += timedelta(seconds=seconds)
+
+    def clear(self):
+        """Do what Airflow does with a task that is cleared after its first try."""
+        self.max_tries += 1
+
     def task(self, **arguments):
         given = {"conn_id": "recorder", "destination": "mail", **arguments}
-        return DelayedSendOperator(task_id="send", clock=lambda: self.now, **given)
+        return DelayedSendOperator(task_id="send", clock=lambda: self.now, sleep=self.sleep, **given)
+
+    @property
+    def context(self):
+        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1, max_tries=self.max_tries)
+        return {"ti": ti, "task_state_store": self.states}
 
     def execute(self, **arguments):
-        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1)
-        return self.task(**arguments).execute({"ti": ti, "task_state_store": self.states})
+        return self.task(**arguments).execute(self.context)
 
     def ids(self):
         return [message.message_id for message in self.transport.sent]

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 
 from airflow_delayed.store import claiming, claims
+from airflow_delayed.store.by_id import delete_rows, update_rows
 from airflow_delayed.store.schema import store_tables
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -71,3 +72,40 @@ def test_ids_are_cut_into_pieces_that_fit(count):
     pieces = list(claims.slices(ids))
     assert [one for piece in pieces for one in piece] == ids
     assert all(0 < len(piece) <= 1000 for piece in pieces)
+
+
+TABLE = "`a``s`.`delayed_messages`"
+
+
+@pytest.mark.parametrize(
+    "dialect, deleted, updated",
+    [
+        (
+            mysql.dialect(),
+            f"DELETE FROM {TABLE} USING {TABLE} FORCE INDEX (PRIMARY) WHERE {TABLE}.`Id` IN (",
+            f"UPDATE {TABLE} FORCE INDEX (PRIMARY) SET `Tag`=",
+        ),
+        (
+            postgresql.dialect(),
+            'DELETE FROM "a`s"."delayed_messages" WHERE',
+            'UPDATE "a`s"."delayed_messages" SET "Tag"=',
+        ),
+        (mssql.dialect(), "DELETE FROM [a`s].[delayed_messages] WHERE", "UPDATE [a`s].[delayed_messages] SET [Tag]="),
+        (sqlite.dialect(), 'DELETE FROM "a`s"."delayed_messages" WHERE', 'UPDATE "a`s"."delayed_messages" SET "Tag"='),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_rows_are_changed_by_their_ids_alone(dialect, deleted, updated):
+    table = store_tables(schema="a`s").messages
+    assert " ".join(str(delete_rows(table, ["m"]).compile(dialect=dialect)).split()).startswith(deleted)
+    changed = update_rows(table, ["m"]).values(Tag="t")
+    assert " ".join(str(changed.compile(dialect=dialect)).split()).startswith(updated)
+
+
+def test_a_claim_on_mysql_reads_by_due_time():
+    """Else it sorts, and so locks, all that is due."""
+    recorder = Recorder(mysql.dialect())
+    wanted = claiming.Wanted(deliver_conn_id="broker", due_by=NOW, limit=500)
+    claiming.claim(recorder, store_tables("the `t`"), wanted, now=NOW, dispatcher="me", until=NOW)
+    statement = str(recorder.statement.compile(dialect=mysql.dialect()))
+    assert "FROM `the ``t``` FORCE INDEX (`the ``t``_Time`)" in " ".join(statement.split())
