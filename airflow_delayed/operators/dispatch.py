@@ -165,14 +165,14 @@ class StoreDispatchOperator(BaseOperator):
     def resume(
         self,
         context: Context,
-        until: str,
-        summary: dict[str, Any],
-        failures: dict[str, str],
+        until: str | None = None,
+        summary: dict[str, Any] | None = None,
+        failures: dict[str, str] | None = None,
         event: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return what the trigger did, or fail as it did; go on, if it was not yet over.
 
-        :param until: "empty", or ISO 8601 text.
+        :param until: "empty", or ISO 8601 text. (``dag.test()`` gives the event alone.)
         :param summary: what was done before the trigger began.
         :param failures: what was given up before.
         :param event: the trigger's; None: the task was woken by something else.
@@ -181,8 +181,10 @@ class StoreDispatchOperator(BaseOperator):
         """
         if event is None:
             # a task that was taken up again by mistake comes here early (apache/airflow#65248)
-            self.log.warning("woken without an event: going on until %s; what was counted since is lost", until)
-            self._defer(until, summary, failures)
+            self.log.warning("woken without an event: going on; what was counted since is not in the summary")
+            if until is None:
+                return self.execute(context)
+            self._defer(until, summary or {}, failures or {})
         assert event is not None
         if event["status"] == "given up":
             raise AirflowFailException(event["error"])

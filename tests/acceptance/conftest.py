@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("world")
     # a queue of its own also on a server of the user's
     prefix = f"live-{secrets.token_hex(4)}-"
+    # the examples, and DAGs for the tests alone
+    dags = shutil.copytree(ROOT / "dags", folder / "dags")
+    shutil.copytree(ROOT / "tests/acceptance/dags", dags, dirs_exist_ok=True)
     with postgres.running() as server, virtual_host(rabbitmq_url) as broker:
         metadata = _database(server.url, "metadata")
         connections = {
@@ -62,7 +66,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
         with (
             consuming(f"{prefix}flight-reminders", sqs_endpoint, folder) as consumer,
             airflow.running(
-                ROOT / "dags",
+                dags,
                 database=metadata,
                 connections=connections,
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),

@@ -69,12 +69,14 @@ def test_dispatch_store(here: Path, world: World, store: DelayedStoreHook, run_d
         )
         for name, seconds in dues.items()
     )
+    (alert,) = dag.deadline if isinstance(dag.deadline, list) else [dag.deadline]
+    # Airflow 3.3's dag.test cannot end a run with one; the acceptance tests run it as it is
+    dag.deadline = None
     summary = result(run_dag(dag), "dispatch")
     assert (summary["dispatched"], summary["by_connection"]) == (3, {"delayed_sqs": 3})
     assert [one.message_id for one in store.list()] == ["after"]
     # one run at a time, in a pool of its own, and somebody is told if it takes longer than what it is ahead
     assert (dag.max_active_runs, dag.get_task("dispatch").pool) == (1, "delayed_dispatch")
-    (alert,) = dag.deadline if isinstance(dag.deadline, list) else [dag.deadline]
     assert alert.interval == timedelta(minutes=5)
 
 

@@ -176,11 +176,13 @@ def test_what_went_wrong_is_in_the_event(store: Store, through):
     hook.send([message("body", hook.now(), body=b"hush", headers={"token": "hush"})])
     through(Transport(too_long={"a"}))
     # one that an earlier dispatcher of the same run has given up
-    carried = {"summary": DispatchReport(dispatched=5, failed=1).summary(), "failures": {"z": "refused"}}
+    before = DispatchReport(failed=1)
+    before.add_all("broker", 5, hook.now(), hook.now())
+    carried = {"summary": before.summary(), "failures": {"z": "refused"}}
     result = asyncio.run(payload(trigger(store, "broker", **carried)))
     assert (result["status"], result["summary"]["dispatched"], result["summary"]["failed"]) == ("given up", 7, 2)
     assert "7 messages were handed over, 2 failed" in result["error"]
-    assert "message z: refused; message a: body has too many bytes" in result["error"]
+    assert "message z: refused; message a: body: has too many bytes" in result["error"]
     assert "hush" not in json.dumps(result)
 
     hook.send([message("c", hook.now() - SECOND)])
@@ -231,7 +233,10 @@ def test_a_killed_triggerer_loses_nothing(store: Store, tmp_path):
 
 
 def sent(journal: Path) -> list[str]:
-    return journal.read_text().split() if journal.exists() else []
+    """The ids of what was sent; each line also says whether that was in time."""
+    lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
+    assert {word for _, word in lines} <= {"in-time"}
+    return [message_id for message_id, _ in lines]
 
 
 def environment() -> dict[str, str]:

@@ -92,3 +92,9 @@ def test_deferrable_is_as_airflow_is_set_up(monkeypatch):
 def test_nothing_but_names_and_counts_goes_to_the_triggerer():
     arguments = SimpleNamespace(**StoreDispatchTrigger("store", ["broker"]).serialize()[1])
     assert sorted(vars(arguments)) == sorted(FIRST_VERSION)
+
+
+def test_a_task_that_is_woken_with_nothing_at_all_begins_again(monkeypatch):
+    task = operator()
+    monkeypatch.setattr(task, "execute", lambda context: {"dispatched": 3})
+    assert task.resume({}) == {"dispatched": 3}
