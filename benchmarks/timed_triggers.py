@@ -29,6 +29,12 @@ class AtOnce(BaseTrigger):
         yield TriggerEvent(self.moment)
 
 
+class PlainSleep(AtOnce):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.sleep(self.moment.timestamp() - time.time())
+        yield TriggerEvent(self.moment)
+
+
 class Timed(BaseTrigger):
     """Waits until all others are loaded, then runs a trigger of a kind for its own moment.
 
@@ -36,7 +42,12 @@ class Timed(BaseTrigger):
     :param count: how many there are.
     """
 
-    KINDS: ClassVar[dict[str, Any]] = {"due": DueTimeTrigger, "core": DateTimeTrigger, "at once": AtOnce}
+    KINDS: ClassVar[dict[str, Any]] = {
+        "due": DueTimeTrigger,
+        "core": DateTimeTrigger,
+        "plain": PlainSleep,
+        "at once": AtOnce,
+    }
     #: Of each: its moment and when it fired, in seconds since 1970.
     fired: ClassVar[list[tuple[float, float]]] = []
     #: The CPU seconds of this process when all were loaded.
