@@ -1,17 +1,19 @@
-"""How late waits end in a real triggerer, and what they cost: DueTimeTrigger beside Airflow's DateTimeTrigger.
+"""How late waits end in Airflow's trigger runner, and what they cost: DueTimeTrigger beside Airflow's DateTimeTrigger.
 
     python benchmarks/due_triggers.py [--waits 10000] [--spread 60] [--rounds 1]
 
-A private PostgreSQL as Airflow's database holds that many deferred task instances, one trigger each; one `airflow
-triggerer` process with the capacity for all runs them, nothing else of Airflow does. When all are loaded, which takes
-it minutes, each waits for its own moment, spread evenly over a minute. Late is what passes from a trigger's moment
-until its run() goes on, by the triggerer's own clock.
+Each contestant has a process of its own with Airflow's TriggerRunner, the event loop of a triggerer, as it is; only its
+supervisor is not there: what the runner would tell it is encoded and dropped, and its log lines, JSON as in a
+triggerer, go through a pipe to `cat`. (A triggerer whole takes minutes to load 10,000 rows, and makes a log file of
+each, for which the event loop waits.) When all triggers are loaded, each waits for its own moment, spread evenly over
+a minute. Late is what passes from a trigger's moment until its run() goes on.
 
 The limit beside it, in the same run: a process with nothing but an asyncio loop and call_later for as many moments,
 which looks at the clock before it calls.
 
-CPU is user and system time of the triggerer's processes, supervisor and runner, from when all are loaded until the last
-has fired; net of as many triggers that return at once, in a triggerer that then runs on for as long.
+CPU is user and system time of the process from when all are loaded until the last moment: net of as many triggers that
+return at once; and net of as many that are one asyncio.sleep each, since the runner itself looks at every trigger that
+waits once a second, however it waits.
 """
 
 from __future__ import annotations
@@ -26,29 +28,21 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
-import psutil
-from timed_triggers import FIRING, HEAD_START
-
-from services import airflow, postgres, process
-
-#: Seconds after which it is given up.
-PATIENCE = 1500
-BARE, OURS, CORE, AT_ONCE = "bare timer heap", "DueTimeTrigger", "DateTimeTrigger", "returns at once"
-KINDS = {OURS: "DueTime", CORE: "DateTime", AT_ONCE: "AtOnce"}
+BARE, OURS, CORE = "bare timer heap", "DueTimeTrigger", "DateTimeTrigger"
+PLAIN, AT_ONCE = "one asyncio.sleep", "returns at once"
+KINDS = {OURS: "due", CORE: "core", PLAIN: "plain", AT_ONCE: "at once"}
+#: Seconds that loading may take a wait, and how long all is waited for beyond that.
+LOADING, PATIENCE = 0.05, 120
 
 
 @dataclass
 class Result:
     #: Milliseconds after the moment, sorted.
     late: list[float]
-    #: Seconds of CPU, supervisor and runner.
     cpu: float
-    runner: float
 
     def part(self, share: float) -> float:
         return self.late[min(len(self.late) - 1, int(len(self.late) * share))]
@@ -58,9 +52,9 @@ def moments(first: float, count: int, spread: float) -> list[float]:
     return [first + spread * number / count for number in range(count)]
 
 
-def bare(count: int, spread: float, answer: Connection) -> None:
-    """Wait on an asyncio loop alone, and tell how many milliseconds late each moment was, and the CPU that it took."""
-    late: list[float] = []
+def bare(_: str, count: int, spread: float, answer: Connection) -> None:
+    """Wait on an asyncio loop alone."""
+    fired: list[tuple[float, float]] = []
 
     async def wait() -> None:
         loop = asyncio.get_running_loop()
@@ -70,139 +64,69 @@ def bare(count: int, spread: float, answer: Connection) -> None:
             if (left := moment - time.time()) > 0:
                 loop.call_later(left, fire, moment)
                 return
-            late.append((time.time() - moment) * 1000)
-            if len(late) == count:
+            fired.append((moment, time.time()))
+            if len(fired) == count:
                 over.set()
 
         for moment in moments(time.time() + 2, count, spread):
             loop.call_later(moment - time.time(), fire, moment)
         await over.wait()
 
+    before = time.process_time()
     asyncio.run(wait())
-    answer.send((late, time.process_time()))
+    answer.send((fired, time.process_time() - before))
 
 
-def measure_bare(count: int, spread: float) -> Result:
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=bare, args=(count, spread, there), daemon=True)
-    child.start()
-    if not here.poll(spread + 60):
-        raise SystemExit("the bare timer heap gave no answer")
-    late, cpu = here.recv()
-    child.join()
-    return Result(sorted(late), cpu, cpu)
-
-
-class Waits:
-    """Deferred task instances in a database of Airflow, and the triggerer that runs their triggers."""
-
-    def __init__(self, url: str, home: Path) -> None:
-        self._home = home
-        self._firings = home / "firings"
-        self.env = {
-            **airflow.environment(home, home / "dags", {}),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url.replace("postgresql://", "postgresql+psycopg2://", 1),
-            "AIRFLOW__TRIGGERER__MAX_TRIGGER_TO_SELECT_PER_LOOP": "100000",
-            "AIRFLOW__CORE__FERNET_KEY": "",
-            "DUE_TRIGGERS_FILE": str(self._firings),
-            # where the triggerer and the program that fills the database find this folder, and the package
-            "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])]),
-        }
-        (home / "dags").mkdir()
-        self._airflow = [*airflow.without_the_users(self.env), str(Path(sys.executable).with_name("airflow"))]
-        subprocess.run(
-            [*self._airflow, "db", "migrate"], env={**os.environ, **self.env}, check=True, stdout=subprocess.DEVNULL
-        )
-
-    def measure(self, name: str, count: int, spread: float) -> Result:
-        self._firings.write_bytes(b"")
-        env = {**os.environ, **self.env}
-        subprocess.run([sys.executable, __file__, "--fill", KINDS[name], str(count), repr(spread)], env=env, check=True)
-        log = self._home / f"{KINDS[name]}.log"
-        command = [*self._airflow, "triggerer", "--skip-serve-logs", "--capacity", str(count + 1)]
-        with process.running(command, log=log, env=self.env) as triggerer:
-            self._wait_for(1, log)
-            before = cpu_of(triggerer.pid)
-            loaded = time.monotonic()
-            self._wait_for(1 + count, log)
-            # as long for those that return at once: an idle triggerer takes something too
-            time.sleep(max(0.0, loaded + HEAD_START + spread - time.monotonic()))
-            after = cpu_of(triggerer.pid)
-        _, *firings = FIRING.iter_unpack(self._firings.read_bytes())
-        late = sorted((at - moment) * 1000 for moment, at in firings)
-        return Result(late, after[0] - before[0], after[1] - before[1])
-
-    def _wait_for(self, records: int, log: Path) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self._firings.stat().st_size < records * FIRING.size:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"not all have fired\n{log.read_text()[-3000:]}")
-            time.sleep(0.1)
-
-
-def cpu_of(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a triggerer in all, and of its runner."""
-    parent = psutil.Process(pid)
-    spent = [sum(one.cpu_times()[:2]) for one in (parent, *parent.children(recursive=True))]
-    return sum(spent), sum(spent[1:])
-
-
-def fill(kind: str, count: int, spread: float) -> None:
-    """Put the deferred task instances into Airflow's database, in place of those of an earlier round."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-    from airflow.models.dagbag import DBDagBag
-    from airflow.models.taskinstance import TaskInstance
+def in_runner(kind: str, count: int, spread: float, answer: Connection) -> None:
+    """Wait in Airflow's TriggerRunner."""
+    home = tempfile.TemporaryDirectory(prefix="due-triggers-")
+    os.environ.update(AIRFLOW_HOME=home.name, AIRFLOW__CORE__FERNET_KEY="", AIRFLOW__CORE__LOAD_EXAMPLES="False")
+    from airflow.executors import workloads
+    from airflow.jobs.triggerer_job_runner import TriggerRunner
     from airflow.models.trigger import Trigger
-    from airflow.providers.standard.operators.empty import EmptyOperator
-    from airflow.sdk import DAG
-    from airflow.utils.session import create_session
-    from airflow.utils.types import DagRunTriggeredByType, DagRunType
-    from sqlalchemy import insert, text
+    from airflow.sdk.log import configure_logging, reset_logging
     from timed_triggers import Timed
 
-    with DAG("waits", schedule=None) as dag:
-        EmptyOperator(task_id="wait")
-    bag = DagBag(os.devnull)
-    bag.bag_dag(dag)
-    DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(bag, "dags-folder", None)
-    now = datetime.now(timezone.utc)
-    rows: list[dict[str, Any]] = []
+    drain = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
+    assert drain.stdin is not None
+    reset_logging()
+    configure_logging(json_output=True, output=drain.stdin, sending_to_supervisor=True)
+
+    class Runner(TriggerRunner):
+        async def init_comms(self):
+            self.comms_decoder = SimpleNamespace(_reader_task=asyncio.create_task(asyncio.sleep(1e6)))
+
+        async def sync_state_to_supervisor(self, finished_ids):
+            self.process_trigger_events(finished_ids).model_dump_json()
+            if len(Timed.fired) == count and time.time() > Timed.first + spread:
+                self.stop = True
+
+    runner = Runner()
     for number, after in enumerate(moments(0.0, count, spread), 1):
         path, arguments = Timed(kind, after, count).serialize()
         kept = Trigger.encrypt_kwargs(arguments)
-        rows.append({"id": number, "classpath": path, "encrypted_kwargs": kept, "created_date": now})
-    with create_session() as session:
-        for table in ("task_instance", "trigger", "dag_run"):
-            session.execute(text(f"DELETE FROM {table}"))
-        session.execute(insert(Trigger), rows)
-        kept_dag = DBDagBag().get_latest_version_of_dag("waits", session=session)
-        assert kept_dag is not None
-        kept_dag.create_dagrun(
-            run_id="manual__waits",
-            run_after=now,
-            run_type=DagRunType.MANUAL,
-            triggered_by=DagRunTriggeredByType.TEST,
-            state="running",
-            session=session,
-        )
-        session.flush()
-        session.execute(
-            text(
-                "UPDATE task_instance SET state = 'deferred', next_method = 'resume', trigger_id = 1, map_index = 1,"
-                " try_number = 1"
-            )
-        )
-        own = {"id": "gen_random_uuid()", "map_index": "number", "trigger_id": "number"}
-        names = [column.name for column in TaskInstance.__table__.columns]
-        session.execute(
-            text(
-                f"INSERT INTO task_instance ({', '.join(names)})"
-                f" SELECT {', '.join(own.get(name, name) for name in names)}"
-                f" FROM task_instance, generate_series(2, {count}) AS number"
-            )
-        )
+        runner.to_create.append(workloads.RunTrigger(id=number, classpath=path, encrypted_kwargs=kept, ti=None))
+    runner.run()
+    answer.send((Timed.fired, time.process_time() - Timed.cpu))
+    drain.stdin.close()
+    drain.wait()
+    home.cleanup()
+
+
+def measure(name: str, count: int, spread: float) -> Result:
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    work = bare if name == BARE else in_runner
+    child = spawn.Process(target=work, args=(KINDS.get(name, ""), count, spread, there))
+    child.start()
+    try:
+        if not here.poll(spread + LOADING * count + PATIENCE):
+            raise SystemExit(f"{name}: not all have fired")
+        fired, cpu = here.recv()
+        child.join()
+    finally:
+        child.kill()
+    return Result(sorted((at - moment) * 1000 for moment, at in fired), cpu)
 
 
 def main() -> int:
@@ -210,53 +134,42 @@ def main() -> int:
     parser.add_argument("--waits", type=int, default=10_000)
     parser.add_argument("--spread", type=float, default=60.0, help="seconds over which their moments are spread")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--fill", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.fill:
-        kind, count, spread = options.fill
-        fill(kind, int(count), float(spread))
-        return 0
-    results: dict[str, list[Result]] = {name: [] for name in (BARE, OURS, CORE, AT_ONCE)}
-    with postgres.running() as server, tempfile.TemporaryDirectory(prefix="due-triggers-") as home:
-        waits = Waits(server.url, Path(home))
-        for number in range(1, options.rounds + 1):
-            for name in results if number % 2 else reversed(results):
-                if name == BARE:
-                    result = measure_bare(options.waits, options.spread)
-                else:
-                    result = waits.measure(name, options.waits, options.spread)
-                results[name].append(result)
-                print(
-                    f"round {number}: {name}: p99 {result.part(0.99):.1f} ms, CPU {result.cpu:.1f} s", file=sys.stderr
-                )
+    results: dict[str, list[Result]] = {name: [] for name in (BARE, OURS, CORE, PLAIN, AT_ONCE)}
+    for number in range(1, options.rounds + 1):
+        for name in results if number % 2 else reversed(results):
+            result = measure(name, options.waits, options.spread)
+            results[name].append(result)
+            print(f"round {number}: {name}: p99 {result.part(0.99):.1f} ms, CPU {result.cpu:.2f} s", file=sys.stderr)
     report(results, options.waits)
     return 0
 
 
 def report(results: dict[str, list[Result]], count: int) -> None:
-    print(f"\n{f'{count:,} waits, ms late':24}{'p50':>9}{'p99':>9}{'max':>9}{'early':>7}{'CPU s':>8}{'runner':>8}")
+    print(f"\n{f'{count:,} waits, ms late':24}{'p50':>9}{'p99':>9}{'max':>9}{'early':>7}{'CPU s':>8}")
     for name, found in results.items():
+        cpu = statistics.median(each.cpu for each in found)
         if name == AT_ONCE:
-            p50 = p99 = most = float("nan")
-            early = 0
-        else:
-            p50, p99, most = (statistics.median(each.part(share) for each in found) for share in (0.5, 0.99, 1))
-            early = sum(late < 0 for each in found for late in each.late)
-        cpu, runner = statistics.median(each.cpu for each in found), statistics.median(each.runner for each in found)
-        print(f"{name:24}{p50:9.1f}{p99:9.1f}{most:9.1f}{early:7}{cpu:8.1f}{runner:8.1f}")
+            print(f"{name:24}{'':34}{cpu:8.2f}")
+            continue
+        p50, p99, most = (statistics.median(each.part(share) for each in found) for share in (0.5, 0.99, 1))
+        early = sum(late < 0 for each in found for late in each.late)
+        print(f"{name:24}{p50:9.1f}{p99:9.1f}{most:9.1f}{early:7}{cpu:8.2f}")
     print("\nmedian of the rounds' ratios")
-    for what, one, other, target in (
-        ("p99", OURS, BARE, 2.0),
-        ("p99", OURS, CORE, 1 / 20),
-        ("net CPU", OURS, CORE, 1 / 8),
-    ):
-        ratios = []
-        for first, second, base in zip(results[one], results[other], results[AT_ONCE], strict=True):
-            if what == "p99":
-                ratios.append(first.part(0.99) / second.part(0.99))
-            else:
-                ratios.append((first.cpu - base.cpu) / (second.cpu - base.cpu))
-        print(f"{statistics.median(ratios):8.3f} {what} {one} / {other} (wanted: at most {target})")
+    ratios: dict[str, list[float]] = {}
+    for free, ours, core, plain, least in zip(*results.values(), strict=True):
+        for what, ratio in (
+            (f"p99, {OURS} / {BARE} (wanted: at most 2)", ours.part(0.99) / free.part(0.99)),
+            (f"p99, {OURS} / {CORE} (wanted: at most 0.05)", ours.part(0.99) / core.part(0.99)),
+            (f"CPU net of {AT_ONCE!r}, {OURS} / {CORE}", (ours.cpu - least.cpu) / (core.cpu - least.cpu)),
+            (
+                f"CPU net of {PLAIN!r}, {OURS} / {CORE} (wanted: at most 0.125)",
+                (ours.cpu - plain.cpu) / (core.cpu - plain.cpu),
+            ),
+        ):
+            ratios.setdefault(what, []).append(ratio)
+    for what, found in ratios.items():
+        print(f"{statistics.median(found):8.3f} {what}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Triggers that write down when they fire, for due_triggers.py: each runs in a real triggerer."""
+"""Triggers that write down when they fire, for due_triggers.py."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import struct
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
@@ -15,10 +13,26 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
-#: A moment and when its trigger fired, in seconds since 1970; in the first record, when all had been loaded.
-FIRING = struct.Struct("dd")
-#: Seconds from then until the first moment.
-HEAD_START = 2.0
+#: Seconds from when all are loaded to the first moment: longer than DateTimeTrigger polls every second before its own.
+HEAD_START = 21.0
+
+
+class AtOnce(BaseTrigger):
+    def __init__(self, moment: datetime) -> None:
+        super().__init__()
+        self.moment = moment
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "timed_triggers.AtOnce", {"moment": self.moment}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent(self.moment)
+
+
+class PlainSleep(AtOnce):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.sleep(self.moment.timestamp() - time.time())
+        yield TriggerEvent(self.moment)
 
 
 class Timed(BaseTrigger):
@@ -28,10 +42,19 @@ class Timed(BaseTrigger):
     :param count: how many there are.
     """
 
+    KINDS: ClassVar[dict[str, Any]] = {
+        "due": DueTimeTrigger,
+        "core": DateTimeTrigger,
+        "plain": PlainSleep,
+        "at once": AtOnce,
+    }
+    #: Of each: its moment and when it fired, in seconds since 1970.
+    fired: ClassVar[list[tuple[float, float]]] = []
+    #: The CPU seconds of this process when all were loaded.
+    cpu: ClassVar[float] = 0.0
+    first: ClassVar[float] = 0.0
     _loaded: ClassVar[int] = 0
     _go: ClassVar[asyncio.Event | None] = None
-    _first: ClassVar[float] = 0.0
-    _file: ClassVar[int] = 0
 
     def __init__(self, kind: str, after: float, count: int) -> None:
         super().__init__()
@@ -42,15 +65,9 @@ class Timed(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await self._all_are_loaded()
-        due = Timed._first + self.after
-        moment = datetime.fromtimestamp(due, timezone.utc)
-        if self.kind == "AtOnce":
-            os.write(Timed._file, FIRING.pack(due, time.time()))
-            yield TriggerEvent(moment)
-            return
-        trigger = DueTimeTrigger(moment) if self.kind == "DueTime" else DateTimeTrigger(moment)
-        async for event in trigger.run():
-            os.write(Timed._file, FIRING.pack(moment.timestamp(), time.time()))
+        due = Timed.first + self.after
+        async for event in self.KINDS[self.kind](datetime.fromtimestamp(due, timezone.utc)).run():
+            Timed.fired.append((due, time.time()))
             yield event
 
     async def _all_are_loaded(self) -> None:
@@ -58,9 +75,7 @@ class Timed(BaseTrigger):
             Timed._go = asyncio.Event()
         Timed._loaded += 1
         if Timed._loaded == self.count:
-            Timed._file = os.open(os.environ["DUE_TRIGGERS_FILE"], os.O_WRONLY | os.O_APPEND)
-            now = time.time()
-            os.write(Timed._file, FIRING.pack(now, now))
-            Timed._first = now + HEAD_START
+            Timed.first = time.time() + HEAD_START
+            Timed.cpu = time.process_time()
             Timed._go.set()
         await Timed._go.wait()
