@@ -32,6 +32,9 @@ class Nothing(list):
     def all(self):
         return self
 
+    def first(self):
+        return None
+
 
 @pytest.mark.parametrize("since", [None, NOW - timedelta(days=1)])
 @pytest.mark.parametrize(
