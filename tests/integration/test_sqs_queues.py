@@ -157,8 +157,8 @@ def test_a_fifo_queue_is_no_destination(world: World, create):
     assert world.client.list_queues(QueueNamePrefix=world.queue).get("QueueUrls", []) == []
 
 
-# the table in the documentation of NServiceBus.AmazonSQS, "Enable unrestricted delayed delivery"; its 901 leaves the test
-# no second until it sends
+# the table in the documentation of NServiceBus.AmazonSQS, "Enable unrestricted delayed delivery"; its 901
+# leaves a test no second until it sends
 @pytest.mark.parametrize(
     "delay, sender, receiver, supported",
     [
