@@ -13,6 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.errors import DelayedError
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
@@ -20,6 +21,8 @@ from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_delayed.hooks.store import DelayedStoreHook
 
 #: How long the pass may take that is made before the triggerer goes on; in seconds.
 HERE = 30.0
@@ -43,7 +46,8 @@ class StoreDispatchOperator(BaseOperator):
     with all messages as they were, and a retry helps.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``forgotten``,
-    ``left_for_others``, ``by_connection``) and the first and last due time.
+    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then is told as
+    gauges, see DelayedStoreHook.gauges.
 
     :param conn_id: the store, a SQL connection.
     :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
@@ -157,6 +161,8 @@ class StoreDispatchOperator(BaseOperator):
                     return dispatcher.finish().summary()
             except DispatchFailed as error:
                 raise _failure(error) from error
+            finally:
+                self._gauges(store)
             until = "empty" if end is None else end.isoformat()
             summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
         self._defer(until, summary, failures)
@@ -210,6 +216,13 @@ class StoreDispatchOperator(BaseOperator):
             method_name="resume",
             kwargs=carried,
         )
+
+    def _gauges(self, store: DelayedStoreHook) -> None:
+        try:
+            store.gauges()
+        except DelayedError as error:
+            # what was handed over was handed over, whatever can be told of it
+            self.log.warning("the store's counts could not be told as gauges: %s", error)
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)

@@ -11,6 +11,8 @@ from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 from support.standing import give_up, hand_over, hold, pause
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
+
 HOUR = timedelta(hours=1)
 
 
@@ -72,3 +74,14 @@ def test_gauges(store: Store, recorder: Recorder):
 def test_an_empty_store_is_late_by_nothing(store: Store, recorder: Recorder):
     store.installed().gauges()
     assert {value for _, value, _ in recorder.told} == {0}
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_a_dispatcher_tells_what_is_left(store: Store, recorder: Recorder):
+    hook = store.installed("queue", deliver_conn_id=None)
+    now = hook.now()
+    hook.send([message("now", now, destination="queue"), message("later", now + HOUR, destination="queue")])
+    task = StoreDispatchOperator(task_id="t", conn_id=store.conn_id, deliver_conn_ids=store.conn_id)
+    assert task.execute({})["dispatched"] == 1
+    told = {name.removeprefix("delayed.store."): value for name, value, _ in recorder.told}
+    assert (told["waiting"], told["due"], told["remembered"]) == (1, 0, 1)
