@@ -42,10 +42,6 @@ class Outcome(str, Enum):
         # as the text that it is, so that a printed result can be read
         return repr(self.value)
 
-    def __repr__(self) -> str:
-        # many of them are printed together, by id
-        return repr(self.value)
-
     @property
     def changed(self) -> bool:
         """Whether the call came in time and did what it says."""
