@@ -22,6 +22,18 @@ def page(world: World) -> Iterator[chromium.Page]:
     world.live.call("DELETE", f"/connections/{NAME}")
 
 
+def tested(page: chromium.Page, says: str) -> None:
+    """Press the button until its answer is seen: the list is drawn anew after a change, and the answer does not stay."""
+    for tries_left in reversed(range(3)):
+        page.click("button[aria-label='Test Connection']")
+        try:
+            page.wait_for(f"document.body.innerText.includes({json.dumps(says)})", seconds=20)
+            return
+        except TimeoutError:
+            if not tries_left:
+                raise
+
+
 def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Page, tmp_path: Path) -> None:
     broker = world.broker.connection
     page.click("button", text="Add Connection")
@@ -38,8 +50,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.screenshot(tmp_path / "form.png")
     page.click("button", text="Save")
 
-    page.click("button[aria-label='Test Connection']")
-    page.wait_for("document.body.innerText.includes('schema) does not exist')")
+    tested(page, "schema) does not exist")
     page.screenshot(tmp_path / "failed.png")
 
     page.click("button[aria-label='Edit Connection']")
@@ -52,8 +63,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.click("button", text="Save")
     page.wait_for("document.body.innerText.includes('successfully updated')")
 
-    page.click("button[aria-label='Test Connection']")
-    page.wait_for("document.body.innerText.includes('Connected to RabbitMQ at')")
+    tested(page, "Connected to RabbitMQ at")
     page.screenshot(tmp_path / "good.png")
     assert page.problems == []
 

@@ -41,7 +41,9 @@ def handled(world: World) -> dict[str, tuple[datetime, str]]:
 def told(world: World) -> list[dict[str, Any]]:
     """The messages of all events that Airflow has stored."""
     found = world.live.call("GET", "/assets/events?limit=100&source_task_id=")["asset_events"]
-    return [message for event in found for message in event["extra"]["payload"]["messages"]]
+    # a send tells of itself by events too
+    payloads = [event["extra"]["payload"] for event in found if "payload" in event["extra"]]
+    return [message for payload in payloads for message in payload["messages"]]
 
 
 def unacknowledged(world: World) -> int:
