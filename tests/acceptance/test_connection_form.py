@@ -23,7 +23,7 @@ def page(world: World) -> Iterator[chromium.Page]:
 
 
 def tested(page: chromium.Page, says: str) -> None:
-    """Press the button until its answer is seen: the list is drawn anew after a change, and the answer does not stay."""
+    """Press the button until its answer is seen: a change draws the list anew, and the answer does not stay."""
     for tries_left in reversed(range(3)):
         page.click("button[aria-label='Test Connection']")
         try:
