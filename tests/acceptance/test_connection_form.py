@@ -22,7 +22,7 @@ def page(world: World) -> Iterator[chromium.Page]:
     world.live.call("DELETE", f"/connections/{NAME}")
 
 
-def tested(page: chromium.Page, says: str) -> None:
+def answered(page: chromium.Page, says: str) -> None:
     """Press the button until its answer is seen: a change draws the list anew, and the answer does not stay."""
     for tries_left in reversed(range(3)):
         page.click("button[aria-label='Test Connection']")
@@ -50,7 +50,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.screenshot(tmp_path / "form.png")
     page.click("button", text="Save")
 
-    tested(page, "schema) does not exist")
+    answered(page, "schema) does not exist")
     page.screenshot(tmp_path / "failed.png")
 
     page.click("button[aria-label='Edit Connection']")
@@ -63,7 +63,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.click("button", text="Save")
     page.wait_for("document.body.innerText.includes('successfully updated')")
 
-    tested(page, "Connected to RabbitMQ at")
+    answered(page, "Connected to RabbitMQ at")
     page.screenshot(tmp_path / "good.png")
     assert page.problems == []
 
