@@ -237,13 +237,13 @@ def test_field_missing_in_one_entry_of_a_list_names_it():
     assert len(found) == 5
 
 
-@pytest.mark.parametrize("written", ["out", "./out", "../work/out", "{}/work/../work/out/"])
+@pytest.mark.parametrize("written", ["out", "./out", "../rows/out", "{}/rows/../rows/out/"])
 def test_folder_is_read_however_its_path_is_written(tmp_path, monkeypatch, written):
     # a folder above that looks like one that Spark is writing must hide nothing
-    work = tmp_path / "_temporary" / "work"
-    spark_folder(work, table())
-    monkeypatch.chdir(work)
-    fs, path = file_system(written.format(work.parent))
+    rows = tmp_path / "_temporary" / "rows"
+    spark_folder(rows, table())
+    monkeypatch.chdir(rows)
+    fs, path = file_system(written.format(rows.parent))
     assert len(messages(open_source(fs, path, shown_as=written))) == 2
 
 
