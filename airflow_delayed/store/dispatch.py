@@ -140,9 +140,11 @@ class Dispatcher:
                     break
                 seconds = LONGEST_SLEEP if due is None else min(LONGEST_SLEEP, due.total_seconds())
                 if end is not None:
-                    seconds = min(seconds, end - self._monotonic())
-                    if seconds <= 0:
+                    left = end - self._monotonic()
+                    # what is due at this very moment is no end
+                    if left <= 0:
                         break
+                    seconds = min(seconds, left)
                 self._sleep(max(SHORTEST_SLEEP, seconds))
                 self.once(None if end is None else end - self._monotonic())
             return self.finish()

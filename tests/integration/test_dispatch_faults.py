@@ -259,7 +259,7 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
 
         def begin() -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                [sys.executable, "-m", "support.dispatching", json.dumps({**arguments, "seconds": 60})],
+                [sys.executable, "-m", "support.dispatching", json.dumps({**arguments, "seconds": 600})],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here / "tests")])},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -287,17 +287,17 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
                 running[victim].kill()
                 running[victim].communicate()
                 running[victim] = begin()
-            wait_until(lambda: hook.count() == 0)
+            wait_until(lambda: hook.count() == 0, seconds=150)
         finally:
             for process in running:
                 process.kill()
                 process.communicate()
+            hook.close()
         arrived = Counter(journal(tmp_path))
         twice = sum(arrived.values()) - len(arrived)
         assert sent == set(arrived)
         # a kill and a restart repeat what was under way, and that is less than a half of all
         assert twice < len(sent) / 2
-        hook.close()
 
 
 def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Store, rabbitmq_url, connect):
