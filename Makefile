@@ -1,6 +1,6 @@
 SHELL := /bin/bash
-# the quick ones first
-TESTS ?= tests/unit tests/integration tests/acceptance
+# some tests in place of all: TESTS=tests/unit
+TESTS ?=
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint setup clean
 
@@ -12,7 +12,12 @@ demo: setup ## a Spark job's reminders through Airflow and SQS to a consumer, wi
 	@exec .venv/bin/python .ci/demo.py
 
 test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
+ifneq ($(TESTS),)
 	@exec .venv/bin/python -m pytest $(TESTS) $(ARGS)
+else # two files at a time, each process with servers of its own; Airflow and the demo want the machine for themselves
+	@.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/integration $(ARGS) && \
+	    exec .venv/bin/python -m pytest tests/acceptance $(ARGS)
+endif
 
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .

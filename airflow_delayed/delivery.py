@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -117,10 +118,16 @@ class TopologyReport:
 
 @dataclass(slots=True)
 class SendReport:
-    """What became of the messages given to ``send``. ``duplicates`` were there already and are not in ``sent``."""
+    """What became of the messages given to ``send``. ``duplicates`` were there already and are not in ``sent``.
+
+    In a store, ``replaced`` took the place of what had the same id, and ``refused`` came too late for that: it had
+    been handed over or cancelled, or was being handed over. Neither is in ``sent``.
+    """
 
     sent: int = 0
     duplicates: int = 0
+    replaced: int = 0
+    refused: int = 0
     first_due: datetime | None = None
     last_due: datetime | None = None
     by_destination: dict[str, int] = field(default_factory=dict)
@@ -128,6 +135,14 @@ class SendReport:
     def add(self, message: DelayedMessage) -> None:
         """Count a message that was confirmed."""
         self.sent += 1
+        self._note(message)
+
+    def add_replaced(self, message: DelayedMessage) -> None:
+        """Count a message that took the place of another."""
+        self.replaced += 1
+        self._note(message)
+
+    def _note(self, message: DelayedMessage) -> None:
         self.by_destination[message.destination] = self.by_destination.get(message.destination, 0) + 1
         if self.first_due is None or message.due_at < self.first_due:
             self.first_due = message.due_at
@@ -138,6 +153,8 @@ class SendReport:
         """Add another report's counts to this one."""
         self.sent += other.sent
         self.duplicates += other.duplicates
+        self.replaced += other.replaced
+        self.refused += other.refused
         for destination, count in other.by_destination.items():
             self.by_destination[destination] = self.by_destination.get(destination, 0) + count
         dues = [due for due in (self.first_due, self.last_due, other.first_due, other.last_due) if due]
@@ -211,11 +228,32 @@ class Adviser(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsOpen(Protocol):
+    """A transport that makes a connection for each send, and need not. Not all have."""
+
+    def kept_open(self) -> AbstractContextManager[None]:
+        """Use one connection for all sends within the block, which follow each other within seconds."""
+        ...
+
+
 class HoldingStore(DelayedDelivery, Protocol):
     """A store, in which messages wait until a dispatcher hands them over."""
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids that are stored already with other content than these digests stand for."""
+        """Return the ids whose content is not what these digests stand for, where storing them is an error for that."""
+        ...
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return the ids that wait there, have failed there, or are remembered to have gone from there."""
+        ...
+
+    def last_seen(self) -> datetime | None:
+        """Return when a dispatcher was last at work for these messages; None if none was not long ago."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time by which that is told."""
         ...
 
 
@@ -269,9 +307,9 @@ def check_options(
         raise UnsupportedOption(conn_id, conn_type, unknown)
 
 
-def store_for(conn_id: str, deliver_conn_id: str) -> HoldingStore:
+def store_for(conn_id: str, deliver_conn_id: str, *, on_conflict: str = "error") -> HoldingStore:
     """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
-    return cast(HoldingStore, _load(_STORE)(conn_id, deliver_conn_id))
+    return cast(HoldingStore, _load(_STORE)(conn_id, deliver_conn_id, on_conflict=on_conflict))
 
 
 def _load(target: str) -> Callable[..., object]:

@@ -5,6 +5,7 @@ Promise: never early. Whatever is rounded here is rounded up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -15,6 +16,7 @@ UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
+_PRINTABLE = re.compile("[!-~]+")
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
 
@@ -63,8 +65,7 @@ class DelayedMessage:
 def _check_id(message_id: str) -> None:
     if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_LENGTH:
         raise InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
-    # letters and digits, the common case, need no look at each character
-    if not (message_id.isascii() and (message_id.isalnum() or all("!" <= char <= "~" for char in message_id))):
+    if not _PRINTABLE.fullmatch(message_id):
         raise InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
+def _one_of(default: str, *others: str) -> dict[str, Any]:
+    """Return the schema of a field with a choice; not to choose is to take the default."""
+    return {
+        "type": ["string", "null"],
+        "enum": [None, default, *others],
+        "values_display": {"null": f"{default} (default)"},
+    }
+
+
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata (Airflow's ``provider_info.schema.json``)."""
     return {
@@ -25,6 +34,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.operators.send",
                     "airflow_delayed.operators.topology",
                     "airflow_delayed.operators.dispatch",
+                    "airflow_delayed.operators.custom_dispatch",
                 ],
             }
         ],
@@ -42,9 +52,15 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "Delayed delivery",
-                "python-modules": ["airflow_delayed.triggers.due_time", "airflow_delayed.triggers.fifo_cycle"],
+                "python-modules": [
+                    "airflow_delayed.triggers.due_time",
+                    "airflow_delayed.triggers.fifo_cycle",
+                    "airflow_delayed.triggers.rabbitmq_message",
+                    "airflow_delayed.triggers.store_dispatch",
+                ],
             }
         ],
+        "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there
         "connection-types": [
             {
@@ -58,7 +74,7 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": {
                     "ssl": {
                         "label": "TLS",
-                        "description": "Encrypt, and verify the broker's certificate; the port is then 5671.",
+                        "description": "Encrypt, and verify the broker's certificate; the port is 5671 then.",
                         "schema": {"type": ["boolean", "null"], "default": False},
                     },
                     "heartbeat": {
@@ -84,8 +100,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "verify": {
                         "label": "Verify the broker",
-                        "description": "verify_peer (empty) or verify_none.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "verify_none trusts whoever answers.",
+                        "schema": _one_of("verify_peer", "verify_none"),
                     },
                     "server_name_indication": {
                         "label": "Name in the broker's certificate",
@@ -94,8 +110,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "auth_mechanism": {
                         "label": "Login by",
-                        "description": "plain (empty): login and password; external: the client certificate.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "plain: login and password; external: the client certificate.",
+                        "schema": _one_of("plain", "external"),
                     },
                     "connection_timeout": {
                         "label": "Connection timeout",
@@ -114,13 +130,13 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "topology": {
                         "label": "Topology",
-                        "description": "delayed (empty), nservicebus, nservicebus-v1, celery or celery-classic.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "Whose delay levels are used: our own, or those that others share with us.",
+                        "schema": _one_of("delayed", "nservicebus", "nservicebus-v1", "celery", "celery-classic"),
                     },
                     "routing": {
                         "label": "NServiceBus routing",
-                        "description": "conventional (empty) or direct.",
-                        "schema": {"type": ["string", "null"]},
+                        "description": "How NServiceBus's endpoints are addressed.",
+                        "schema": _one_of("conventional", "direct"),
                     },
                 },
             }

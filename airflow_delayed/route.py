@@ -41,3 +41,9 @@ class Route:
                 return
             now = message.due_at - self.hold_over
         self.delivery.check(message, now)
+
+    def close(self) -> None:
+        """Close all connections; the next use makes new ones."""
+        self.delivery.close()
+        if self.store is not None and not self.holds_all:
+            self.store.close()

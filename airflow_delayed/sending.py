@@ -76,10 +76,26 @@ class Sending:
         self.skipped = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
+        self._separate = route.store is not None and not route.holds_all
         self._ask: dict[str, bytes] = {}
         self._told = 0.0
         # limits are judged by one moment, so that both passes set the same rows aside
         self._judged_at = clock()
+
+    def first_due(self, enough: datetime) -> datetime | None:
+        """Return when the first message is due, or one that is due by ``enough``, or None if there is none.
+
+        Rows that break a rule are left out here: the survey judges them.
+        """
+        first: datetime | None = None
+        for _, item in self._items(self._reader(), None):
+            if isinstance(item, Problem) or (self.past_due == "skip" and self._is_past(item)):
+                continue
+            if first is None or item.due_at < first:
+                first = item.due_at
+                if first <= enough:
+                    break
+        return first
 
     def survey(self, *, set_aside: Callable[[Problem], None] | None = None) -> Survey:
         """Read everything once and send nothing.
@@ -148,11 +164,12 @@ class Sending:
                 return
         now = self.clock()
         digest = digest_of(item)
+        # what is due soon may wait in the store from an earlier run
+        self._ask[item.message_id] = digest
+        if len(self._ask) >= ASKED:
+            self._ask_store(found)
         if self.route.holds(item, now):
             found.held.add(item)
-            self._ask[item.message_id] = digest
-            if len(self._ask) >= ASKED:
-                self._ask_store(found)
         else:
             found.direct.add(item)
             delay = item.due_at - now
@@ -194,9 +211,9 @@ class Sending:
             good = self._deliver(found, dry_run)
             self.source.check_unchanged()
         except InputError as error:
-            if dry_run or not (self.sent.sent + self.held.sent):
+            if dry_run or not (self.sent.sent + self.held.sent + self.held.replaced):
                 raise
-            raise Interrupted(self.sent.sent, self.held.sent, str(error)) from error
+            raise Interrupted(self.sent.sent, self.held.sent + self.held.replaced, str(error)) from error
         if good != found.good:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
             raise Interrupted(self.sent.sent, self.held.sent, why)
@@ -227,6 +244,12 @@ class Sending:
         return good
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
+        if self._separate and direct:
+            # what the store knows stays the store's: it tells a copy from a change, and nothing is sent twice
+            assert self.route.store is not None
+            known = self.route.store.known([message.message_id for message in direct])
+            held += (message for message in direct if message.message_id in known)
+            direct[:] = [message for message in direct if message.message_id not in known]
         # what is due sooner goes first
         for delivery, messages, report in (
             (self.route.delivery, direct, self.sent),

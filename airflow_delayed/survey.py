@@ -75,8 +75,8 @@ class Survey:
         if self.conflicts:
             raise MessageConflict(
                 "the store has messages with other content under the same ids:"
-                f" {some(self.conflicts, separator=', ')}. Nothing was sent. Cancel those first, or give what is a new"
-                " message a new id"
+                f" {some(self.conflicts, separator=', ')}. Nothing was sent. Pass on_conflict='replace' to put the new"
+                " ones in their place, or 'keep' to leave the old ones, or give what is a new message a new id"
             )
         if self.past_due and stale_rows_fail:
             raise PastDue(

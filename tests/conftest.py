@@ -51,6 +51,18 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """mysql:// URL of a database; its user may make more. That of MARIADB_URL, or a private one."""
+    if url := os.environ.get("MARIADB_URL"):
+        yield url
+        return
+    from services import mariadb
+
+    with mariadb.running() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
 def sqs_endpoint() -> Iterator[str]:
     """http:// endpoint of an SQS: that of SQS_ENDPOINT, or a private ministack."""
     if url := os.environ.get("SQS_ENDPOINT"):

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import httpx
 
 from services import process
 
+PARTS = ("api-server", "dag-processor", "scheduler", "triggerer")
 ENDED = ("success", "failed")
 #: The fields of a connection to a Spark on this machine.
 LOCAL_SPARK = {
@@ -53,9 +55,26 @@ def without_the_users(env: Mapping[str, str]) -> list[str]:
 class Airflow:
     """A running Airflow by its REST API, as the one admin that there is."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+        self.url = url
         self.folder = folder
+        #: The running processes: api-server, dag-processor, scheduler, triggerer.
+        self.parts: dict[str, subprocess.Popen[bytes]] = {}
+        self._start = start
         self._http = httpx.Client(base_url=url, timeout=60)
+
+    def start(self, part: str, **more: str) -> None:
+        """Start a part, also again when it has ended; ``more`` is added to its environment."""
+        self.parts[part] = self._start(part, more)
+
+    def stop(self, part: str) -> None:
+        """End a part as a service manager does."""
+        process.stop(self.parts[part])
+
+    def kill(self, part: str) -> None:
+        """End a part and its children at once, as kill -9 does."""
+        os.killpg(self.parts[part].pid, signal.SIGKILL)
+        self.parts[part].wait()
 
     def log_in(self) -> bool:
         """Fetch a token; raises httpx.HTTPError while the server is not up."""
@@ -81,6 +100,12 @@ class Airflow:
         if errors:
             raise RuntimeError(errors[0]["stack_trace"])
         return any(dag["dag_id"] == dag_id for dag in self.call("GET", "/dags")["dags"])
+
+    def unpause(self, dag_id: str) -> None:
+        """Unpause a DAG, and have its file read again at once: Airflow looks for watchers only then."""
+        self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
+        token = self.call("GET", f"/dags/{dag_id}/details")["file_token"]
+        self.call("PUT", f"/parseDagFile/{token}")
 
     def trigger(self, dag_id: str, **conf: object) -> str:
         """Start a run without a logical date and return its id."""
@@ -186,19 +211,17 @@ def running(
         )
         if done.returncode:
             raise RuntimeError(f"airflow db migrate failed:\n{done.stderr[-3000:]}")
-        children: list[subprocess.Popen[bytes]] = []
         with contextlib.ExitStack() as stack:
-            for part, *options in (
-                ("api-server",),
-                ("dag-processor",),
-                ("scheduler", "--skip-serve-logs"),
-                ("triggerer", "--skip-serve-logs"),
-            ):
-                log = folder / f"{part}.log"
-                children.append(stack.enter_context(process.running([*airflow, part, *options], log=log, env=env)))
+
+            def start(part: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+                command = [*airflow, part, *(["--skip-serve-logs"] if part in ("scheduler", "triggerer") else [])]
+                return stack.enter_context(process.running(command, log=folder / f"{part}.log", env={**env, **more}))
+
+            live = Airflow(url, folder, start)
+            for part in PARTS:
+                live.start(part)
             # all are asked to end before the first is waited for
-            stack.callback(lambda: [child.terminate() for child in children])
-            live = Airflow(url, folder)
+            stack.callback(lambda: [child.terminate() for child in live.parts.values()])
             stack.callback(live.close)
             process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")
             process.wait_for("Airflow", live.healthy, seconds=120, log=folder / "scheduler.log")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +26,13 @@ def require(program: str, *packages: str) -> None:
         raise SystemExit(f"{program} is missing. Please run: sudo {' '.join(command)}")
     print(f"installing {' '.join(packages)} ...", file=sys.stderr, flush=True)
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # another installation may be under way
+    # another installation may be under way; two of ours would also undo each other's policy
     command[1:1] = ["-o", "DPkg::Lock::Timeout=300"]
-    _run(["apt-get", "-o", "DPkg::Lock::Timeout=300", "update", "-qq"], env)
-    with _no_services_started():
-        _run(command, env)
+    with Path(tempfile.gettempdir(), "airflow-delayed-packages.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _run(["apt-get", "-o", "DPkg::Lock::Timeout=300", "update", "-qq"], env)
+        with _no_services_started():
+            _run(command, env)
     if not (shutil.which(program) or os.access(program, os.X_OK)):
         raise SystemExit(f"{' '.join(packages)} is installed, but {program} is not there; is this a Debian 12?")
 

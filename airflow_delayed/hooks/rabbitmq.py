@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.rabbitmq.consumer import Consumer
     from airflow_delayed.rabbitmq.management import Management
     from airflow_delayed.rabbitmq.moved import MoveReport
     from airflow_delayed.rabbitmq.place import Place
+    from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.upkeep import Upkeep
     from airflow_delayed.rabbitmq.waiting import Waiting
 
@@ -71,6 +74,8 @@ class RabbitMQDelayHook(BaseHook):
         self.conn_id = conn_id
         self._clock = clock
         self._chosen = topology, routing
+        self._keeps = False
+        self._kept: Publisher | None = None
 
     @cached_property
     def topology(self) -> Topology:
@@ -193,8 +198,36 @@ class RabbitMQDelayHook(BaseHook):
         """
         from airflow_delayed.rabbitmq.publisher import Publisher
 
-        publisher = Publisher(self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock)
+        publisher = self._kept or Publisher(
+            self._hosts(), conn_id=self.conn_id, topology=self.topology, clock=self._clock, keep=self._keeps
+        )
+        if self._keeps:
+            self._kept = publisher
         return publisher.send(messages)
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Use one connection for all sends within the block, which follow each other within seconds."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            kept, self._kept, self._keeps = self._kept, None, False
+            if kept is not None:
+                kept.close()
+
+    def consumer(self, queue: str, *, prefetch: int) -> Consumer:
+        """Return what hands out the messages of a queue in an asyncio loop, and acknowledges them.
+
+        :param prefetch: how many messages may be in hand at most.
+        """
+        from airflow_delayed.rabbitmq.consumer import Consumer
+
+        async def hosts() -> Sequence[ConnectionParameters]:
+            # it asks for the connection, and reads certificates: nothing that a loop should wait for
+            return await asyncio.to_thread(self._hosts)
+
+        return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
 
     def migrate(
         self,
@@ -262,18 +295,21 @@ class RabbitMQDelayHook(BaseHook):
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
 
     def test_connection(self) -> tuple[bool, str]:
-        """Log in within a few seconds; say in plain words what is wrong, or what answered."""
+        """Log in within a few seconds; say in plain words what is wrong, or what answered.
+
+        The connection is not named: in the UI it is tested under a name that nobody knows.
+        """
         from airflow_delayed.rabbitmq.hosts import host_name, test
 
         try:
             hosts, topology = self._hosts(), self.topology
         except (TransportUnavailable, ValueError) as error:
-            return False, str(error)
+            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         causes = [(host_name(host), cause) for host, cause in zip(hosts, test(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
         good = ", ".join(name for name, cause in causes if not cause)
         if not good:
-            return False, f"connection {self.conn_id!r}: {bad}"
+            return False, bad
         text = f"Connected to RabbitMQ at {good}, virtual host {hosts[0].virtual_host!r}; topology {topology.name!r}"
         return True, f"{text}. Not all hosts can be used: {bad}" if bad else text
 

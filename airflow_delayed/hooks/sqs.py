@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -58,9 +58,12 @@ ENVELOPE_EXTRA = "envelope"
 #: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
 MARGIN = timedelta(seconds=30)
 _INSTEAD = (
-    f'let such messages wait in a store (store_conn_id=), or set "{UNRESTRICTED_EXTRA}": true in its extra and run'
-    " TopologyInstallOperator and a FifoCycleSensor"
+    "let such messages wait in a store (store_conn_id=), or the task that sends them (lead=), or set"
+    f' "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
 )
+
+#: With which a connection is tested: an answer in a few seconds.
+_TEST = Config(connect_timeout=3, read_timeout=4, retries={"total_max_attempts": 1})
 
 
 class SqsDelayHook(BaseHook):
@@ -317,13 +320,13 @@ class SqsDelayHook(BaseHook):
         return cost.advice(messages, delays)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask SQS for one queue, and return whether it answered and what to show."""
+        """Ask SQS for one queue, once and for a few seconds; return whether it answered and what to show."""
         try:
-            with translated(self.conn_id, "list queues"):
-                self._client.list_queues(QueueNamePrefix=self._prefix, MaxResults=1)
+            with translated(self.conn_id, "list queues"), closing(self._make_client(_TEST)) as client:
+                client.list_queues(QueueNamePrefix=self._prefix, MaxResults=1)
+                return True, f"SQS answers at {client.meta.endpoint_url}"
         except TransportUnavailable as error:
             return False, str(error)
-        return True, f"SQS answers at {self._client.meta.endpoint_url}"
 
     def get_conn(self) -> SQSClient:
         """Return the boto3 client; it is made once."""
@@ -343,12 +346,15 @@ class SqsDelayHook(BaseHook):
 
     @cached_property
     def _client(self) -> SQSClient:
+        return self._make_client()
+
+    def _make_client(self, more: Config | None = None) -> SQSClient:
         if self.conn_id != self.default_conn_name:
             # where it is not defined, the amazon provider would go on as whoever this machine happens to be
             self.get_connection(self.conn_id)
         with translated(self.conn_id, "make a client"):
             # a sixth of a request's CPU time goes into checks of what this package has checked or made itself
-            config = self._aws.config.merge(Config(parameter_validation=False))
+            config = self._aws.config.merge(Config(parameter_validation=False)).merge(more or Config())
             client = cast("SQSClient", self._aws.get_client_type(self._aws.region_name, config))
         name_queues(client)
         return client

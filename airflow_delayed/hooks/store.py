@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, Finding, SendReport, State, TopologyReport
-from airflow_delayed.errors import LimitExceeded, TopologyError, UnsupportedConnection
+from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
+from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
+from airflow_delayed.hooks.store_adoption import StoreAdoption
+from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.store import claims, storing
+from airflow_delayed.store import claims, heartbeat, setup, storing
+from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.install import compare, create, with_state
-from airflow_delayed.store.queue_table import queue_table
-from airflow_delayed.store.rows import StoredMessage, check_limits
-from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, messages_table
-from airflow_delayed.store.storing import Outcome
+from airflow_delayed.store.placing import conflicting, known
+from airflow_delayed.store.rows import check_limits
+from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
+from airflow_delayed.store.versions import check_ready, problem
 
 
-class DelayedStoreHook(BaseHook):
+class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
-    It works through the hook that the connection already has, on PostgreSQL, SQLite, MySQL 8 / MariaDB 10.6 and SQL
-    Server; on the last two it has not been run.
+    It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
+    SQL Server; on the last two it has not been run. A connection of type mysql may name its driver in the extra
+    ``client`` (mysqlclient, mysql-connector-python, pymysql), and a schema is a database there.
 
     :param conn_id: a SQL connection.
     :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
         destination is a queue table in the same database.
     :param table: the table's name, at most 50 bytes.
     :param schema: the schema of the table and of queue tables; by default the connection's own.
+    :param on_conflict: what ``send`` does with an id that is known with other content, or for another connection:
+        "error" stores nothing; "keep" leaves the old one as it is; "replace" changes due time, content, destination
+        and delivering connection in one step, also of a message that has failed, unless it is being handed over, was
+        handed over or was cancelled.
     :param clock: for the interface's sake. The store goes by the database's clock alone.
     """
 
@@ -45,14 +53,18 @@ class DelayedStoreHook(BaseHook):
         *,
         table: str = TABLE,
         schema: str | None = None,
+        on_conflict: OnConflict = "error",
         clock: Clock = utcnow,
     ) -> None:
         super().__init__()
         self.conn_id = conn_id
         self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
         self.schema = schema
-        self.table: Table = messages_table(table, schema)
+        self.tables = store_tables(table, schema)
+        self.table: Table = self.tables.messages
+        self.on_conflict = check_on_conflict(on_conflict)
         self._clock = clock
+        self._checked = False
 
     @cached_property
     def engine(self) -> Engine:
@@ -79,44 +91,34 @@ class DelayedStoreHook(BaseHook):
     def install(
         self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
     ) -> TopologyReport:
-        """Make the table, and the queue tables of these destinations if this database delivers.
+        """Make the tables, and the queue tables of these destinations if this database delivers.
+
+        Tables of an older release are brought up to this one's, with their rows.
 
         :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
         :raises LimitExceeded: a destination's name is longer than a table's may be.
         """
         names = self._queue_names(destinations)
-
-        def work(connection: Connection) -> TopologyReport:
-            done: list[Finding] = []
-            for table, findings in self._compared(connection, names):
-                may = table is self.table or create_destinations
-                if may and dry_run:
-                    findings = [
-                        with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings
-                    ]
-                elif may:
-                    findings = create(connection, table, findings)
-                done += findings
-            return TopologyReport(tuple(done))
-
         with database_errors(self.conn_id, self.engine):
             if self.engine.dialect.name == "sqlite" and not dry_run:
                 self._write_ahead()
-            report = self._twice(work, read_only=dry_run)
-        if not dry_run and not report.ok:
-            raise TopologyError(self.conn_id, report)
+            report = setup.install(
+                self.engine,
+                self.tables,
+                names,
+                schema=self.schema,
+                create_queues=create_destinations,
+                dry_run=dry_run,
+            )
+        if not dry_run and (error := problem(self.conn_id, report)):
+            raise error
         return report
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare the table, and the queue tables of these destinations if this database delivers."""
+        """Compare the tables, and the queue tables of these destinations if this database delivers."""
         names = self._queue_names(destinations)
-        with (
-            database_errors(self.conn_id, self.engine),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return TopologyReport(
-                tuple(finding for _, findings in self._compared(connection, names) for finding in findings)
-            )
+        with database_errors(self.conn_id, self.engine):
+            return setup.look(self.engine, self.tables, names, schema=self.schema)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
@@ -130,7 +132,10 @@ class DelayedStoreHook(BaseHook):
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
 
-        :raises MessageConflict: an id is there with other content; nothing of its 1000 was stored.
+        An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
+
+        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 1000
+            was stored.
         :raises LimitExceeded: a message does not fit; nothing of its 1000 was stored.
         :raises TopologyError: the table is missing.
         """
@@ -140,37 +145,35 @@ class DelayedStoreHook(BaseHook):
                 self.check(message, self._clock())
                 yield message
 
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.store(self.engine, self.table, checked(), self.deliver_conn_id)
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            return storing.store(
+                self.engine, self.tables, checked(), self.deliver_conn_id, on_conflict=self.on_conflict
+            )
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids that are stored already with other content, or for another connection.
+        """Return the ids for which ``send`` would raise MessageConflict; none unless ``on_conflict`` is "error".
 
         :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
         """
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.conflicting(self.engine, self.table, digests, self.deliver_conn_id)
+        if self.on_conflict != "error":
+            return []
+        with self._reading() as connection:
+            self._check_version()
+            return conflicting(connection, self.tables, digests, self.deliver_conn_id)
 
-    def list(self, *, destination: str | None = None, tag: str | None = None) -> Iterator[StoredMessage]:
-        """Yield what waits, ordered by due time; neither body nor headers are read."""
-        with database_errors(self.conn_id, self.engine, self.table):
-            yield from storing.listed(self.engine, self.table, destination=destination, tag=tag)
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""
+        with self._reading() as connection:
+            return known(connection, self.tables, ids)
 
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
         with (
-            database_errors(self.conn_id, self.engine, self.table),
+            database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return claims.count(connection, self.table)
-
-    def cancel(self, ids: Iterable[str]) -> dict[str, Outcome]:
-        """Remove messages, and return for each id whether it came in time.
-
-        It waits while a dispatcher is sending one of them, and then finds that one ``absent``.
-        """
-        with database_errors(self.conn_id, self.engine, self.table):
-            return storing.cancel(self.engine, self.table, ids)
 
     def now(self) -> datetime:
         """Return the database's time."""
@@ -184,50 +187,62 @@ class DelayedStoreHook(BaseHook):
         self,
         deliver_conn_ids: Sequence[str],
         transports: Callable[[str, Clock], DelayedDelivery],
-        *,
-        lookahead: timedelta,
-        batch_size: int,
+        **policy: Any,
     ) -> Dispatcher:
-        """Return a dispatcher of this store."""
-        return Dispatcher(
+        """Return a dispatcher of this store.
+
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        :raises TopologyError: its tables are missing, or those of another release.
+        """
+        # what cannot be is told before anything is asked of the database
+        made = Dispatcher(
             self.engine,
-            self.table,
+            self.tables,
             conn_id=self.conn_id,
             transports=transports,
             deliver_conn_ids=deliver_conn_ids,
-            lookahead=lookahead,
-            batch_size=batch_size,
             schema=self.schema,
+            **policy,
         )
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+        return made
+
+    def last_seen(self) -> datetime | None:
+        """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
+        with (
+            database_errors(self.conn_id, self.engine, self.tables),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
 
     def close(self) -> None:
         """Close all connections."""
         if "engine" in self.__dict__:
             self.engine.dispose()
             del self.engine
+            self.__dict__.pop("_operations", None)
+        self._checked = False
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with (
+            database_errors(self.conn_id, self.engine, self.tables),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            yield connection
+
+    def _check_version(self) -> None:
+        """Check once that the tables are of this release."""
+        if not self._checked:
+            check_ready(self.conn_id, self.engine, self.tables)
+            self._checked = True
 
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
         names = list_of(destinations) if self.deliver_conn_id is None else ()
         for name in names:
             _check_queue_name(name)
         return names
-
-    def _compared(self, connection: Connection, names: Sequence[str]) -> Iterator[tuple[Table, Sequence[Finding]]]:
-        yield self.table, compare(connection, self.table)
-        for name in names:
-            table = queue_table(name, self.schema, connection.dialect.name)
-            yield table, compare(connection, table, destination=name, names_only=True)
-
-    def _twice(self, work: Callable[[Connection], TopologyReport], *, read_only: bool) -> TopologyReport:
-        try:
-            with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
-                return work(connection)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-        # another install made the same just now, or this one may not; the second try tells which
-        with self.engine.connect().execution_options(read_only=read_only) as connection, connection.begin():
-            return work(connection)
 
     def _write_ahead(self) -> None:
         """Let readers of an SQLite file go on while one writes; the file remembers it."""

@@ -5,39 +5,85 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.operators.schedule import scheduled, until_next_run
+from airflow_delayed.store.dispatch import Dispatcher, check_connections
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_delayed.hooks.store import DelayedStoreHook
+
+#: How long the pass may take that is made before the triggerer goes on; in seconds.
+HERE = 30.0
+#: How many reasons of what was given up in that pass go along to the triggerer, for the error in the end.
+REASONS = 10
 
 
 class StoreDispatchOperator(BaseOperator):
     """Hands over what a store holds and is due within ``lookahead``, with the delay that remains, and removes it.
 
     A message is handed over at least once, into a queue table of the store's database exactly once. Any number of
-    these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's start.
-    What fails stays in the store and fails the task, after all others were handed over; run it again.
+    these tasks may run side by side, on any machines: none sends what another one holds. What a killed one held is
+    free again after ``claim_timeout``.
 
-    Returns counts (``dispatched``, ``failed``, ``expired``, ``left_for_others``, ``by_connection``) and the first and
-    last due time.
+    What a transport refuses is tried again after 1 s, then 2 s, 4 s and so on up to 5 min (less up to half of that, by
+    chance), in this run if it lasts so long, otherwise in a later one. A run in which messages only wait for their next
+    try succeeds, with a warning in its log: the lookahead leaves time for it. What is given up goes to
+    ``error_destination``, which does not fail the run either; or, without one, to the table of failed messages, and
+    then the run fails when all else is handed over. Airflow does not retry it, for there is nothing to be done again:
+    see DelayedStoreHook.retry. A connection that is lost is tried again until its breaker trips; then the run fails,
+    with all messages as they were, and a retry helps.
+
+    Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``forgotten``,
+    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then is told as
+    gauges, see DelayedStoreHook.gauges.
 
     :param conn_id: the store, a SQL connection.
     :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
         ``conn_id`` stands for queue tables in its database.
     :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
-        for so long; a queue table gets it when it is due.
+        for so long; a queue table gets it when it is due. It must be longer than the time between two runs and a
+        worker's start: one shorter than the DAG's schedule is an error.
     :param batch_size: messages a transaction.
-    :param until: None makes one pass; "empty" goes on until the store has none left for these connections.
+    :param until: None makes one pass; "empty" goes on until the store has none left for these connections; a timedelta
+        goes on for that long.
+    :param consistency: "exactly_once" allows queue tables alone, "at_least_once" all.
+    :param number_of_retries: of messages that a transport refuses; 7 retries are 8 attempts. (NServiceBus's default of
+        0 is 2 attempts, 7 are 9.) What trying again cannot mend gets no retry: a destination that does not exist, a
+        limit of the transport, a row that cannot be read. A lost connection is no attempt.
+    :param error_destination: gets what is given up, through the connection that could not deliver it and without
+        delay, with the headers ``NServiceBus.FailedQ`` (where it was to go), ``NServiceBus.ExceptionInfo.Message`` and
+        ``NServiceBus.TimeOfFailure``.
+    :param time_to_trigger_store_circuit_breaker: how long writing to the store may fail, until the task fails.
+    :param time_to_trigger_fetch_circuit_breaker: how long claiming messages may fail, until the task fails.
+    :param time_to_trigger_dispatch_circuit_breaker: how long a delivering connection may fail, until the task fails;
+        what is due on the others by then is handed over before.
+    :param maximum_recovery_failures_per_second: how often noting a failure in the store, or sending to the error
+        destination, may fail, over 30 s, until the task fails.
+    :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
+    :param remember: how long the ids of what was handed over or cancelled are remembered.
+    :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
-    :raises ValueError: ``lookahead`` is negative, or ``until`` is something else.
+    :param deferrable: with ``until``, make one pass here, of half a minute at most, and do the rest in the triggerer,
+        which needs no worker meanwhile: it sleeps exactly until the next message, and is told of one that is stored
+        meanwhile and due earlier (PostgreSQL), or looks for it every second. One pass alone has nothing to wait for,
+        and is made here. By default ``[operators] default_deferrable``.
+    :raises ValueError: one of these cannot be.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "deliver_conn_ids", "table", "schema")
+    template_fields: Sequence[str] = ("conn_id", "deliver_conn_ids", "error_destination", "table", "schema")
 
     def __init__(
         self,
@@ -46,37 +92,186 @@ class StoreDispatchOperator(BaseOperator):
         deliver_conn_ids: Sequence[str] | str,
         lookahead: timedelta = timedelta(minutes=15),
         batch_size: int = 500,
-        until: Literal["empty"] | None = None,
+        until: timedelta | Literal["empty"] | None = None,
+        consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
+        number_of_retries: int = 7,
+        error_destination: str | None = None,
+        time_to_trigger_store_circuit_breaker: timedelta = timedelta(seconds=30),
+        time_to_trigger_fetch_circuit_breaker: timedelta = timedelta(seconds=30),
+        time_to_trigger_dispatch_circuit_breaker: timedelta = timedelta(seconds=30),
+        maximum_recovery_failures_per_second: float = 1,
+        max_rate: float | None = None,
+        remember: timedelta = timedelta(days=14),
+        claim_timeout: timedelta = timedelta(seconds=30),
         table: str = "delayed_messages",
         schema: str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if lookahead < timedelta(0):
-            raise ValueError(f"lookahead={lookahead} is negative: messages would be handed over after their due time")
-        if until not in (None, "empty"):
-            raise ValueError(f"until={until!r} must be None, for one pass, or 'empty'")
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be 1 or more")
+        if until not in (None, "empty") and not (isinstance(until, timedelta) and until > timedelta(0)):
+            raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
         self.conn_id = conn_id
         self.deliver_conn_ids = deliver_conn_ids
         self.lookahead = lookahead
         self.batch_size = batch_size
         self.until = until
+        self.consistency = consistency
+        self.number_of_retries = number_of_retries
+        self.error_destination = error_destination
+        self.time_to_trigger_store_circuit_breaker = time_to_trigger_store_circuit_breaker
+        self.time_to_trigger_fetch_circuit_breaker = time_to_trigger_fetch_circuit_breaker
+        self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
+        self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
+        self.max_rate = max_rate
+        self.remember = remember
+        self.claim_timeout = claim_timeout
         self.table = table
         self.schema = schema
+        self.deferrable = deferrable
+        self._policy()
+        if isinstance(conn_id, str) and isinstance(deliver_conn_ids, str | list | tuple):
+            names = self._deliver_conn_ids()
+            # what is a template is checked when it is rendered
+            if not any("{{" in name for name in (conn_id, *names)):
+                check_connections(conn_id, names, consistency)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Hand over, and return the counts.
 
-        :raises DispatchFailed: some could not be handed over; they stay in the store.
+        :raises AirflowFailException: messages were given up, and are in the table of failed messages; or the lookahead
+            is shorter than the time until the DAG's next run.
+        :raises DispatchFailed: a connection could not be used; what waits for it is still in the store.
+        :raises BreakerTripped: the store's database could not be used.
         """
         from airflow_delayed.hooks.store import DelayedStoreHook
 
-        names = [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
-        with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
-            dispatcher = store.dispatcher(names, transport, lookahead=self.lookahead, batch_size=self.batch_size)
-            return dispatcher.run(self.until).summary()
+        with (
+            closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store,
+            closing(store.dispatcher(self._deliver_conn_ids(), transport, **self._policy())) as dispatcher,
+        ):
+            self._check_lookahead(context, dispatcher)
+            try:
+                if not self.deferrable or self.until is None:
+                    return dispatcher.run(self.until).summary()
+                # what waits is sooner done here, and what is wrong with a connection or the store is an error at once
+                end = store.now() + self.until if isinstance(self.until, timedelta) else None
+                dispatcher.once(HERE)
+                if dispatcher.unavailable or (end is None and dispatcher.next_due() is None):
+                    return dispatcher.finish().summary()
+            except DispatchFailed as error:
+                raise _failure(error) from error
+            finally:
+                self._gauges(store)
+            until = "empty" if end is None else end.isoformat()
+            summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
+        self._defer(until, summary, failures)
+        raise AssertionError("unreachable: defer has raised")
+
+    def resume(
+        self,
+        context: Context,
+        until: str | None = None,
+        summary: dict[str, Any] | None = None,
+        failures: dict[str, str] | None = None,
+        event: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return what the trigger did, or fail as it did; go on, if it was not yet over.
+
+        :param until: "empty", or ISO 8601 text. (``dag.test()`` gives the event alone.)
+        :param summary: what was done before the trigger began.
+        :param failures: what was given up before.
+        :param event: the trigger's; None: the task was woken by something else.
+        :raises AirflowFailException: messages were given up, and are in the table of failed messages.
+        :raises AirflowException: a connection or the store could not be used.
+        """
+        if event is None:
+            # a task that was taken up again by mistake comes here early (apache/airflow#65248)
+            self.log.warning("woken without an event: going on; what was counted since is not in the summary")
+            if until is None:
+                return self.execute(context)
+            self._defer(until, summary or {}, failures or {})
+        assert event is not None
+        if event["status"] == "given up":
+            raise AirflowFailException(event["error"])
+        if event["status"] != "done":
+            raise AirflowException(event["error"])
+        done: dict[str, Any] = event["summary"]
+        self.log.info("store %r: %s", self.conn_id, done)
+        return done
+
+    def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str]) -> None:
+        from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
+
+        carried: dict[str, Any] = {"until": until, "summary": summary, "failures": failures}
+        self.defer(
+            trigger=StoreDispatchTrigger(
+                conn_id=self.conn_id,
+                deliver_conn_ids=self._deliver_conn_ids(),
+                table=self.table,
+                schema=self.schema,
+                policy=DispatchPolicy(**self._policy()).state(),
+                **carried,
+            ),
+            method_name="resume",
+            kwargs=carried,
+        )
+
+    def _gauges(self, store: DelayedStoreHook) -> None:
+        try:
+            store.gauges()
+        except DelayedError as error:
+            # what was handed over was handed over, whatever can be told of it
+            self.log.warning("the store's counts could not be told as gauges: %s", error)
+
+    def _deliver_conn_ids(self) -> list[str]:
+        return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
+
+    def _policy(self) -> dict[str, Any]:
+        names = list(DispatchPolicy.__dataclass_fields__)
+        policy = {name: getattr(self, name) for name in names}
+        DispatchPolicy(**policy)
+        return policy
+
+    def _check_lookahead(self, context: Context, dispatcher: Dispatcher) -> None:
+        """Check that what falls due between this run and the next is handed over in time.
+
+        :raises AirflowFailException: some of it cannot be.
+        """
+        run = scheduled(context)
+        if run is None or self.until == "empty":
+            return
+        timetable, due = run
+        gap = until_next_run(timetable, due)
+        if gap is None:
+            self.log.warning(
+                "the time until the next run is not known from %s; lookahead=%s must be longer",
+                type(timetable).__name__,
+                self.lookahead,
+            )
+            return
+        stay = self.until if isinstance(self.until, timedelta) else timedelta(0)
+        for conn_id, window in dispatcher.windows().items():
+            if window + stay >= gap:
+                continue
+            advice = "run it more often, or let it stay with until="
+            if conn_id == self.conn_id:
+                self.log.warning("queue tables get messages up to %s late, the time between two runs; %s", gap, advice)
+            elif window < self.lookahead:
+                raise AirflowFailException(
+                    f"connection {conn_id!r} can be handed messages no earlier than {window} before they are due, and"
+                    f" the next run comes after {gap}: what falls due in between would be late; {advice}"
+                )
+            else:
+                raise AirflowFailException(
+                    f"lookahead={self.lookahead} is shorter than the time until the next run, {gap}: what falls due in"
+                    f" between would be late; give it a longer one, {advice}"
+                )
+
+
+def _failure(error: DispatchFailed) -> Exception:
+    """Return what fails the task: a retry has nothing to do where messages were given up, and nothing else failed."""
+    return error if error.unavailable else AirflowFailException(str(error))
 
 
 def transport(conn_id: str, clock: Clock) -> DelayedDelivery:

@@ -5,7 +5,12 @@ Two moments are kept in Airflow's task state store, whose rows live as long as t
 - the anchor, of relative delays: from the very first try on, so that a retry and a cleared task mean the same due times
   (unless ``[state_store] clear_on_success`` removes it);
 - the beginning of the present send: until it has succeeded or was refused, so that a retry never refuses its own rows,
-  and a task that is cleared long after it succeeded does not fire them again.
+  and a task that is cleared long after it succeeded does not fire them again. One that is cleared while it still waited
+  begins anew for the same reason: it was to send nothing.
+
+Where a cleared task is to be another send (``anew``), it has two moments of its own. It is told from one that is tried
+again by its ``max_tries``, which Airflow raises when it clears a task, by the tries that it had, and never else. (A
+task that is cleared while it runs is only tried again.)
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 _ANCHOR = "airflow_delayed.anchor"
 _BEGAN = "airflow_delayed.began"
+#: The turn in which a task waits and has sent nothing yet.
+_WAITS = "airflow_delayed.waits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +38,42 @@ class FirstTry:
     began: datetime
 
 
-def first_try(context: Context, now: datetime, *, keep: bool = True) -> FirstTry:
+def first_try(context: Context, now: datetime, *, anew: bool = False, keep: bool = True) -> FirstTry:
     """Return when the first try began; the first call makes it so.
 
+    :param anew: a cleared task is another send.
     :param keep: without it nothing is written, as befits a dry run.
     """
-    return FirstTry(_kept(context, _ANCHOR, now, keep), _kept(context, _BEGAN, now, keep))
+    waited = context["task_state_store"].get(_WAITS)
+    if keep and waited is not None and waited != turn_of(context):
+        ended(context, anew=anew)
+        waits(context, False)
+    anchor, began = (_key(context, key, anew) for key in (_ANCHOR, _BEGAN))
+    return FirstTry(_kept(context, anchor, now, keep), _kept(context, began, now, keep))
 
 
-def ended(context: Context) -> None:
+def ended(context: Context, *, anew: bool = False) -> None:
     """Note that the send succeeded, or was refused before anything was sent: what comes next is another send."""
-    context["task_state_store"].delete(_BEGAN)
+    context["task_state_store"].delete(_key(context, _BEGAN, anew))
+
+
+def waits(context: Context, does: bool) -> None:
+    """Note that the task waits and has sent nothing, or that the wait is over."""
+    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+    if does:
+        context["task_state_store"].set(_WAITS, turn_of(context), retention=NEVER_EXPIRE)
+    else:
+        context["task_state_store"].delete(_WAITS)
+
+
+def turn_of(context: Context) -> str:
+    """Return what all tries of a task have in common until it is cleared."""
+    return f"turn {context['ti'].max_tries}"
+
+
+def _key(context: Context, key: str, anew: bool) -> str:
+    return f"{key}, {turn_of(context)}" if anew else key
 
 
 def _kept(context: Context, key: str, now: datetime, keep: bool) -> datetime:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed.delivery import Clock, HoldingStore, delivery_for, store_for
-from airflow_delayed.errors import DestinationMissing, InputError, InvalidMessage, SourceError, TopologyError
-from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.delivery import Clock
+from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, Source, open_source
-from airflow_delayed.localtime import resolve, zone
-from airflow_delayed.message import delay_of, due_after, parse_time, utc, utcnow
+from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try
+from airflow_delayed.operators.arguments import check_arguments
+from airflow_delayed.operators.events import describe
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try, waits
+from airflow_delayed.operators.routes import route_of
+from airflow_delayed.operators.rules import rules_of
 from airflow_delayed.operators.storage import file_system
+from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
+from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+#: A wait that is no longer is slept on the worker: to be deferred and resumed takes about as long.
+BRIEF = timedelta(seconds=10)
 
 
 class DelayedSendOperator(BaseOperator):
@@ -62,6 +70,12 @@ class DelayedSendOperator(BaseOperator):
         StoreDispatchOperator hands it over.
     :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
         itself is held in any case.
+    :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
+        anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
+        or was cancelled, which is counted as refused. What is due within ``hold_over`` is looked up there too, and
+        left to the store if that knows it: a nightly job that runs anew does not send what the store has, or has
+        handed over. (What went to the transport at once is not noted in the store; a second run sends it again, with
+        the same id.)
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.
@@ -74,11 +88,24 @@ class DelayedSendOperator(BaseOperator):
     :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
     :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
         "nservicebus-unwrapped". Not with a store.
+    :param lead: send nothing until so long before the first message is due, and then all. For what shall not be in a
+        broker before, or is further off than the transport can delay and has no store; for SQS never more than 870 s.
+        All is checked before the wait and again after it, when the rows are read anew. To mark the task failed while
+        it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
+        a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
+        once, and nothing ever waits.
+    :param deferrable: wait for ``lead`` in the triggerer, and not on the worker. By default
+        ``[operators] default_deferrable``.
+    :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
+        be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
+        send, whose relative delays count from then. Only ids that are made from content can be new.
+    :param sleep: how to wait on the worker, for tests.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
     :param clock: the present, for tests.
-    :return: a summary (sent, held, duplicates, set_aside, skipped, first_due, last_due), never a body.
+    :return: a summary (sent, held, replaced, refused, duplicates, set_aside, skipped, first_due, last_due), never a
+        body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
     :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
@@ -88,6 +115,7 @@ class DelayedSendOperator(BaseOperator):
     template_fields: Sequence[str] = (
         "conn_id",
         "store_conn_id",
+        "on_conflict",
         "source",
         "destination",
         "delay",
@@ -124,6 +152,7 @@ class DelayedSendOperator(BaseOperator):
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta = timedelta(minutes=15),
+        on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
         rejects: str | None = None,
@@ -137,7 +166,11 @@ class DelayedSendOperator(BaseOperator):
         routing: str | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
+        lead: timedelta | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        on_clear: Literal["same_ids", "new_ids"] = "same_ids",
         clock: Clock = utcnow,
+        sleep: Callable[[float], object] = time.sleep,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -156,6 +189,7 @@ class DelayedSendOperator(BaseOperator):
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
         self.hold_over = hold_over
+        self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
         self.rejects = rejects
@@ -170,72 +204,48 @@ class DelayedSendOperator(BaseOperator):
         self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
+        self.lead = lead
+        self.deferrable = deferrable
+        self.on_clear = on_clear
         self.clock = clock
-        self._check_arguments()
+        self.sleep = sleep
+        self._sending: Sending | None = None
+        check_arguments(self)
         for hidden in (messages, value, body):
             # what is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
 
-    def _check_arguments(self) -> None:
-        given = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"give one of messages=, source= and value= (or body=); given: {', '.join(given) or 'none'}"
-            )
-        if self.delay is not None and self.due_at is not None:
-            raise ValueError("delay= and due_at= say the same thing; give one of them")
-        if self.message_id is not None and (self.messages is not None or self.source is not None):
-            raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
-        if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
-            raise ValueError("id_columns= is empty; leave it out to have ids made from content")
-        if self.id_columns is not None and self.messages is None and self.source is None:
-            raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
-        for name, choices in (
-            ("invalid_rows", ("fail", "set_aside")),
-            ("past_due", ("fail", "send", "skip")),
-            ("on_empty", ("warn", "fail", "skip")),
-            ("unknown_columns", ("fail", "ignore")),
-            ("source_format", (None, "parquet", "json")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
-        if (self.invalid_rows == "set_aside") != (self.rejects is not None):
-            raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
-        for name in ("hold_over", "max_past"):
-            span = getattr(self, name)
-            if not isinstance(span, timedelta) or span < timedelta(0):
-                raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
-
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
-        began = first_try(context, self.clock(), keep=not self.only_plan)
+        anew = self.on_clear == "new_ids"
+        began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan)
         try:
             with ExitStack() as closing:
                 summary = self._execute(context, began, closing)
         except InputError as error:
             if not self.only_plan:
-                ended(context)
+                ended(context, anew=anew)
             raise AirflowFailException(str(error)) from error
         if not self.only_plan:
-            ended(context)
+            ended(context, anew=anew)
         return summary
 
-    def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
-        route = self._route(closing)
-        wanted, rules = self._rules(context, began.anchor)
-        source = self._open(context)
-        sending = Sending(
-            source,
-            wanted,
-            lambda: RowReader(rules),
-            route,
-            began=began.began,
-            past_due=self.past_due,
-            max_past=self.max_past,
-            clock=self.clock,
-            log=self.log,
-        )
-        set_aside = 0
+    def resume(self, context: Context, event: object = None) -> dict[str, Any]:
+        """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
+        return self.execute(context)
+
+    def on_kill(self) -> None:
+        """Tell what can be recalled, and what cannot."""
+        if self._sending is not None:
+            self.log.warning(
+                "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
+                " they can be cancelled",
+                f"{self._sending.sent.sent:,}",
+                f"{self._sending.held.sent:,}",
+            )
+
+    def _survey(self, sending: Sending, route: Route) -> tuple[Survey, int]:
+        """Check everything, and return what was found and how many rows were set aside."""
         if self.rejects is not None and not self.only_plan:
             with Rejects(*self._rejects_file()) as rejects:
                 found = sending.survey(set_aside=rejects.add)
@@ -246,17 +256,83 @@ class DelayedSendOperator(BaseOperator):
             aside: list[Problem] = []
             found = sending.survey(set_aside=None if self.rejects is None else aside.append)
             set_aside = len(aside)
-        told.checked(self.log, self.conn_id, source.name, found)
+        told.checked(self.log, self.conn_id, sending.source.name, found)
         self._check_empty(found)
         self._verify(found, route)
+        return found, set_aside
+
+    def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
+        route = route_of(self, closing)
+        wanted, rules = rules_of(self, context, began.anchor)
+
+        def read(clock: Clock) -> Sending:
+            return Sending(
+                self._open(context),
+                wanted,
+                lambda: RowReader(rules),
+                route,
+                began=began.began,
+                past_due=self.past_due,
+                max_past=self.max_past,
+                clock=clock,
+                log=self.log,
+            )
+
+        clock = self.clock
+        if self.lead is not None:
+            clock = self._wait(context, self._capped(self.lead, route), route, read)
+        sending = read(clock)
+        found, set_aside = self._survey(sending, route)
+        self._sending = None if self.only_plan else sending
         try:
             sending.deliver(found, dry_run=self.only_plan)
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
-            self.log.info("%s: %s sent, %s held in the store", what, f"{sending.sent.sent:,}", f"{sending.held.sent:,}")
+            told.done(self.log, what, sending)
+        if route.store is not None and not self.only_plan:
+            told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
         if self.only_plan:
-            told.plan(self.log, sending, found.sample, self.clock())
-        return told.summary(sending, found, set_aside, dry_run=self.only_plan)
+            told.plan(self.log, sending, found.sample, clock())
+        summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
+        describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
+        return summary
+
+    def _capped(self, lead: timedelta, route: Route) -> timedelta:
+        horizon = route.delivery.horizon
+        if route.store is not None or lead <= horizon:
+            return lead
+        self.log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
+        return horizon
+
+    def _wait(self, context: Context, lead: timedelta, route: Route, read: Callable[[Clock], Sending]) -> Clock:
+        """Return, when the first message is due within the lead, what to take for the present."""
+        first = read(self.clock).first_due(self.clock() + lead)
+        if first is None or (wake := first - lead) <= self.clock():
+            if not self.only_plan:
+                waits(context, False)
+            return self.clock
+        if self.only_plan:
+            self.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
+            return lambda: wake
+        if wake - self.clock() > BRIEF:
+            # what is wrong is better known now than then, and is judged by the moment when it will be sent
+            self._survey(read(lambda: wake), route)
+            self.log.info(
+                "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
+                " if the task is marked failed meanwhile",
+                wake.isoformat(),
+                lead,
+            )
+            route.close()
+            waits(context, True)
+            if self.deferrable:
+                from airflow_delayed.triggers.due_time import DueTimeTrigger
+
+                self.defer(trigger=DueTimeTrigger(first, lead=lead), method_name="resume")
+        while (left := (wake - self.clock()).total_seconds()) > 0:
+            self.sleep(pause(left))
+        # the rows may have changed meanwhile
+        return self._wait(context, lead, route, read)
 
     def _rejects_file(self) -> tuple[Any, str]:
         assert self.rejects is not None
@@ -266,72 +342,6 @@ class DelayedSendOperator(BaseOperator):
             if path == source or path.startswith(source + "/"):
                 raise InputError(f"rejects={self.rejects} lies in the source itself; give it a place of its own")
         return fs, path
-
-    def _route(self, closing: ExitStack) -> Route:
-        # a template may have come out empty
-        options = {name: given for name in ("topology", "routing", "envelope") if (given := getattr(self, name))}
-        if options and self.store_conn_id is not None:
-            raise InputError(
-                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
-                f" says; set the extra of {self.conn_id!r} instead"
-            )
-        delivery = delivery_for(self.conn_id, **options)
-        closing.callback(delivery.close)
-        if delivery.horizon == timedelta(0):
-            if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
-                raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
-            return Route(delivery=delivery, store=cast(HoldingStore, delivery))
-        if self.store_conn_id is None:
-            return Route(delivery=delivery)
-        store = store_for(self.store_conn_id, self.conn_id)
-        closing.callback(store.close)
-        hold_over = min(self.hold_over, delivery.horizon)
-        if hold_over < self.hold_over:
-            self.log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
-        return Route(delivery=delivery, store=store, hold_over=hold_over)
-
-    def _rules(self, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
-        where = None if self.timezone is None else zone(self.timezone)
-
-        def moment(column: str, given: datetime | str | None) -> datetime | None:
-            if given is None:
-                return None
-            parsed = parse_time(column, given)
-            if where is not None and parsed.utcoffset() is None:
-                return resolve(column, parsed, where)[0]
-            return utc(column, parsed)
-
-        due_at = moment("due_at", self.due_at)
-        if self.delay is not None:
-            due_at = due_after(anchor, delay_of(self.delay))
-        id_columns = (self.id_columns,) if isinstance(self.id_columns, str) else tuple(self.id_columns or ())
-        headers = {} if self.headers is None else self.headers
-        if not isinstance(headers, Mapping) or not all(
-            isinstance(part, str) for pair in headers.items() for part in pair
-        ):
-            raise InvalidMessage("headers", "must be a dictionary of text to text")
-        if self.message_id is not None and self.message_id.strip() in ("", "None"):
-            raise InvalidMessage("message_id", f"is {self.message_id!r}; did its template render to nothing?")
-        ti = context["ti"]
-        rules = RowRules(
-            anchor=anchor,
-            scope=scope_of(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index),
-            destination=self.destination,
-            due_at=due_at,
-            headers=headers,
-            message_id=self.message_id,
-            id_columns=id_columns,
-            tag=self.tag,
-            expires_at=moment("expires_at", self.expires_at),
-            zone=where,
-        )
-        wanted = Wanted(
-            destination=self.destination is not None,
-            due=due_at is not None,
-            id_columns=id_columns,
-            ignore_others=self.unknown_columns == "ignore",
-        )
-        return wanted, rules
 
     def _open(self, context: Context) -> Source:
         if self.source is not None:

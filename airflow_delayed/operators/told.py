@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_delayed.delivery import Adviser, DelayedDelivery, State, TopologyReport
+from airflow_delayed.delivery import Adviser, DelayedDelivery, HoldingStore, State, TopologyReport
+from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
 from airflow_delayed.survey import Survey
@@ -38,6 +39,38 @@ def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: S
         log.warning("%s", advice)
 
 
+def done(log: Log, what: str, sending: Sending) -> None:
+    """Tell what became of the messages."""
+    sent, held = sending.sent, sending.held
+    extra = f", {held.replaced:,} replaced there" if held.replaced else ""
+    if held.refused:
+        extra += f", {held.refused:,} not replaced, for they came too late or were cancelled"
+    log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
+
+
+def unvisited(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over: timedelta) -> None:
+    """Warn if messages are held and nobody comes for them: no error, for a dispatcher may be started yet."""
+    if not held:
+        return
+    try:
+        seen = store.last_seen()
+        late = seen is None or store.now() - seen > hold_over
+    except DelayedError as error:
+        # they are held, whatever can be told of dispatchers
+        log.warning("whether a dispatcher comes for what is held could not be told: %s", error)
+        return
+    if late:
+        when = "no dispatcher was there within a day" if seen is None else f"the last dispatcher was there at {seen}"
+        log.warning(
+            "%s messages are held for connection %r, and %s: let a StoreDispatchOperator with this connection in its"
+            " deliver_conn_ids run at least every %s",
+            f"{held:,}",
+            conn_id,
+            when,
+            hold_over,
+        )
+
+
 def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
     """Tell what would go where and when."""
     sent, held = sending.sent.by_destination, sending.held.by_destination
@@ -67,6 +100,8 @@ def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -
     return {
         "sent": sending.sent.sent,
         "held": sending.held.sent,
+        "replaced": sending.held.replaced,
+        "refused": sending.held.refused,
         "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
         "set_aside": set_aside,
         "skipped": sending.skipped,

@@ -33,7 +33,7 @@ def explain(error: BaseException, host: Parameters | None = None) -> str:
         (exceptions.AuthenticationError, _login_refused(host)),
         (
             exceptions.ProbableAccessDeniedError,
-            "the virtual host does not exist, or the user has no rights in it; check the connection's schema",
+            "the virtual host (the connection's schema) does not exist, or the user has no rights in it",
         ),
         (exceptions.IncompatibleProtocolError, _no_amqp(host)),
         (exceptions.AMQPHeartbeatTimeout, "the broker sent no heartbeat"),
@@ -100,7 +100,7 @@ def _closed(code: int, text: str, host: Parameters | None) -> str:
     if code == 403:
         return _login_refused(host)
     if code == 530:
-        return f"the virtual host cannot be used; check the connection's schema ({text})"
+        return f"the virtual host (the connection's schema) cannot be used: {text}"
     return f"the broker closed the connection: {code} {text}"
 
 

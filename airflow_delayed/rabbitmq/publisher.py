@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import length_hint
 
 from pika.connection import Parameters
 from pika.exceptions import ConnectionBlockedTimeout
@@ -40,6 +41,8 @@ class Publisher:
         confirm starts them over.
     :param writer: of the messages' AMQP properties; by default in the style of the topology.
     :param on_confirm: called with each message that the broker confirmed.
+    :param keep: keep the connection from one send to the next, until :meth:`close`. Nobody serves it in between, so
+        sends must follow each other within seconds.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Publisher:
         sleep: Callable[[float], None] = time.sleep,
         writer: PropertiesWriter | None = None,
         on_confirm: Callable[[DelayedMessage], None] | None = None,
+        keep: bool = False,
     ) -> None:
         self._hosts = [parameters] if isinstance(parameters, Parameters) else list(parameters)
         self._conn_id = conn_id
@@ -64,6 +68,8 @@ class Publisher:
         self._sleep = sleep
         self._writer = writer
         self._on_confirm = on_confirm
+        self._keep = keep
+        self._kept: Session | None = None
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send all messages over one connection at a time; return when every one is confirmed.
@@ -82,25 +88,38 @@ class Publisher:
             the connection was at fault.
         """
         source = iter(messages)
-        first = next(source, None)
-        if first is None:
-            return SendReport()
-        backlog = Backlog(self._conn_id, chain([first], source), self._on_confirm)
+        if not length_hint(messages):
+            # no connection for nothing; a source that says that it has some may take a while until it gives the first
+            first = next(source, None)
+            if first is None:
+                return SendReport()
+            source = chain([first], source)
+        backlog = Backlog(self._conn_id, source, self._on_confirm)
         turns = Turns(self._hosts, self._waits)
         while True:
             confirmed = backlog.report.sent
+            session, self._kept = self._kept, None
+            again = session is not None
             with quiet():
-                session = Session(
-                    turns.host,
-                    backlog,
-                    topology=self._topology,
-                    clock=self._clock,
-                    window=self._window,
-                    writer=self._writer,
-                )
+                if session is None:
+                    session = Session(
+                        turns.host,
+                        backlog,
+                        topology=self._topology,
+                        clock=self._clock,
+                        window=self._window,
+                        writer=self._writer,
+                        keep=self._keep,
+                    )
+                else:
+                    session.again(backlog)
                 lost = session.run()
             if lost is None:
+                self._kept = session if session.kept else None
                 return backlog.outcome()
+            if again:
+                # it may have been lost before, with nobody there to see it
+                continue
             if backlog.report.sent > confirmed:
                 turns.succeeded()
             if isinstance(lost, ConnectionBlockedTimeout):
@@ -120,6 +139,13 @@ class Publisher:
                 wait,
             )
             self._sleep(wait)
+
+    def close(self) -> None:
+        """Close a connection that was kept."""
+        session, self._kept = self._kept, None
+        if session is not None:
+            with quiet():
+                session.close()
 
     def _alarm(self, host: Parameters, reason: str | None) -> str:
         return (

@@ -43,7 +43,10 @@ _ADDRESSES = 5000
 
 
 class Session:
-    """Sends a backlog over one connection until it is done or the connection is lost."""
+    """Sends a backlog over one connection until it is done or the connection is lost.
+
+    :param keep: keep the connection when it is done, for :meth:`again`; the caller closes it in the end.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Session:
         clock: Clock,
         window: int,
         writer: PropertiesWriter | None = None,
+        keep: bool = False,
     ) -> None:
         self.opened = False
         #: The broker's reason why it takes no messages, from its alarm until it goes on.
@@ -63,6 +67,7 @@ class Session:
         self._backlog = backlog
         self._clock = clock
         self._window = window
+        self._keep = keep
         self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
         self._addresses: dict[tuple[str, int], properties.Address] = {}
@@ -92,10 +97,31 @@ class Session:
         try:
             self._loop.start()
         finally:
-            self._shut()
+            if not self.kept:
+                self._shut()
             held = [self._waiting] if self._waiting else []
             self._backlog.put_back([*self._unconfirmed, *held])
         return self._lost
+
+    @property
+    def kept(self) -> bool:
+        """Whether all was done, and the connection is there for more."""
+        return self._keep and self._finished and self._connection.is_open and self._publisher.is_open
+
+    def again(self, backlog: Backlog) -> None:
+        """Take another backlog, which :meth:`run` then sends over the same connection."""
+        self._backlog = backlog
+        self._finished = False
+        self._loop.call_later(0, self._resume)
+
+    def close(self) -> None:
+        """Close a connection that was kept."""
+        with contextlib.suppress(Exception):
+            self._keep = False
+            if not self._connection.is_closed:
+                self._finish()
+                self._loop.start()
+        self._loop.close()
 
     # opening and closing
 
@@ -119,6 +145,9 @@ class Session:
 
     def _finish(self) -> None:
         self._finished = True
+        if self.kept:
+            self._loop.stop()
+            return
         if self._connection.is_open:
             self._connection.close()
         # a broker that takes no messages reads no farewell either

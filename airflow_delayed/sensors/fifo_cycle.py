@@ -129,8 +129,11 @@ class FifoCycleSensor(BaseSensorOperator):
         """Poke, or have the triggerer do it."""
         if not self.deferrable:
             return super().execute(context)
+        return self._look_and_defer()
+
+    def _look_and_defer(self, until: str | None = None, counts: Counts | None = None) -> dict[str, Any]:
         # one look here: what is wrong with the connection or the queues is an error at once
-        rounds = self._make_rounds(self.hook.clock(), wait_seconds=0)
+        rounds = self._make_rounds(self.hook.clock(), wait_seconds=0, counts=counts, until=until)
         try:
             if self._go(rounds, once=True):
                 return self._told(rounds)
@@ -138,11 +141,12 @@ class FifoCycleSensor(BaseSensorOperator):
             self.hook.close()
         from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger, until_text
 
+        until = until_text(rounds.end)
         self.defer(
             trigger=FifoCycleTrigger(
                 conn_id=self.conn_id,
                 destinations=self._names,
-                until=until_text(rounds.end),
+                until=until,
                 wait_time_seconds=self.wait_time_seconds,
                 poke_interval=self.poke_interval,
                 empty_looks=self.empty_looks,
@@ -151,16 +155,28 @@ class FifoCycleSensor(BaseSensorOperator):
                 counts=rounds.counts.state(),
             ),
             method_name="execute_complete",
+            kwargs={"until": until},
             timeout=timedelta(seconds=self.timeout),
         )
         raise AssertionError("unreachable: defer has raised")
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Return what the trigger did, or fail as it did."""
+    def execute_complete(
+        self, context: Context, event: dict[str, Any] | None = None, until: str | None = None
+    ) -> dict[str, Any]:
+        """Return what the trigger did, or fail as it did; go on if it was not the trigger that woke the task.
+
+        :param until: as the trigger has it.
+        """
+        if event is None:
+            # apache/airflow#65248
+            self.log.warning("resumed although the trigger has not ended; going on")
+            return self._look_and_defer(until)
         if event["status"] == "retention":
             raise AirflowFailException(event["error"])
         if event["status"] != "done":
             raise AirflowException(event["error"])
+        if until not in (None, EMPTY) and self.hook.clock() < datetime.fromisoformat(str(until)):
+            return self._look_and_defer(until, Counts.restored(event.get("counts")))
         summary: dict[str, Any] = event["summary"]
         self.log.info("done: %s", summary)
         return summary
@@ -187,12 +203,14 @@ class FifoCycleSensor(BaseSensorOperator):
     def _names(self) -> list[str]:
         return [self.destination] if isinstance(self.destination, str) else list(self.destination)
 
-    def _make_rounds(self, began: datetime, wait_seconds: int, counts: Counts | None = None) -> Rounds:
+    def _make_rounds(
+        self, began: datetime, wait_seconds: int, counts: Counts | None = None, until: str | None = None
+    ) -> Rounds:
         try:
             return Rounds(
                 self.hook,
                 self._names,
-                end=end_of(self.until, began),
+                end=end_of(until or self.until, began),
                 wait_seconds=wait_seconds,
                 looks=self.empty_looks,
                 error_queue=self.error_queue or None,

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
-    TIMESTAMP,
     ColumnElement,
     Connection,
-    String,
     Table,
-    Text,
-    and_,
-    cast,
-    delete,
     func,
     insert,
-    or_,
     select,
     text,
-    true,
-    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
-from airflow_delayed.store.schema import UtcTime
+from airflow_delayed.store.arrays import among, as_table
+from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.packets import pieces
+from airflow_delayed.store.schema import MYSQL
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
 IDS = 1000
@@ -72,20 +66,14 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
         return set(connection.execute(statement, list(rows)).scalars())
     there = present(connection, table, [row["Id"] for row in rows])
     new = [row for row in rows if row["Id"] not in there]
-    if new:
-        connection.execute(insert(table), new)
+    for piece in pieces(connection, new) if connection.dialect.name in MYSQL else [new] if new else []:
+        connection.execute(insert(table), piece)
     return {row["Id"] for row in new}
 
 
 def _insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> ReturningInsert[Any]:
-    """Return an insert with one parameter a column: four times as fast as one a value, of which psycopg parses each."""
     names = list(rows[0])
-    arrays = []
-    for name in names:
-        kind = table.c[name].type
-        plain = TIMESTAMP(timezone=True) if isinstance(kind, UtcTime) else Text() if isinstance(kind, String) else kind
-        arrays.append(cast([row[name] for row in rows], postgresql.ARRAY(plain)))
-    source = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
+    source = as_table(table, names, rows)
     return (
         postgresql.insert(table)
         .from_select(names, select(*(source.c[name] for name in names)))
@@ -98,84 +86,24 @@ def present(connection: Connection, table: Table, ids: Sequence[str]) -> dict[st
     """Return digest and delivering connection of each id that is there."""
     there: dict[str, tuple[bytes | None, str | None]] = {}
     for some in slices(ids):
-        statement = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(table.c.Id.in_(some))
+        known = among(connection, table.c.Id, some)
+        statement = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(known)
         for row in connection.execute(statement):
             there[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.DeliverConnId)
     return there
 
 
-def waiting(table: Table, deliver_conn_id: str | None, now: datetime) -> ColumnElement[bool]:
-    """Return the condition for rows of one delivering connection that have not expired."""
-    return and_(_delivered_by(table, deliver_conn_id), or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now))
-
-
-def _delivered_by(table: Table, deliver_conn_id: str | None) -> ColumnElement[bool]:
+def delivered_by(table: Table, deliver_conn_id: str | None) -> ColumnElement[bool]:
+    """Return the condition for messages that this connection delivers; None: those for queue tables."""
     if deliver_conn_id is None:
         return table.c.DeliverConnId.is_(None)
     return table.c.DeliverConnId == deliver_conn_id
 
 
-def without(table: Table, ids: Collection[str], destinations: Collection[str]) -> ColumnElement[bool]:
-    """Return the condition that leaves some rows out."""
-    left_out = ((table.c.Id, ids), (table.c.Destination, destinations))
-    return and_(true(), *(column.not_in(list(names)) for column, names in left_out if names))
-
-
-def claim(
-    connection: Connection, table: Table, condition: ColumnElement[bool], until: datetime, limit: int
-) -> list[dict[str, Any]]:
-    """Lock and return up to ``limit`` rows due by ``until``, oldest first, passing over those that others hold.
-
-    On SQLite the transaction itself holds the whole database, see :func:`airflow_delayed.store.engine.prepare`.
-    """
-    statement = (
-        select(*(table.c[name] for name in _SENT))
-        .where(table.c.Time <= until, condition)
-        .order_by(table.c.Time)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-        # SQL Server has hints in its place; these are the seed's
-        .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
-    )
-    return [dict(row._mapping) for row in connection.execute(statement)]
-
-
-_SENT = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt")
-
-
 def remove(connection: Connection, table: Table, ids: Sequence[str]) -> None:
-    """Delete rows that this transaction has claimed."""
+    """Delete rows that this transaction has locked."""
     for some in slices(ids):
-        connection.execute(delete(table).where(table.c.Id.in_(some)))
-
-
-def take_back(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
-    """Delete rows that a dispatcher may be about to send, and return the ids of those that were still there."""
-    gone: set[str] = set()
-    # in one order everywhere, so that two who delete the same rows wait for each other instead of locking up
-    for some in slices(sorted(ids)):
-        statement = delete(table).where(table.c.Id.in_(some))
-        if connection.dialect.delete_returning:
-            gone.update(connection.execute(statement.returning(table.c.Id)).scalars())
-        else:
-            locked = select(table.c.Id).where(table.c.Id.in_(some)).order_by(table.c.Id).with_for_update()
-            there = list(connection.execute(locked).scalars())
-            connection.execute(delete(table).where(table.c.Id.in_(there)))
-            gone.update(there)
-    return gone
-
-
-def count_failure(connection: Connection, table: Table, ids: Sequence[str]) -> None:
-    """Count one failure more for rows that this transaction has claimed."""
-    for some in slices(ids):
-        connection.execute(update(table).where(table.c.Id.in_(some)).values(RetryCount=table.c.RetryCount + 1))
-
-
-def next_due(connection: Connection, table: Table, condition: ColumnElement[bool]) -> datetime | None:
-    """Return when the next of some rows is due, or None if there are none."""
-    statement = select(table.c.Time).where(condition).order_by(table.c.Time).limit(1)
-    found: datetime | None = connection.execute(statement).scalar()
-    return found
+        connection.execute(delete_rows(table, some))
 
 
 def count(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, event, inspect
+from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
-from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable
+from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.store.schema import MYSQL, Tables
+from airflow_delayed.store.versions import check_ready
 
+#: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
+_VALUE = re.compile(
+    r"\b(entry|value:?|value is) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL
+)
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
 
@@ -20,7 +26,11 @@ def engine_options(dialect_name: str) -> dict[str, Any]:
     """Return arguments for ``create_engine``: no parameters in error texts, for they hold bodies."""
     if dialect_name == "sqlite":
         return {"hide_parameters": True, "connect_args": {"timeout": SQLITE_BUSY_SECONDS}}
-    return {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+    options = {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+    if dialect_name in MYSQL:
+        # what a server takes for granted may be three bytes a character, or Latin 1
+        return {**options, "connect_args": {"charset": "utf8mb4"}}
+    return options
 
 
 def prepare(engine: Engine) -> Engine:
@@ -28,13 +38,16 @@ def prepare(engine: Engine) -> Engine:
 
     On SQLite each transaction takes the write lock at its begin, unless its connection has the option
     ``read_only=True``; the driver's own habit is to begin late, so that two could read the same rows as due. On
-    PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have.
+    PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have. On MySQL
+    and MariaDB a value that does not fit is an error, however lenient the server's own sql_mode is.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgres_connect)
+    elif engine.dialect.name in MYSQL:
+        event.listen(engine, "connect", _mysql_connect)
     return engine
 
 
@@ -50,43 +63,40 @@ def _sqlite_begin(connection: Connection) -> None:
 def _postgres_connect(connection: Any, _record: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'UTC'")
+        # a plan kept from when a table was empty would read the whole of it for each row of a claim, as it grows
+        cursor.execute("SET plan_cache_mode = force_custom_plan")
     connection.commit()
 
 
+def _mysql_connect(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
+    cursor.close()
+
+
 @contextmanager
-def database_errors(conn_id: str, engine: Engine, table: Table | None = None) -> Iterator[None]:
+def database_errors(conn_id: str, engine: Engine, tables: Tables | Table | None = None) -> Iterator[None]:
     """Turn the driver's errors into ours, which show no parameters and no rows.
 
+    :param tables: those of a store, or its table of messages.
     :raises TransportUnavailable: the database cannot be reached, or is busy.
-    :raises TopologyError: the table is given and is not there.
+    :raises TopologyError: tables are given, and are not there or of another version.
     """
     try:
         yield
-    except (OperationalError, InterfaceError, TimeoutError) as error:
-        if table is not None and _is_missing(engine, table):
-            raise _missing(conn_id, table) from None
-        raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
-    except DBAPIError as error:
-        if table is not None and _is_missing(engine, table):
-            raise _missing(conn_id, table) from None
-        if error.connection_invalidated:
-            raise TransportUnavailable(f"connection {conn_id!r}: {first_line(error)}") from None
-        raise DelayedError(f"connection {conn_id!r}: {first_line(error)}") from None
-
-
-def _is_missing(engine: Engine, table: Table) -> bool:
-    try:
-        with engine.connect().execution_options(read_only=True) as connection:
-            return not inspect(connection).has_table(table.name, schema=table.schema)
-    except (DBAPIError, TimeoutError):
-        return False
-
-
-def _missing(conn_id: str, table: Table) -> TopologyError:
-    return TopologyError(conn_id, TopologyReport((Finding(state=State.MISSING, resource=f"table {table.fullname}"),)))
+    except (DBAPIError, TimeoutError) as error:
+        said = f"connection {conn_id!r}: {first_line(error)}"
+        away = isinstance(error, OperationalError | InterfaceError | TimeoutError) or error.connection_invalidated
+        if tables is not None:
+            with suppress(DBAPIError, TimeoutError):
+                check_ready(conn_id, engine, tables)
+        raise (TransportUnavailable if away else DelayedError)(said) from None
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what a driver says; further lines may quote a row."""
-    said = str(getattr(error, "orig", None) or error).strip()
+    """Return the first line of what a driver says, without values; further lines may quote a row."""
+    cause = getattr(error, "orig", None) or error
+    # the drivers of MySQL give number and text; the tuple of both would be quoted
+    said = cause.args[1] if len(cause.args) == 2 and isinstance(cause.args[1], str) else str(cause)
+    said = _VALUE.sub(r"\1 ...", said.strip())
     return said.splitlines()[0] if said else type(error).__name__

@@ -2,39 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple, Protocol
 
 from airflow_delayed.delivery import DelayedDelivery
-from airflow_delayed.errors import DestinationMissing, InputError, SendFailed, TransportUnavailable
+from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
+
+
+class Failure(NamedTuple):
+    """Why a message could not be handed over; ``final`` if trying again cannot mend it."""
+
+    reason: str
+    final: bool = False
+
+
+class Gate(Protocol):
+    """Says, before each message, whether it may still be sent."""
+
+    def hold(self, due_at: datetime) -> None:
+        """Wait until the time of a message has come, or sending may not go on."""
+        ...
+
+    def may_send(self) -> bool:
+        """Return whether sending may go on; nothing more is taken after a no."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time by which messages expire."""
+        ...
 
 
 @dataclass(slots=True)
 class Handover:
-    """What became of a batch: each message is confirmed, or has a reason in ``failures``, or was not tried."""
+    """What became of a batch: each message is confirmed, or failed, or has expired, or was not tried."""
 
     confirmed: list[DelayedMessage] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    #: Destinations that cannot receive anything.
-    closed: set[str] = field(default_factory=set)
-    #: The connection was lost: messages that are neither confirmed nor failed may have been sent, or not.
-    lost: TransportUnavailable | None = None
+    failures: dict[str, Failure] = field(default_factory=dict)
+    #: Ids of those that expired before they could be sent.
+    expired: list[str] = field(default_factory=list)
+    #: Destinations that cannot receive anything, and why.
+    closed: dict[str, str] = field(default_factory=dict)
+    #: The connection failed: messages that are neither confirmed nor failed may have been sent, or not.
+    lost: Exception | None = None
+    #: The gate was shut: the rest was not tried.
+    stopped: bool = False
 
-    def fail(self, messages: Sequence[DelayedMessage], reason: str) -> None:
+    def fail(self, messages: Collection[DelayedMessage], reason: str, *, final: bool = False) -> None:
         """Note the same reason for some messages."""
-        self.failures.update((message.message_id, reason) for message in messages)
+        self.failures.update((message.message_id, Failure(reason, final)) for message in messages)
 
     def merge(self, other: Handover) -> None:
         """Add what became of other messages."""
         self.confirmed += other.confirmed
         self.failures.update(other.failures)
-        self.closed |= other.closed
+        self.expired += other.expired
+        self.closed.update(other.closed)
         self.lost = self.lost or other.lost
+        self.stopped |= other.stopped
 
 
-def hand_over(transport: DelayedDelivery, messages: Sequence[DelayedMessage], now: datetime) -> Handover:
+def explained(error: Exception) -> str:
+    """Return what may be told of an error: the texts of others may show what must not be in a log."""
+    return str(error) if isinstance(error, DelayedError) else type(error).__name__
+
+
+def hand_over(
+    transport: DelayedDelivery, messages: Sequence[DelayedMessage], now: datetime, gate: Gate | None = None
+) -> Handover:
     """Send a batch so that a message or a destination at fault does not hold up the others."""
     done = Handover()
     ready = []
@@ -42,77 +79,119 @@ def hand_over(transport: DelayedDelivery, messages: Sequence[DelayedMessage], no
         try:
             transport.check(message, now)
         except InputError as error:
-            done.fail([message], str(error))
+            done.fail([message], str(error), final=True)
         else:
             ready.append(message)
-    while ready and done.lost is None:
-        ready = _send(done, transport, ready, now)
+    while ready and done.lost is None and not done.stopped:
+        if gate is not None and not gate.may_send():
+            done.stopped = True
+            break
+        ready = _send(done, transport, ready, now, gate)
     return done
 
 
+class _Feed:
+    """Gives messages to a transport, and knows which it took."""
+
+    def __init__(self, done: Handover, messages: Sequence[DelayedMessage], gate: Gate | None) -> None:
+        self.taken: list[DelayedMessage] = []
+        self._done = done
+        self._messages = messages
+        self._gate = gate
+        self._next = 0
+
+    @property
+    def rest(self) -> Sequence[DelayedMessage]:
+        """What the transport has not even looked at."""
+        return self._messages[self._next :]
+
+    def __length_hint__(self) -> int:
+        """Let a transport know that there is something to send before its time has come, so that it can connect."""
+        return len(self.rest)
+
+    def __iter__(self) -> Iterator[DelayedMessage]:
+        gate, taken = self._gate, self.taken
+        for message in self._messages:
+            if gate is not None:
+                gate.hold(message.due_at)
+                if not gate.may_send():
+                    # ended, and no error: what the transport has taken it brings to an end, and tells
+                    self._done.stopped = True
+                    return
+                if message.expires_at is not None and message.expires_at <= gate.now():
+                    self._next += 1
+                    self._done.expired.append(message.message_id)
+                    continue
+            self._next += 1
+            taken.append(message)
+            yield message
+
+
 def _send(
-    done: Handover, transport: DelayedDelivery, messages: Sequence[DelayedMessage], now: datetime
+    done: Handover,
+    transport: DelayedDelivery,
+    messages: Sequence[DelayedMessage],
+    now: datetime,
+    gate: Gate | None,
 ) -> list[DelayedMessage]:
     """Send once, note what became of which message, and return those that are still to be sent."""
-    taken: list[DelayedMessage] = []
+    feed = _Feed(done, messages, gate)
     try:
-        transport.send(_noted(messages, taken))
+        transport.send(feed)
     except DestinationMissing as error:
         # nothing was sent; the others can go without those
-        stuck = [message for message in messages if message.destination in error.destinations] or messages
-        return _close(done, {message.destination for message in stuck}, messages, str(error))
+        others = [*feed.taken, *feed.rest]
+        stuck = [message for message in others if message.destination in error.destinations] or others
+        return _close(done, {message.destination for message in stuck}, others, str(error))
     except SendFailed as error:
-        return _part(done, messages, taken, error)
-    except TransportUnavailable as error:
-        done.lost = error
+        return _part(done, feed, error)
     except InputError as error:
         # nothing was sent, and it does not say which message is at fault
-        if len(messages) == 1:
-            done.fail(messages, str(error))
-        for message in messages if len(messages) > 1 else ():
-            if done.lost is None:
-                done.merge(hand_over(transport, [message], now))
+        others = [*feed.taken, *feed.rest]
+        if len(others) == 1:
+            done.fail(others, str(error), final=True)
+        for message in others if len(others) > 1 else ():
+            if done.lost is None and not done.stopped:
+                done.merge(hand_over(transport, [message], now, gate))
+    except Exception as error:
+        # the connection's, or a defect of the transport: what it sent is not known
+        done.lost = error
     else:
-        done.confirmed += messages
+        done.confirmed += feed.taken
     return []
 
 
-def _noted(messages: Sequence[DelayedMessage], taken: list[DelayedMessage]) -> Iterator[DelayedMessage]:
-    for message in messages:
-        taken.append(message)
-        yield message
-
-
-def _part(
-    done: Handover, messages: Sequence[DelayedMessage], taken: Sequence[DelayedMessage], error: SendFailed
-) -> list[DelayedMessage]:
+def _part(done: Handover, feed: _Feed, error: SendFailed) -> list[DelayedMessage]:
     """Tell apart the confirmed, the failed and those that the transport has not even looked at."""
     named = dict(error.failures)
-    if isinstance(error.__cause__, TransportUnavailable):
-        done.lost = error.__cause__
+    cause = error.__cause__
+    missing = set(cause.destinations) if isinstance(cause, DestinationMissing) else set()
+    if isinstance(cause, TransportUnavailable):
+        done.lost = cause
     else:
-        done.failures.update(
-            (message.message_id, named[message.message_id]) for message in taken if message.message_id in named
-        )
-    others = [message for message in taken if message.message_id not in named]
+        for message in feed.taken:
+            if message.message_id in named:
+                final = message.destination in missing
+                done.failures[message.message_id] = Failure(named[message.message_id], final)
+    others = [message for message in feed.taken if message.message_id not in named]
     if error.report.sent + error.report.duplicates == len(others):
         done.confirmed += others
     elif done.lost is None:
         # to keep one that arrived means a duplicate, which can be recognised; to remove one that did not is a loss
         done.fail(others, "its transport did not tell whether it was confirmed")
-    rest = messages[len(taken) :]
-    if not taken:
+    rest = feed.rest
+    if not feed.taken:
         done.fail(rest, str(error))
         return []
-    if isinstance(error.__cause__, DestinationMissing):
-        return _close(done, set(error.__cause__.destinations), rest, str(error.__cause__))
+    if missing:
+        return _close(done, missing, rest, str(cause))
     return list(rest)
 
 
 def _close(
-    done: Handover, destinations: set[str], messages: Sequence[DelayedMessage], reason: str
+    done: Handover, destinations: Collection[str], messages: Sequence[DelayedMessage], reason: str
 ) -> list[DelayedMessage]:
     """Note destinations that cannot receive, fail their messages, and return the others."""
-    done.closed |= destinations
-    done.fail([message for message in messages if message.destination in destinations], reason)
+    done.closed.update(dict.fromkeys(destinations, reason))
+    done.fail([message for message in messages if message.destination in destinations], reason, final=True)
     return [message for message in messages if message.destination not in destinations]

@@ -41,6 +41,7 @@ from airflow_delayed.delivery import State
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.engine import first_line
+from airflow_delayed.store.handover import Failure
 from airflow_delayed.store.install import compare
 from airflow_delayed.store.schema import bytes_column
 
@@ -100,21 +101,21 @@ class QueueTables:
         self._schema = schema
         self._tables: dict[str, Table | str] = {}
 
-    def deliver(self, connection: Connection, messages: Sequence[DelayedMessage]) -> list[tuple[str, str]]:
-        """Insert messages into their destinations, and return id and reason of those that could not be.
+    def deliver(self, connection: Connection, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
+        """Insert messages into their destinations, and return by id why some could not be.
 
         A row that is there already with the same content is the same message, delivered before.
         """
-        failures: list[tuple[str, str]] = []
+        failures: dict[str, Failure] = {}
         by_destination: dict[str, list[DelayedMessage]] = {}
         for message in messages:
             by_destination.setdefault(message.destination, []).append(message)
         for destination, group in by_destination.items():
             table = self._table(connection, destination)
             if isinstance(table, str):
-                failures += ((message.message_id, table) for message in group)
+                failures.update((message.message_id, Failure(table, final=True)) for message in group)
             else:
-                failures += _insert(connection, table, group)
+                failures.update(_insert(connection, table, group))
         return failures
 
     def _table(self, connection: Connection, destination: str) -> Table | str:
@@ -131,8 +132,12 @@ class QueueTables:
                 self._tables[destination] = table
         return self._tables[destination]
 
+    def look_again(self) -> None:
+        """Forget which tables are missing, or are none of ours: they may be mended by now."""
+        self._tables = {name: table for name, table in self._tables.items() if isinstance(table, Table)}
 
-def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> list[tuple[str, str]]:
+
+def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
     try:
         # a destination that refuses must not undo what the batch did for the others
         with connection.begin_nested():
@@ -142,23 +147,24 @@ def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMess
     except DBAPIError as error:
         if error.connection_invalidated:
             raise
-        return [(message.message_id, f"table {table.name!r}: {first_line(error)}") for message in messages]
+        return {message.message_id: Failure(f"table {table.name!r}: {first_line(error)}") for message in messages}
 
 
-def _insert_new(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> list[tuple[str, str]]:
+def _insert_new(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
     ids = {message.message_id: row_id(message.message_id) for message in messages}
     there = {}
     for some in slices(list(ids)):
         statement = select(table.c.id, table.c.headers, table.c.body).where(table.c.id.in_([ids[one] for one in some]))
         there.update({row.id: (row.headers, bytes(row.body or b"")) for row in connection.execute(statement)})
-    new, failures = [], []
+    new, failures = [], {}
     for message in messages:
         headers = {**message.headers, MESSAGE_ID: message.message_id}
         if (found := there.get(ids[message.message_id])) is None:
             content = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
             new.append({"id": ids[message.message_id], "headers": content, "body": message.body})
         elif found[1] != message.body or not _says(found[0], headers):
-            failures.append((message.message_id, f"table {table.name!r} has this id with other content"))
+            reason = f"table {table.name!r} has this id with other content"
+            failures[message.message_id] = Failure(reason, final=True)
     if new:
         connection.execute(insert(table), new)
     return failures

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_TAG
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMessage:
-    """What can be shown of a message that waits: everything but body and headers."""
-
-    message_id: str
-    destination: str
-    due_at: datetime
-    #: The connection that delivers it; None: the destination is a queue table in the same database.
-    deliver_conn_id: str | None
-    tag: str | None
-    expires_at: datetime | None
-    retry_count: int
-    stored_at: datetime | None
 
 
 def check_limits(message: DelayedMessage) -> None:
@@ -86,18 +69,4 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         headers=headers,
         tag=row["Tag"],
         expires_at=row["ExpiresAt"],
-    )
-
-
-def to_stored(row: Mapping[str, Any]) -> StoredMessage:
-    """Return what can be shown of a row."""
-    return StoredMessage(
-        message_id=row["Id"],
-        destination=row["Destination"],
-        due_at=row["Time"],
-        deliver_conn_id=row["DeliverConnId"],
-        tag=row["Tag"],
-        expires_at=row["ExpiresAt"],
-        retry_count=row["RetryCount"],
-        stored_at=row["StoredAt"],
     )

@@ -1,7 +1,7 @@
-"""The table in which messages wait.
+"""The tables of a store: where messages wait, and what is known of ids that no longer do.
 
-Its first six columns are those of NServiceBus's SqlServerDelayedMessageStore (NServiceBus.Transport.Msmq 2.0.7,
-Sql/SqlConstants.cs), with their names and meaning; the others are ours:
+The first six columns of the table of messages are those of NServiceBus's SqlServerDelayedMessageStore
+(NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning; the others are ours:
 
 ============= ===================================================================================================
 Id            the message id; at most 250 characters, compared byte by byte
@@ -15,16 +15,44 @@ Tag           what a user cancels by; at most 250 characters
 ExpiresAt     not handed over from this time on
 Digest        16 bytes that stand for all that the message says (:func:`airflow_delayed.identity.content_digest`)
 StoredAt      when it was stored, by the database's clock
+NextTry       after a failure: not handed over before; null: at once
+LastError     what went wrong last, without a body or a header's value
 ============= ===================================================================================================
+
+Beside it, each named after it:
+
+- ``_past``: an id that was handed over, cancelled or purged, for as long as it is remembered; no body. A dispatcher
+  that is about to hand a message over puts its id here first, with a lease: while the message is still in its table,
+  the row says who holds it until when; when the message has gone, that it was handed over. So a claim costs no
+  write of the message itself.
+- ``_failed``: messages that are not tried any more, or that expired; with all their content, until retried or purged.
+- ``_audit``: who changed what, and when; no content.
+- ``_dispatchers``: who dispatches, for which connections, and when it was last seen.
+- ``_version``: which version of these tables is there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, Dialect, Index, Integer, LargeBinary, MetaData, String, Table, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
 from sqlalchemy.dialects import mssql, mysql, postgresql
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
@@ -36,10 +64,16 @@ MAX_ID = 250
 MAX_DESTINATION = 200
 MAX_TAG = 250
 MAX_CONN_ID = 250
+MAX_DISPATCHER = 64
+MAX_ERROR = 1000
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
 #: A destination that is a table: PostgreSQL would cut a longer name.
 MAX_QUEUE_NAME = 63
+
+
+#: The names of the dialect: of a connection of type mysql it is always the first.
+MYSQL = ("mysql", "mariadb")
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -52,7 +86,7 @@ class UtcTime(TypeDecorator[datetime]):
         """Choose the database's own type that keeps microseconds."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
-        if dialect.name in ("mysql", "mariadb"):
+        if dialect.name in MYSQL:
             return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         if dialect.name == "mssql":
             return dialect.type_descriptor(mssql.DATETIME2(precision=6))  # type: ignore[no-untyped-call]
@@ -67,19 +101,42 @@ class UtcTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Turn what the database keeps into an aware time in UTC."""
-        if value is None:
-            return None
+        if value is None or value.tzinfo is UTC:
+            return value
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def mysql_collation(dialect: Dialect) -> str:
+    """Return what MySQL or MariaDB calls the order of bytes in which blanks at the end count."""
+    # both are reached by the dialect mysql, which learns from the server what it is
+    return "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+
+
+class ByteText(TypeDecorator[str]):
+    """Text that is compared byte by byte, whatever the database's own habit is.
+
+    On MySQL and MariaDB, "_bin" alone would take a text and the same with blanks after it for one.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Choose the database's own type."""
+        length: int | None = self.impl_instance.length  # type: ignore[attr-defined]
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.VARCHAR(length, collation="C"))
+        if dialect.name in MYSQL:
+            kind = mysql.VARCHAR(length, charset="utf8mb4", collation=mysql_collation(dialect))
+            return dialect.type_descriptor(kind)
+        if dialect.name == "mssql":
+            return dialect.type_descriptor(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"))
+        return dialect.type_descriptor(String(length))
+
+
 def text_column(length: int) -> TypeEngine[str]:
-    """Return text that is compared byte by byte, whatever the database's own habit is."""
-    return (
-        String(length)
-        .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
-        .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-        .with_variant(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"), "mssql")
-    )
+    """Return text of at most so many characters, compared byte by byte."""
+    return ByteText(length)
 
 
 def bytes_column(length: int | None = None) -> TypeEngine[bytes]:
@@ -89,16 +146,85 @@ def bytes_column(length: int | None = None) -> TypeEngine[bytes]:
     return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb").with_variant(of_mssql, "mssql")
 
 
-def messages_table(name: str = TABLE, schema: str | None = None) -> Table:
-    """Return the table, its names always quoted.
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """All tables of one store."""
+
+    messages: Table
+    past: Table
+    failed: Table
+    audit: Table
+    dispatchers: Table
+    version: Table
+
+    def __iter__(self) -> Iterator[Table]:
+        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.version)
+
+
+def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
+    """Return the tables, their names always quoted.
 
     :raises ValueError: the name is empty or longer than 50 bytes.
     """
     if not 0 < len(name.encode()) <= MAX_TABLE_NAME:
         raise ValueError(f"table {name!r}: the name must have 1 to {MAX_TABLE_NAME} bytes")
-    return Table(
-        name,
-        MetaData(),
+
+    def table(suffix: str, *items: SchemaItem) -> Table:
+        return Table(f"{name}{suffix}", MetaData(), *items, schema=schema, quote=True, quote_schema=True)
+
+    def index(suffix: str, *columns: str) -> Index:
+        return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns)
+
+    return Tables(
+        messages=table("", *_message_columns(), index("", "Time"), index("", "Tag")),
+        past=table(
+            "_past",
+            _column("Id", text_column(MAX_ID), primary_key=True),
+            _column("Destination", text_column(MAX_DESTINATION)),
+            _column("Time", UtcTime()),
+            _column("Digest", bytes_column(16)),
+            _column("Outcome", text_column(20), nullable=False),
+            _column("At", UtcTime(), nullable=False),
+            _column("Dispatcher", text_column(MAX_DISPATCHER)),
+            _column("ClaimedUntil", UtcTime()),
+            index("_past", "At"),
+        ),
+        failed=table(
+            "_failed",
+            *_message_columns(),
+            _column("Reason", text_column(20), nullable=False),
+            _column("FailedAt", UtcTime(), nullable=False),
+            index("_failed", "Time"),
+            index("_failed", "Tag"),
+        ),
+        audit=table(
+            "_audit",
+            _column("Seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+            _column("At", UtcTime(), nullable=False),
+            _column("Who", text_column(250)),
+            _column("Action", text_column(20), nullable=False),
+            _column("Selection", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False),
+            _column("Counts", Text(), nullable=False),
+            index("_audit", "At"),
+        ),
+        dispatchers=table(
+            "_dispatchers",
+            _column("Id", text_column(MAX_DISPATCHER), primary_key=True),
+            _column("ConnIds", Text(), nullable=False),
+            _column("StartedAt", UtcTime(), nullable=False),
+            _column("SeenAt", UtcTime(), nullable=False),
+            _column("EndedAt", UtcTime()),
+        ),
+        version=table(
+            "_version",
+            _column("Version", Integer(), primary_key=True, autoincrement=False),
+            _column("At", UtcTime(), nullable=False),
+        ),
+    )
+
+
+def _message_columns() -> list[Column[Any]]:
+    return [
         _column("Id", text_column(MAX_ID), primary_key=True),
         _column("Destination", text_column(MAX_DESTINATION), nullable=False),
         _column("State", bytes_column(), nullable=False),
@@ -110,12 +236,9 @@ def messages_table(name: str = TABLE, schema: str | None = None) -> Table:
         _column("ExpiresAt", UtcTime()),
         _column("Digest", bytes_column(16)),
         _column("StoredAt", UtcTime()),
-        Index(quoted_name(f"{name}_Time", quote=True), "Time"),
-        Index(quoted_name(f"{name}_Tag", quote=True), "Tag"),
-        schema=schema,
-        quote=True,
-        quote_schema=True,
-    )
+        _column("NextTry", UtcTime()),
+        _column("LastError", text_column(MAX_ERROR)),
+    ]
 
 
 def _column(name: str, kind: TypeEngine[Any], **options: Any) -> Column[Any]:

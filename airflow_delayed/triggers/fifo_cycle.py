@@ -27,8 +27,9 @@ GRACE = 3.0
 class FifoCycleTrigger(BaseTrigger):
     """Sends on what waits in delay queues, until they are empty or until a time; then it fires.
 
-    Its event is ``{"version", "status", "summary", "error"}``, of status "done", "failed" or "retention"; the summary
-    has counts, never a body. Nothing is lost if the triggerer dies, and two of the same may run for a while.
+    Its event is ``{"version", "status", "summary", "error", "counts"}``, of status "done", "failed" or "retention"; the
+    summary has counts, never a body, and "counts" is their state, to go on from. Nothing is lost if the triggerer dies,
+    and two of the same may run for a while.
 
     :param conn_id: a connection of type ``aws``.
     :param destinations: as messages name them.
@@ -138,7 +139,14 @@ class FifoCycleTrigger(BaseTrigger):
             except Exception as error:
                 status, problem = "failed", f"{type(error).__name__}: {error}"
             rounds.tell()
-        return {"version": VERSION, "status": status, "summary": rounds.counts.summary(), "error": problem}
+        counts = rounds.counts
+        return {
+            "version": VERSION,
+            "status": status,
+            "summary": counts.summary(),
+            "error": problem,
+            "counts": counts.state(),
+        }
 
 
 def until_text(end: datetime | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from reckoning import Consumer, consuming
+from support.rabbitmq import VirtualHost, virtual_host
 
 from services import airflow, java, postgres, process, sqs
 
@@ -26,6 +28,9 @@ class World:
     consumer: Consumer
     reminders: Path
     store_url: str
+    broker: VirtualHost
+    #: Of the names of its queues in SQS.
+    prefix: str
 
     def folder(self, run_id: str) -> Path:
         """The folder that a run's Spark job writes."""
@@ -41,32 +46,40 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(sqs_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A live Airflow with the example DAG; nothing runs that a test does not start."""
     java.require()
     folder = tmp_path_factory.mktemp("world")
     # a queue of its own also on a server of the user's
     prefix = f"live-{secrets.token_hex(4)}-"
-    with postgres.running() as server:
+    # the examples, and DAGs for the tests alone
+    dags = shutil.copytree(ROOT / "dags", folder / "dags")
+    shutil.copytree(ROOT / "tests/acceptance/dags", dags, dirs_exist_ok=True)
+    with postgres.running() as server, virtual_host(rabbitmq_url) as broker:
         metadata = _database(server.url, "metadata")
         connections = {
             "delayed_sqs": sqs.connection(sqs_endpoint, queue_name_prefix=prefix),
             "delayed_store": _connection(server.url),
+            "delayed_rabbitmq": broker.connection,
             "spark_default": airflow.LOCAL_SPARK,
         }
         with (
             consuming(f"{prefix}flight-reminders", sqs_endpoint, folder) as consumer,
             airflow.running(
-                ROOT / "dags",
+                dags,
                 database=metadata,
                 connections=connections,
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
                 FLIGHTS_IN_ANY_ORDER="1",
+                AIRFLOW__CORE__TEST_CONNECTION="Enabled",
+                # a triggerer that was killed is missed sooner than after 30 s
+                AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
+                AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8",
             ) as live,
         ):
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
-            yield World(live, consumer, folder / "reminders", server.url)
+            yield World(live, consumer, folder / "reminders", server.url, broker, prefix)
 
 
 def _database(url: str, name: str) -> str:

@@ -68,17 +68,22 @@ def test_every_reminder_arrives_and_none_early(world: World, played: Played) -> 
 
 def test_a_cleared_spark_and_send_pair_means_the_same_messages(world: World, played: Played) -> None:
     before = len(world.consumer.arrivals())
+    held = world.live.result(DAG, played.run_id, "send")["held"]
     world.live.clear(DAG, played.run_id, ["compute", "send"])
     assert world.live.wait(DAG, played.run_id) == "success", world.live.states(DAG, played.run_id)
 
     in_order = order(world, played.run_id)
     assert in_order != played.in_order, "the rows came back in the same order, which tests nothing"
     assert computed(world.folder(played.run_id)) == played.due
-    until(lambda: len(world.consumer.arrivals()) >= before + len(played.due), seconds=60)
+    # what the store has handed over it remembers; only what goes past it is sent anew
+    summary = world.live.result(DAG, played.run_id, "send")
+    assert 0 < held <= summary["duplicates"]
+    assert (summary["sent"], summary["held"]) == (len(played.due) - summary["duplicates"], 0)
+    until(lambda: len(world.consumer.arrivals()) >= before + summary["sent"], seconds=60)
     again = world.consumer.arrivals()[before:]
-    assert len(again) == len(played.due)
+    assert len(again) == summary["sent"]
     # what a consumer that remembers ids would find new: nothing, and of no reminder the id of another
-    assert {(arrival.id, arrival.body) for arrival in again} == {(seen.id, seen.body) for seen in played.arrivals}
+    assert {(arrival.id, arrival.body) for arrival in again} <= {(seen.id, seen.body) for seen in played.arrivals}
 
 
 def test_a_backfill_of_past_days_is_refused_and_sends_nothing(world: World) -> None:

@@ -7,8 +7,10 @@ from contextlib import closing
 from datetime import timedelta
 
 import pytest
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Asset, AssetAlias, task
 
+from airflow_delayed.message import utcnow
+from airflow_delayed.operators import send as send_module
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -181,3 +183,59 @@ def test_bad_input_fails_without_a_retry_and_sends_nothing(database, run_dag):
     run = run_dag(dag)
     assert states(run)["send"] == "failed"
     assert database.rows("SELECT count(*) FROM delayed_messages") == [(0,)]
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_mapped_send_waits_until_its_lead(database, run_dag, monkeypatch, deferrable):
+    monkeypatch.setattr(send_module, "BRIEF", timedelta(0))
+    due = utcnow() + timedelta(seconds=10)
+    with DAG(f"lead_{deferrable}", schedule=None) as dag:
+        send = DelayedSendOperator.partial(
+            task_id="send",
+            conn_id="reminders_db",
+            destination="mail",
+            due_at=due.isoformat(),
+            lead=timedelta(seconds=5),
+            deferrable=deferrable,
+        ).expand(value=["secret a", "secret b"])
+        install("mail") >> send
+    run = run_dag(dag)
+    assert set(states(run).values()) == {"success"}
+    assert sorted(database.rows('SELECT "State" FROM delayed_messages')) == [(b"secret a",), (b"secret b",)]
+    ended = [ti.end_date for ti in run.get_task_instances() if ti.task_id == "send"]
+    assert min(ended) >= due - timedelta(seconds=5)
+    assert "secret" not in rendered(run)
+
+
+def test_outlets_tell_what_was_sent_and_no_body(database, run_dag):
+    sent = Asset(name="reminders", uri="delayed://reminders")
+    with DAG("outlets", schedule=None) as dag:
+        due = [
+            {"value": "secret", "delay_seconds": 60 * number, "destination": name} for number, name in enumerate("aab")
+        ]
+        send = DelayedSendOperator(
+            task_id="send",
+            conn_id="reminders_db",
+            messages=due,
+            headers={"h": "hidden"},
+            outlets=[sent, AssetAlias("any"), Asset.ref(name="reminders")],
+        )
+        install("a", "b") >> send
+    run = run_dag(dag)
+    (ti,) = (ti for ti in run.get_task_instances() if ti.task_id == "send")
+    summary = ti.xcom_pull(task_ids="send")
+    extras = events_of(run)
+    assert {name: extras[0][name] for name in summary} == summary
+    assert extras[0]["held"] == 3
+    assert extras[0]["destinations"] == {"a": 2, "b": 1}
+    assert extras[0]["conn_id"] == "reminders_db"
+    assert not any(word in repr(extras) for word in ("secret", "hidden"))
+
+
+def events_of(run):
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        return [event.extra for event in session.scalars(select(AssetEvent).filter_by(source_run_id=run.run_id))]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+import logging
+import re
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 from support.rabbitmq import virtual_host
 from support.sqs import World
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.operators import told
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.store.report import DispatchFailed
 from services import sqs
@@ -27,12 +33,37 @@ def operator(store: Store, **options) -> StoreDispatchOperator:
     [
         ({"lookahead": -SECOND}, "lookahead=.* is negative"),
         ({"until": "done"}, "until='done' must be None, for one pass, or 'empty'"),
+        ({"until": timedelta(0)}, "until=.* a timedelta above 0"),
+        ({"deliver_conn_ids": []}, "deliver_conn_ids is empty"),
+        ({"consistency": "exactly_once"}, "consistency='exactly_once' cannot be kept through 'broker'"),
+        ({"consistency": "maybe"}, "consistency='maybe' must be"),
+        ({"number_of_retries": -1}, "number_of_retries=-1 must be 0 or more"),
+        ({"max_rate": 0}, "max_rate=0 must be more than 0"),
+        ({"claim_timeout": SECOND / 2}, "claim_timeout=.* must be a second or more"),
+        ({"remember": -SECOND}, "remember=.* must not be negative"),
+        (
+            {"time_to_trigger_fetch_circuit_breaker": -SECOND},
+            "time_to_trigger_fetch_circuit_breaker=.* not be negative",
+        ),
+        ({"maximum_recovery_failures_per_second": 0}, "maximum_recovery_failures_per_second=0 must be more than 0"),
+        ({"error_destination": ""}, "error_destination is empty"),
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
     ],
 )
 def test_what_cannot_be_is_an_error_when_the_dag_is_read(options, text):
     with pytest.raises(ValueError, match=text):
-        StoreDispatchOperator(task_id="dispatch", conn_id="store", deliver_conn_ids="broker", **options)
+        StoreDispatchOperator(**{"task_id": "dispatch", "conn_id": "store", "deliver_conn_ids": "broker", **options})
+
+
+def test_exactly_once_through_a_broker_is_an_error_at_run_if_it_is_seen_no_earlier(store: Store):
+    task = operator(store, deliver_conn_ids=["{{ x }}"], consistency="exactly_once")
+    task.render_template_fields({"x": "broker"})
+    with pytest.raises(ValueError, match="cannot be kept through 'broker'"):
+        task.execute({})
+    task = operator(store, deliver_conn_ids=["{{ x }}"], consistency="exactly_once")
+    task.render_template_fields({"x": store.conn_id})
+    store.installed()
+    assert task.execute({})["dispatched"] == 0
 
 
 def test_its_names_are_templates():
@@ -56,8 +87,11 @@ def test_its_summary_has_counts_and_no_content(store: Store, caplog):
     summary = operator(store, deliver_conn_ids=store.conn_id).execute({})
     assert summary == {
         "dispatched": 1,
+        "retried": 0,
         "failed": 0,
         "expired": 0,
+        "error_destination": 0,
+        "forgotten": 0,
         "left_for_others": 1,
         "by_connection": {store.conn_id: 1},
         "first_due": due.isoformat(),
@@ -71,11 +105,89 @@ def test_its_summary_has_counts_and_no_content(store: Store, caplog):
 def test_what_fails_fails_the_task_after_the_others(store: Store):
     hook = store.installed("q", deliver_conn_id=None)
     hook.send([message("a", hook.now(), destination="gone"), message("b", hook.now())])
+    # a retry of the task would find nothing to do, and pass for a success
     with pytest.raises(
-        DispatchFailed, match=r"1 messages were handed over, 1 failed.*message a: there is no table 'gone'"
+        AirflowFailException, match=r"1 messages were handed over, 1 failed.*message a: there is no table 'gone'"
     ):
         operator(store, deliver_conn_ids=[store.conn_id]).execute({})
     assert len(store.rows(hook, "q")) == 1
+    assert set(store.given_up(hook)) == {"a"}
+
+
+def test_what_is_given_up_goes_to_the_error_destination(store: Store, caplog):
+    hook = store.installed("q", "errors", deliver_conn_id=None)
+    hook.send([message("a", hook.now(), destination="gone", headers={"x": "1"}), message("b", hook.now())])
+    summary = operator(store, deliver_conn_ids=[store.conn_id], error_destination="errors").execute({})
+    assert (summary["dispatched"], summary["error_destination"], summary["failed"]) == (1, 1, 0)
+    ((headers, body),) = store.rows(hook, "errors")
+    said = json.loads(headers)
+    assert body == b"body of a"
+    assert (said["x"], said["NServiceBus.FailedQ"], said["NServiceBus.MessageId"]) == ("1", "gone", "a")
+    assert said["NServiceBus.ExceptionInfo.Message"].startswith("there is no table 'gone'")
+    failed_at = datetime.strptime(said["NServiceBus.TimeOfFailure"], "%Y-%m-%d %H:%M:%S:%f Z")
+    assert abs(failed_at - hook.now().replace(tzinfo=None)) < 60 * SECOND
+    assert "1 messages went to the error destination, such as a" in caplog.text
+    assert (store.given_up(hook), hook.count()) == ({}, 0)
+
+
+def run_of(dag: DAG, due: datetime, run_type: str = "scheduled") -> dict[str, object]:
+    return {"dag": dag, "dag_run": SimpleNamespace(run_type=run_type, run_after=due)}
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "schedule, options, problem",
+    [
+        ("*/10 * * * *", {"lookahead": 600 * SECOND}, None),
+        ("*/10 * * * *", {"lookahead": 599 * SECOND}, r"lookahead=0:09:59 is shorter than .* the next run, 0:10:00"),
+        (timedelta(minutes=10), {"lookahead": 599 * SECOND}, r"shorter than .* the next run, 0:10:00"),
+        (timedelta(minutes=10), {"lookahead": 599 * SECOND, "until": SECOND / 1000}, "shorter"),
+        (timedelta(seconds=1.5), {"lookahead": SECOND, "until": 0.5 * SECOND}, None),
+        # each run goes on until nothing is left
+        (timedelta(minutes=10), {"lookahead": 0 * SECOND, "until": "empty"}, None),
+        # at 17:00 the next run is 16 hours away
+        ("0 9,17 * * *", {"lookahead": timedelta(hours=15)}, r"the next run, 16:00:00"),
+        ("0 9,17 * * *", {"lookahead": timedelta(hours=16)}, None),
+        (timedelta(hours=2), {"lookahead": timedelta(hours=3)}, "no earlier than 1:00:00 before they are due"),
+        (None, {"lookahead": 0 * SECOND}, None),
+    ],
+)
+def test_a_lookahead_that_leaves_a_gap_is_an_error(store: Store, monkeypatch, schedule, options, problem):
+    """The transport's horizon is an hour, or a day where the lookahead is longer than that."""
+    store.installed()
+    far = timedelta(days=1) if options["lookahead"] > timedelta(hours=4) else timedelta(hours=1)
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: Transport(far))
+    with DAG("d", schedule=schedule, start_date=datetime(2030, 1, 1, tzinfo=timezone.utc)) as dag:
+        task = operator(store, deliver_conn_ids="broker", **options)
+    due = datetime(2030, 1, 2, 17, 0, tzinfo=timezone.utc)
+    if problem is None or schedule is None:
+        task.execute(run_of(dag, due))
+        return
+    with pytest.raises(AirflowFailException, match=problem):
+        task.execute(run_of(dag, due))
+    # started by hand: no timetable says when the next one comes
+    task.execute(run_of(dag, due, "manual"))
+
+
+def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, caplog):
+    hook = store.installed("q", deliver_conn_id=None)
+    due = hook.now() + 60 * SECOND
+    log = logging.getLogger("sender")
+    told.unvisited(log, hook, store.conn_id, 3, 60 * SECOND)
+    assert "3 messages are held" in caplog.text
+    assert "no dispatcher was there within a day" in caplog.text
+    operator(store, deliver_conn_ids=store.conn_id).execute({})
+    caplog.clear()
+    told.unvisited(log, hook, store.conn_id, 3, 60 * SECOND)
+    told.unvisited(log, store.hook("broker"), "broker", 0, 60 * SECOND)
+    assert caplog.text == ""
+    # a dispatcher of other connections does not count
+    told.unvisited(log, store.hook("broker"), "broker", 1, 60 * SECOND)
+    assert "1 messages are held for connection 'broker', and no dispatcher" in caplog.text
+    caplog.clear()
+    told.unvisited(log, hook, store.conn_id, 1, timedelta(0))
+    assert "the last dispatcher was there at 20" in caplog.text
+    assert due > hook.now()
 
 
 def test_through_rabbitmq(store: Store, rabbitmq_url, connect):
@@ -87,11 +199,12 @@ def test_through_rabbitmq(store: Store, rabbitmq_url, connect):
         hook.send(message(f"m{n}", now + n * SECOND / 10) for n in range(30))
         # a queue that is not there, among the others, and one message for later
         hook.send([message("bad", now + SECOND, destination="gone"), message("later", now + 3600 * SECOND)])
-        with pytest.raises(DispatchFailed) as caught:
+        with pytest.raises(AirflowFailException) as caught:
             operator(store, deliver_conn_ids=["broker"]).execute({})
-        assert list(caught.value.failures) == ["bad"]
-        assert caught.value.report.by_connection == {"broker": 30}
-        assert store.failures_of(hook) == {"bad": 1, "later": 0}
+        assert list(caught.value.__cause__.failures) == ["bad"]
+        assert caught.value.__cause__.report.by_connection == {"broker": 30}
+        assert store.failures_of(hook) == {"later": 0}
+        assert set(store.given_up(hook)) == {"bad"}
         arrivals = vhost.collect("q", enough=30)
         assert sorted(one.message_id for one in arrivals) == sorted(f"m{n}" for n in range(30))
         assert all(one.received_at >= now + int(one.message_id[1:]) * SECOND / 10 for one in arrivals)
@@ -105,12 +218,12 @@ def test_through_sqs(store: Store, sqs_endpoint, connect):
     dues = {"past": -5, "soon": 2, "in-time": 869, "too-early": 890}
     hook.send(message(name, now + due * SECOND, destination=world.destination) for name, due in dues.items())
     hook.send([message("bad", now, destination="gone")])
-    with pytest.raises(DispatchFailed) as caught:
+    with pytest.raises(AirflowFailException) as caught:
         operator(store, deliver_conn_ids=["broker"], lookahead=3600 * SECOND).execute({})
-    assert list(caught.value.failures) == ["bad"]
-    assert caught.value.report.dispatched == 3
+    assert list(caught.value.__cause__.failures) == ["bad"]
+    assert caught.value.__cause__.report.dispatched == 3
     # the delay FIFO is never used, so what is beyond the horizon stays
-    assert store.failures_of(hook) == {"bad": 1, "too-early": 0}
+    assert store.failures_of(hook) == {"too-early": 0}
     assert world.hook.waiting(world.destination) == 0
 
 
@@ -125,7 +238,8 @@ def test_a_broker_that_is_down(store: Store, connect, kind):
     hook = store.installed()
     hook.send([message("a", hook.now() - SECOND)])
     with pytest.raises(DispatchFailed, match="connection 'broker' is not available") as caught:
-        operator(store, deliver_conn_ids="broker").execute({})
+        operator(store, deliver_conn_ids="broker", time_to_trigger_dispatch_circuit_breaker=SECOND / 2).execute({})
+    assert re.search(r"handing over has failed since 20.* UTC \(limit 0.5 s\), last with: ", str(caught.value))
     assert "hush" not in str(caught.value)
     assert caught.value.failures == {}
     assert store.failures_of(hook) == {"a": 0}

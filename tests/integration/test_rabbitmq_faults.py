@@ -163,12 +163,13 @@ def test_a_broker_that_stays_away_is_no_fault_of_stored_messages(
     def dispatch(clock: Callable[[Clock], Clock]) -> DispatchReport:
         return Dispatcher(
             stored.engine,
-            stored.table,
+            stored.tables,
             conn_id="store",
             transports=lambda conn_id, given: Impatient(conn_id, clock=clock(given)),
             deliver_conn_ids=["rabbit"],
             lookahead=timedelta(0),
             batch_size=1500,
+            time_to_trigger_dispatch_circuit_breaker=timedelta(0),
         ).run()
 
     try:

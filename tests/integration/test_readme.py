@@ -38,7 +38,7 @@ def dags_of(block):
 
 def test_every_block_is_ten_lines_or_so(here):
     blocks = code_blocks(here)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 10
 
@@ -65,6 +65,28 @@ def test_sql_dag_runs(here, tmp_path, connect, run_dag):
     assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
     with contextlib.closing(sqlite3.connect(tmp_path / "messages.db")) as database:
         assert database.execute("SELECT count(*) FROM delayed_messages").fetchone() == (2,)
+
+
+def test_changing_ones_mind(here, tmp_path, connect, capsys):
+    from airflow_delayed.hooks.store import DelayedStoreHook
+
+    connect("reminders_db", conn_type="sqlite", host=str(tmp_path / "messages.db"))
+    store = DelayedStoreHook("reminders_db", "aws_default")
+    store.install([])
+    soon = utcnow() + timedelta(hours=1)
+    tags = {"flight-1": None, "flight-3": "customer-7", "flight-4": "customer-9"}
+    store.send(
+        DelayedMessage(destination="reminders", body=b"", due_at=soon, message_id=name, tag=tag)
+        for name, tag in tags.items()
+    )
+    exec(block_with(here, "store.cancel"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == "flight-3"
+    assert second == "{'flight-1': 'cancelled', 'flight-2': 'absent'}"
+    left = {message.message_id: message.due_at for message in store.list()}
+    assert left.keys() == {"flight-3"}
+    assert left["flight-3"] > soon + timedelta(hours=22)
+    store.close()
 
 
 def test_consumer_recognises_duplicates(here, sqs_endpoint, monkeypatch, connect):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
+import time
 import tracemalloc
 from datetime import timedelta
 
@@ -339,6 +341,31 @@ def test_a_server_that_is_gone(connect):
     answers, told = hook.test_connection()
     assert not answers
     assert "sqs_gone" in told
+
+
+@pytest.mark.parametrize(
+    "change, cause",
+    [
+        ("silent", "Read timeout on endpoint URL"),
+        ("refused", "Could not connect to the endpoint URL"),
+        ("unknown", "Could not connect to the endpoint URL"),
+    ],
+)
+def test_a_test_of_what_does_not_answer_takes_a_few_seconds(connect, change: str, cause: str):
+    with socket.create_server(("127.0.0.1", 0), backlog=4) as silent:
+        url = {
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "refused": f"http://127.0.0.1:{process.free_port()}",
+            "unknown": "http://no-such-host.invalid",
+        }[change]
+        # its own timeouts and tries are those of the test
+        began = time.monotonic()
+        answers, told = SqsDelayHook(connect("sqs_test", **sqs.connection(url))).test_connection()
+        # boto3 by itself would try for minutes
+        assert time.monotonic() - began < 30
+    assert not answers
+    assert cause in told
+    assert "at the network" in told
 
 
 def test_connection_lost_in_the_middle_tells_what_was_confirmed(world: World):

@@ -176,6 +176,25 @@ def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):
     assert clocked.conn_id == given["conn_id"]
 
 
+def test_resumed_before_its_end_it_goes_on_until_the_same_end(clocked: ClockedWorld):
+    clocked.install()
+    clocked.hook.send([clocked.message(1000)])
+    sensor = sensor_of(clocked, deferrable=True, until=timedelta(hours=1))
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor.execute({})
+    kept = deferred.value.kwargs
+    clocked.advance(905)
+    # by nobody, as a task that was queued for too long; then by a trigger whose clock goes ahead
+    done = {"version": 1, "status": "done", "summary": {}, "error": None, "counts": {"delivered": 5}}
+    for event, delivered in (({}, 1), ({"event": done}, 5)):
+        with pytest.raises(TaskDeferred) as again:
+            sensor.execute_complete({}, **event, **kept)
+        given = again.value.trigger.serialize()[1]
+        assert (given["until"], given["counts"]["delivered"]) == (kept["until"], delivered)
+    clocked.advance(3600)
+    assert sensor.execute_complete({}, event={**done, "summary": {"delivered": 5}}, **kept) == {"delivered": 5}
+
+
 def test_deferred_it_fails_at_once_if_a_queue_is_missing(clocked: ClockedWorld):
     with pytest.raises(TopologyError, match="missing"):
         sensor_of(clocked, deferrable=True).execute({})

@@ -10,14 +10,15 @@ import json
 import os
 import sys
 import time
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 
 from sqlalchemy import create_engine
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import engine_options, prepare
-from airflow_delayed.store.schema import messages_table
+from airflow_delayed.store.schema import store_tables
 
 
 class Journal:
@@ -25,7 +26,8 @@ class Journal:
 
     horizon = timedelta(days=1)
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: Callable[[], datetime]) -> None:
+        self.clock = clock
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def check(self, message, now) -> None:
@@ -34,7 +36,8 @@ class Journal:
     def send(self, messages) -> SendReport:
         report = SendReport()
         for message in messages:
-            os.write(self.file, f"{message.message_id}\n".encode())
+            early = "early" if message.due_at > self.clock() else "in-time"
+            os.write(self.file, f"{message.message_id} {early}\n".encode())
             report.add(message)
             time.sleep(0.002)
         return report
@@ -43,23 +46,25 @@ class Journal:
         os.close(self.file)
 
 
-def main(url: str, schema: str | None, target: str, journal: str) -> None:
+def main(url: str, schema: str | None, target: str, journal: str, seconds: float | None = None) -> None:
     engine = prepare(create_engine(url, **engine_options(url.split("+")[0].split(":")[0])))
+    until = "empty" if seconds is None else timedelta(seconds=seconds)
     dispatcher = Dispatcher(
         engine,
-        messages_table(schema=schema),
+        store_tables(schema=schema),
         conn_id="queue",
-        transports=lambda conn_id, clock: Journal(journal),
+        transports=lambda conn_id, clock: Journal(journal, clock),
         deliver_conn_ids=[target],
         lookahead=timedelta(0),
         batch_size=50,
+        claim_timeout=timedelta(seconds=2),
         schema=schema,
     )
     # the store needs no Airflow
     assert "airflow" not in sys.modules
     print("ready", flush=True)
     sys.stdin.readline()
-    print(dispatcher.run("empty").dispatched, flush=True)
+    print(dispatcher.run(until).dispatched, flush=True)
 
 
 if __name__ == "__main__":

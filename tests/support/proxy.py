@@ -23,6 +23,8 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._silent: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._flowing = threading.Event()
+        self._flowing.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> int:
@@ -42,7 +44,16 @@ class Proxy:
             self._silent.update(end for pair in self._pairs for end in pair)
             return len(self._pairs)
 
+    def hang(self) -> None:
+        """Pass nothing on for a while, over any connection."""
+        self._flowing.clear()
+
+    def go_on(self) -> None:
+        """Pass on what has come in meanwhile, and all that comes."""
+        self._flowing.set()
+
     def close(self) -> None:
+        self.go_on()
         # a close alone does not wake the thread that accepts
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -68,6 +79,7 @@ class Proxy:
     def _pass_on(self, one: socket.socket, other: socket.socket, both: threading.Barrier) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65_536):
+                self._flowing.wait()
                 # what comes after it fell silent is swallowed
                 if one not in self._silent:
                     other.sendall(data)

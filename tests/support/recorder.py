@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, SendFailed
@@ -55,6 +55,15 @@ class Recorder:
     def conflicting(self, digests):
         there = {message.message_id: digest_of(message) for message in self.sent}
         return sorted(name for name in digests if name in there and there[name] != digests[name])
+
+    def known(self, ids):
+        return {message.message_id for message in self.sent} & set(ids)
+
+    def last_seen(self):
+        return self.now()
+
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
 
     def close(self) -> None:
         self.closed += 1

@@ -1,15 +1,15 @@
-"""A store on SQLite and on PostgreSQL, and a transport whose faults a test chooses."""
+"""A store on SQLite, PostgreSQL and MariaDB, and a transport whose faults a test chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Row, create_engine, select, text
 
 from airflow_delayed.delivery import SendReport, TopologyReport
 from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed, TransportUnavailable
@@ -45,29 +45,70 @@ class Store:
             "deliver_conn_ids": ["broker"] if transport else [hook.conn_id],
             "lookahead": timedelta(0),
             "schema": self.schema,
+            "transports": transports,
+            # what fails is not waited for
+            "time_to_trigger_store_circuit_breaker": timedelta(0),
+            "time_to_trigger_fetch_circuit_breaker": timedelta(0),
+            "time_to_trigger_dispatch_circuit_breaker": timedelta(0),
             **options,
         }
-        return Dispatcher(hook.engine, hook.table, conn_id=hook.conn_id, transports=transports, **arguments)
+        return Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, **arguments)
 
     def rows(self, hook: DelayedStoreHook, queue: str) -> list[tuple[str, bytes]]:
         """Headers and bodies of a queue table, in order."""
-        where = f'"{self.schema.replace(chr(34), chr(34) * 2)}".' if self.schema else ""
-        with hook.engine.connect() as connection:
-            found = connection.execute(text(f'SELECT headers, body FROM {where}"{queue}" ORDER BY seq'))
-            return [(headers, bytes(body)) for headers, body in found]
+        found = self.sql(hook, f'SELECT headers, body FROM {{s}}"{queue}" ORDER BY seq')
+        return [(row.headers, bytes(row.body)) for row in found]
+
+    def sql(self, hook: DelayedStoreHook, statement: str) -> Sequence[Row]:
+        """Run SQL, and return its rows. ``{s}`` is the schema with its dot; names are in double quotes everywhere."""
+        with hook.engine.begin() as connection:
+            mysql = connection.dialect.name == "mysql"
+            if mysql:
+                connection.execute(text("SET sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES')"))
+            done = connection.execute(
+                text(statement.replace("{s}", f"{quoted(self.schema)}." if self.schema else "").replace(":", r"\:"))
+            )
+            rows = done.all() if done.returns_rows else []
+            if mysql:
+                # as it was: what SQLAlchemy reads of tables would be quoted otherwise too
+                connection.execute(text("SET sql_mode = REPLACE(@@sql_mode, 'ANSI_QUOTES', '')"))
+            return rows
 
     def failures_of(self, hook: DelayedStoreHook) -> dict[str, int]:
-        return {stored.message_id: stored.retry_count for stored in hook.list()}
+        return {one.message_id: one.retry_count for one in hook.list() if one.state not in ("failed", "expired")}
+
+    def given_up(self, hook: DelayedStoreHook) -> dict[str, tuple[str, int, str | None]]:
+        """Reason, failures and last error by id of what is in the table of failed messages."""
+        failed = hook.tables.failed
+        with hook.engine.connect() as connection:
+            found = connection.execute(select(failed.c.Id, failed.c.Reason, failed.c.RetryCount, failed.c.LastError))
+            return {row.Id: (row.Reason, row.RetryCount, row.LastError) for row in found}
+
+    def held(self, hook: DelayedStoreHook) -> set[str]:
+        """Ids of messages that a dispatcher holds."""
+        past, messages = hook.tables.past, hook.tables.messages
+        with hook.engine.connect() as connection:
+            return set(
+                connection.execute(
+                    select(messages.c.Id).join_from(messages, past, past.c.Id == messages.c.Id)
+                ).scalars()
+            )
+
+    def past(self, hook: DelayedStoreHook) -> dict[str, str]:
+        """Outcome by id of what is remembered."""
+        past = hook.tables.past
+        with hook.engine.connect() as connection:
+            return {row.Id: row.Outcome for row in connection.execute(select(past.c.Id, past.c.Outcome))}
 
 
-@pytest.fixture(name="store", params=["sqlite", "postgres"])
+@pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
 def store_fixture(request, connect, tmp_path) -> Iterator[Store]:
     conn_id = f"store_{uuid4().hex[:8]}"
     if request.param == "sqlite":
         connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
         store = Store(conn_id, None)
     else:
-        url = request.getfixturevalue("postgres_url")
+        url = request.getfixturevalue(f"{request.param}_url")
         connect(conn_id, url)
         store = Store(conn_id, f'Room "{conn_id}" of tests')
         run_sql(url, f"CREATE SCHEMA {quoted(store.schema)}")
@@ -75,7 +116,8 @@ def store_fixture(request, connect, tmp_path) -> Iterator[Store]:
     for hook in store.hooks:
         hook.close()
     if store.schema:
-        run_sql(url, f"DROP SCHEMA {quoted(store.schema)} CASCADE")
+        # on MariaDB it is the whole database, and there is no such word
+        run_sql(url, f"DROP SCHEMA {quoted(store.schema)}{' CASCADE' if request.param == 'postgres' else ''}")
 
 
 def quoted(name: str) -> str:
@@ -87,6 +129,8 @@ def run_sql(url: str, *statements: str) -> None:
         url.replace("postgresql://", "postgresql+psycopg://").replace("postgres://", "postgresql+psycopg://")
     )
     with closing(engine.raw_connection()) as connection:
+        if engine.dialect.name == "mysql":
+            connection.cursor().execute("SET sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES')")
         for statement in statements:
             connection.cursor().execute(statement)
         connection.commit()

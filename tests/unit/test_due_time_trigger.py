@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from airflow.models.trigger import Trigger
-from airflow.triggers.base import TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, utcnow
-from airflow_delayed.triggers import due_time
+from airflow_delayed.pauses import EXACT
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+#: What tasks that earlier releases have deferred have in the database. Entries are added, and never changed.
+KEPT = json.loads(Path(__file__).with_name("serialized").joinpath("due_time_trigger.json").read_text())
 
 
 async def fired(trigger):
@@ -20,50 +26,76 @@ async def fired(trigger):
 
 
 class Clock:
-    """A clock that sleeping moves, and that may be set while one sleeps."""
+    """A clock that sleeping moves, and that is set by as much as soon as one sleeps, which is the worst moment."""
 
-    def __init__(self, monkeypatch, set_to=None):
+    def __init__(self, *steps):
         self.now = START
         self.sleeps = []
-        self.set_to = set_to
-        monkeypatch.setattr(due_time, "utcnow", lambda: self.now)
-        monkeypatch.setattr(due_time.asyncio, "sleep", self.sleep)
+        self.steps = list(steps)
+        self.set_to = START
 
     async def sleep(self, seconds):
         self.sleeps.append(seconds)
+        self.now += timedelta(seconds=self.steps.pop(0) if self.steps else 0)
+        self.set_to = self.now
         self.now += timedelta(seconds=seconds)
-        if self.set_to is not None and len(self.sleeps) == 1:
-            self.now = self.set_to
+
+    def trigger(self, moment, **arguments):
+        return DueTimeTrigger(moment, clock=lambda: self.now, sleep=self.sleep, **arguments)
 
 
-def test_last_minute_is_one_exact_sleep(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_last_minute_is_one_exact_sleep():
+    clock = Clock()
     moment = START + timedelta(minutes=10, seconds=12.345678)
-    assert asyncio.run(fired(DueTimeTrigger(moment))) == [TriggerEvent(moment)]
+    assert asyncio.run(fired(clock.trigger(moment))) == [TriggerEvent(moment)]
     assert clock.now == moment
-    assert clock.sleeps[-1] == pytest.approx(12.345678)
+    assert 1 < len(clock.sleeps) < 15
+    assert clock.sleeps[-1] <= EXACT
 
 
-@pytest.mark.parametrize("step", [timedelta(minutes=-30), timedelta(minutes=30)])
-def test_clock_that_was_set_makes_it_neither_early_nor_an_hour_late(monkeypatch, step):
-    moment = START + timedelta(hours=1)
-    clock = Clock(monkeypatch, set_to=START + step)
-    asyncio.run(fired(DueTimeTrigger(moment)))
-    assert timedelta(0) <= clock.now - moment <= timedelta(seconds=due_time.LOOK_AGAIN)
+@given(
+    st.floats(min_value=-60, max_value=7 * 86_400),
+    st.lists(st.floats(min_value=-7200, max_value=7200), max_size=5),
+    st.floats(min_value=0, max_value=7200),
+)
+def test_clock_that_is_set_makes_it_never_early_and_late_by_one_pause_at_most(seconds, steps, lead):
+    clock = Clock(*steps)
+    trigger = clock.trigger(START + timedelta(seconds=seconds), lead=lead)
+    asyncio.run(fired(trigger))
+    wanted = trigger.moment - trigger.lead
+    assert clock.now >= wanted
+    if clock.sleeps:
+        left = abs(seconds) + sum(map(abs, steps))
+        assert clock.now - max(clock.set_to, wanted) <= timedelta(seconds=max(EXACT, left / 10))
 
 
-def test_sleep_that_ends_early_does_not_fire(monkeypatch):
-    clock = Clock(monkeypatch, set_to=START + timedelta(seconds=4.999))
+def test_sleep_that_ends_early_does_not_fire():
+    clock = Clock(-0.001)
     moment = START + timedelta(seconds=5)
-    asyncio.run(fired(DueTimeTrigger(moment)))
+    asyncio.run(fired(clock.trigger(moment)))
     assert len(clock.sleeps) == 2
     assert clock.now >= moment
 
 
-def test_moment_that_is_past_fires_at_once(monkeypatch):
-    clock = Clock(monkeypatch)
-    assert asyncio.run(fired(DueTimeTrigger(START - timedelta(days=1)))) != []
+@pytest.mark.parametrize("moment", [START - timedelta(days=1), START, datetime(1, 1, 1, tzinfo=UTC)])
+def test_moment_that_is_past_fires_at_once(moment):
+    clock = Clock()
+    assert asyncio.run(fired(clock.trigger(moment, lead=timedelta(hours=1)))) == [TriggerEvent(moment)]
     assert clock.sleeps == []
+
+
+@pytest.mark.parametrize("lead", [15, timedelta(seconds=15)])
+def test_lead_wakes_ahead_and_the_event_tells_the_moment_itself(lead):
+    clock = Clock()
+    moment = START + timedelta(minutes=1)
+    assert asyncio.run(fired(clock.trigger(moment, lead=lead))) == [TriggerEvent(moment)]
+    assert clock.now == moment - timedelta(seconds=15)
+
+
+def test_it_ends_the_task_where_asked():
+    clock = Clock()
+    (event,) = asyncio.run(fired(clock.trigger(START, end_from_trigger=True)))
+    assert isinstance(event, TaskSuccessEvent)
 
 
 def test_real_clock_is_never_early():
@@ -80,17 +112,50 @@ def test_real_clock_is_never_early():
     assert all(end >= moment for end, moment in zip(ends, moments, strict=True))
 
 
+def stored(arguments):
+    return Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(arguments))
+
+
 def test_goes_through_the_database_and_comes_back_the_same():
-    trigger = DueTimeTrigger(datetime(2026, 3, 1, 13, 0, 0, 123456, tzinfo=timezone(timedelta(hours=1))))
+    moment = datetime(2026, 3, 1, 13, 0, 0, 123456, tzinfo=timezone(timedelta(hours=1)))
+    trigger = DueTimeTrigger(moment, lead=2.5, end_from_trigger=True)
     path, arguments = trigger.serialize()
     assert path == f"{DueTimeTrigger.__module__}.{DueTimeTrigger.__qualname__}"
-    kept = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(arguments))
-    assert DueTimeTrigger(**kept).moment == trigger.moment == START + timedelta(microseconds=123456)
+    again = DueTimeTrigger(**stored(arguments))
+    assert again.moment == trigger.moment == START + timedelta(microseconds=123456)
+    assert again.serialize() == trigger.serialize()
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept["release"])
+def test_task_that_an_earlier_release_has_deferred_goes_on(kept):
+    arguments = Trigger._decrypt_kwargs(json.dumps(kept["kwargs"]))
+    clock = Clock()
+    asyncio.run(fired(clock.trigger(**arguments)))
+    assert clock.now == datetime.fromisoformat(kept["fires_at"])
+
+
+def test_what_is_serialized_now_is_kept_for_later_releases():
+    newest = KEPT[-1]["kwargs"]
+    assert DueTimeTrigger(**newest).serialize()[1] == newest
+
+
+def test_arguments_of_a_later_release_are_handed_on(capsys):
+    clock = Clock()
+    trigger = clock.trigger(START, of_later=True)
+    assert trigger.serialize()[1]["of_later"] is True
+    assert asyncio.run(fired(trigger)) == [TriggerEvent(START)]
+    assert "arguments of a later version are not understood: of_later" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("moment", "error"), [(datetime(2026, 3, 1), NaiveTime), ("2026-03-01", NaiveTime), ("soon", InvalidMessage)]
+    ("arguments", "error"),
+    [
+        ({"moment": datetime(2026, 3, 1)}, NaiveTime),
+        ({"moment": "2026-03-01"}, NaiveTime),
+        ({"moment": "soon"}, InvalidMessage),
+        ({"moment": START, "lead": -1}, InvalidMessage),
+    ],
 )
-def test_moment_without_a_zone_is_refused(moment, error):
+def test_moment_or_lead_that_is_none_is_refused(arguments, error):
     with pytest.raises(error):
-        DueTimeTrigger(moment)
+        DueTimeTrigger(**arguments)

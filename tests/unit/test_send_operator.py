@@ -13,7 +13,7 @@ from support.recorder import Recorder
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import send
+from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -38,21 +38,39 @@ class Run:
         self.store = Recorder("store", destinations=())
         self.states = States()
         self.run_id = "run-1"
+        self.max_tries = 0
+        self.slept = []
         self.options = None
-        monkeypatch.setattr(send, "delivery_for", self.delivery)
-        monkeypatch.setattr(send, "store_for", lambda conn_id, deliver: self.store)
+        monkeypatch.setattr(routes, "delivery_for", self.delivery)
+        monkeypatch.setattr(routes, "store_for", self.holding)
+
+    def holding(self, conn_id, deliver_conn_id, *, on_conflict):
+        self.options = {"on_conflict": on_conflict}
+        return self.store
 
     def delivery(self, conn_id, **options):
         self.options = options
         return self.transport
 
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += timedelta(seconds=seconds)
+
+    def clear(self):
+        """Do what Airflow does with a task that is cleared after its first try."""
+        self.max_tries += 1
+
     def task(self, **arguments):
         given = {"conn_id": "recorder", "destination": "mail", **arguments}
-        return DelayedSendOperator(task_id="send", clock=lambda: self.now, **given)
+        return DelayedSendOperator(task_id="send", clock=lambda: self.now, sleep=self.sleep, **given)
+
+    @property
+    def context(self):
+        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1, max_tries=self.max_tries)
+        return {"ti": ti, "task_state_store": self.states}
 
     def execute(self, **arguments):
-        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1)
-        return self.task(**arguments).execute({"ti": ti, "task_state_store": self.states})
+        return self.task(**arguments).execute(self.context)
 
     def ids(self):
         return [message.message_id for message in self.transport.sent]
@@ -92,6 +110,8 @@ def test_one_message(run):
     assert summary == {
         "sent": 1,
         "held": 0,
+        "replaced": 0,
+        "refused": 0,
         "duplicates": 0,
         "set_aside": 0,
         "skipped": 0,
@@ -271,6 +291,27 @@ def test_what_the_transport_cannot_delay_by_itself_is_held_in_any_case(run, log)
     summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(hours=1))
     assert (summary["sent"], summary["held"]) == (1, 2)
     assert "hold_over is 0:14:30" in log.text
+
+
+def test_on_conflict_goes_to_the_store_that_there_is(run):
+    run.execute(messages=rows(1), store_conn_id="store", on_conflict="replace")
+    assert run.options == {"on_conflict": "replace"}
+    # a transport that has no such option says so, and the default asks for nothing
+    run.execute(messages=rows(1), on_conflict="keep")
+    assert run.options == {"on_conflict": "keep"}
+    run.execute(messages=rows(1))
+    assert run.options == {}
+
+
+def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
+    with pytest.raises(ValueError, match="on_conflict='ignore' is none of 'error', 'keep', 'replace'"):
+        run.task(messages=rows(1), on_conflict="ignore")
+    task = run.task(messages=rows(1), on_conflict="{{ x }}")
+    task.render_template_fields({"x": "replace"})
+    assert task.on_conflict == "replace"
+    with pytest.raises(AirflowFailException, match=r"on_conflict=.* is none of"):
+        run.execute(messages=rows(1), on_conflict="{{ x }}")
+    assert run.ids() == []
 
 
 def test_connection_that_is_a_store_holds_all_by_itself(run):

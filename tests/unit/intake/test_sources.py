@@ -191,6 +191,7 @@ def test_bad_line_is_a_problem_of_its_own(tmp_path, text, column, says):
         ("rows.jsonl.gz", gzip.compress(b'{"value": "a"}' * 1000)[:-20]),
         ("rows.parquet", b"PAR1"),
     ],
+    ids=["jsonl", "gzip", "parquet"],
 )
 def test_torn_file_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

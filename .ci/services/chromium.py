@@ -1,0 +1,182 @@
+"""A headless Chromium from Debian, driven over its DevTools protocol: for tests that click where a user does.
+
+    with chromium.running() as browser:
+        page = browser.open("http://127.0.0.1:8080/")
+        page.fill("input[name=host]", "rabbit1")
+        page.click("button", text="Save")
+        page.wait_for("document.body.innerText.includes('saved')")
+        page.screenshot(Path("saved.png"))
+
+Whatever is looked for is waited for. Clicks and keys are real ones, sent to where the element is.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from services import packages, process
+
+PROGRAM = "/usr/bin/chromium"
+#: Seconds for which an element is waited for.
+PATIENCE = 30.0
+#: The first visible element of a selector that has a text (its own, or its value) in it, brought into view.
+_FIND = """((selector, text) => {
+  for (const found of document.querySelectorAll(selector)) {
+    const box = found.getBoundingClientRect();
+    const said = (found.innerText || found.value || found.getAttribute('aria-label') || '');
+    if (box.width && box.height && (text === null || said.includes(text))) {
+      found.scrollIntoView({block: 'center', behavior: 'instant'});
+      return found;
+    }
+  }
+  return null;
+})"""
+
+
+class Page:
+    """A tab. ``problems`` are the errors that its scripts and requests had so far."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.problems: list[str] = []
+        self._socket = socket
+        self._number = 0
+        for domain in ("Page", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def go(self, url: str) -> None:
+        """Open another address, and wait until its document is there."""
+        self._call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
+
+    def evaluate(self, script: str) -> Any:
+        """Return what an expression comes to; a promise is waited for.
+
+        Raises RuntimeError with what the script threw.
+        """
+        found = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
+        return found["result"].get("value")
+
+    def wait_for(self, script: str, *, seconds: float = PATIENCE) -> Any:
+        """Wait until an expression is true, and return it; raises TimeoutError with the page's text."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            # while one document follows another there is none
+            with contextlib.suppress(RuntimeError):
+                if found := self.evaluate(script):
+                    return found
+            time.sleep(0.1)
+        raise TimeoutError(f"not within {seconds:.0f} s: {script}\nproblems: {self.problems}\n{self.text()}")
+
+    def text(self) -> str:
+        """Return what the page says."""
+        return str(self.evaluate("document.body.innerText"))
+
+    def click(self, selector: str, *, text: str | None = None) -> None:
+        """Click the first visible element of a CSS selector, with this text in it."""
+        x, y = self._place(selector, text)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def fill(self, selector: str, value: str) -> None:
+        """Type into a field, in place of what stands there."""
+        self.click(selector)
+        self.evaluate("document.activeElement.select && document.activeElement.select()")
+        self.press("Backspace")
+        self._call("Input.insertText", text=value)
+
+    def press(self, key: str) -> None:
+        """Press a key, such as Enter or Escape."""
+        codes = {"Backspace": 8, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+
+    def screenshot(self, path: Path) -> None:
+        """Save what is visible as PNG."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+
+    def _place(self, selector: str, text: str | None) -> tuple[float, float]:
+        find = f"{_FIND}({json.dumps(selector)}, {json.dumps(text)})"
+        box = f"(found => found && found.getBoundingClientRect().toJSON())({find})"
+        before: dict[str, float] | None = None
+        # what still moves is not clicked
+        while (now := self.wait_for(box)) != before:
+            before = now
+            time.sleep(0.1)
+        return now["x"] + now["width"] / 2, now["y"] + now["height"] / 2
+
+    def _call(self, method: str, **params: object) -> dict[str, Any]:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while True:
+            said = json.loads(self._socket.recv(timeout=60))
+            if said.get("id") == self._number:
+                if "error" in said:
+                    raise RuntimeError(f"{method}: {said['error']['message']}")
+                return dict(said["result"])
+            self._note(said)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        given = event.get("params", {})
+        if event["method"] == "Runtime.exceptionThrown":
+            self.problems.append(given["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
+        elif event["method"] == "Log.entryAdded" and given["entry"]["level"] == "error":
+            self.problems.append(f"{given['entry']['text']} {given['entry'].get('url', '')}")
+
+
+class Browser:
+    """A running Chromium, with no cookies and no cache but its own."""
+
+    def __init__(self, port: int, stack: contextlib.ExitStack) -> None:
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}")
+        self._stack = stack
+        stack.callback(self._http.close)
+
+    def open(self, url: str) -> Page:
+        """Open an address in a tab of its own."""
+        tab = self._http.put(f"/json/new?{quote('about:blank')}").raise_for_status().json()
+        socket = self._stack.enter_context(connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None))
+        page = Page(socket)
+        page.go(url)
+        return page
+
+
+@contextlib.contextmanager
+def running(*, width: int = 1280, height: int = 1600) -> Iterator[Browser]:
+    """Run a browser until the block ends; installed from Debian when it is missing."""
+    packages.require(PROGRAM, "chromium")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)))
+        command = [
+            PROGRAM,
+            "--headless=new",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width},{height}",
+            "--lang=en-US",
+            "--no-first-run",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            # its sandbox does not run as root
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            "about:blank",
+        ]
+        log, told = folder / "chromium.log", folder / "profile" / "DevToolsActivePort"
+        stack.enter_context(process.running(command, log=log, env={"HOME": str(folder)}))
+        process.wait_for("Chromium", told.exists, seconds=60, log=log)
+        process.wait_for("Chromium's port", lambda: told.read_text().count("\n"), seconds=10, log=log)
+        yield Browser(int(told.read_text().split()[0]), stack)

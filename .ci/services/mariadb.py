@@ -1,0 +1,105 @@
+"""A private MariaDB from Debian: own data folder, own port on loopback, durable as in earnest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from services import packages, process
+
+_PROGRAM = "/usr/sbin/mariadbd"
+_ADMIN = "/usr/bin/mariadb-admin"
+_INSTALL = "/usr/bin/mariadb-install-db"
+_USER = "delayed"
+_DATABASE = "delayed"
+
+
+class MariaDB:
+    """A running server; ``stop`` and ``start`` keep its port and its data."""
+
+    def __init__(self, folder: Path, password: str) -> None:
+        self._folder = folder
+        self._port = process.free_port()
+        self._child = contextlib.ExitStack()
+        self.url = f"mysql://{_USER}:{password}@127.0.0.1:{self._port}/{_DATABASE}"
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        log = self._folder / "mariadb.log"
+        command = [
+            *(_PROGRAM, "--no-defaults", f"--datadir={self._folder / 'data'}", f"--socket={self._folder / 'socket'}"),
+            *(f"--pid-file={self._folder / 'pid'}", f"--port={self._port}", "--bind-address=127.0.0.1"),
+            *("--innodb-flush-log-at-trx-commit=1", "--skip-log-bin", "--skip-name-resolve"),
+            # run on the first start only, and on the later ones without effect
+            f"--init-file={self._folder / 'first.sql'}",
+        ]
+        self._child.enter_context(process.running(_as_mysql(command), log=log, cwd=self._folder))
+        probe = [_ADMIN, "--no-defaults", "--silent", "--protocol=tcp", "--host=127.0.0.1", f"--port={self._port}"]
+        # it answers also who may not enter
+        process.wait_for(
+            "MariaDB",
+            lambda: subprocess.run([*probe, "ping"], check=False, capture_output=True, timeout=10).returncode == 0,
+            seconds=60,
+            log=log,
+        )
+
+    def stop(self) -> None:
+        """Stop the server: its clients are cut off, its data stay."""
+        self._child.close()
+
+
+@contextlib.contextmanager
+def running() -> Iterator[MariaDB]:
+    """Run a server with one empty database until the block ends; the system's own is never touched."""
+    packages.require(_PROGRAM, "mariadb-server")
+    folder = Path(tempfile.mkdtemp(prefix="delayed-mariadb-"))
+    try:
+        password = secrets.token_hex(8)
+        (folder / "first.sql").write_text(
+            f"CREATE DATABASE IF NOT EXISTS `{_DATABASE}`;\n"
+            f"CREATE USER IF NOT EXISTS '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+            f"GRANT ALL ON *.* TO '{_USER}'@'127.0.0.1' WITH GRANT OPTION;\n"
+        )
+        for path in (folder, folder / "first.sql"):
+            _own(path)
+        install = [
+            _INSTALL,
+            "--no-defaults",
+            f"--datadir={folder / 'data'}",
+            "--auth-root-authentication-method=normal",
+        ]
+        _call([*install, "--skip-test-db", "--skip-name-resolve"], folder)
+        server = MariaDB(folder, password)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_mysql(command: Sequence[str]) -> list[str]:
+    """MariaDB refuses to run as root."""
+    if os.geteuid() != 0:
+        return list(command)
+    return ["setpriv", "--reuid", "mysql", "--regid", "mysql", "--clear-groups", *command]
+
+
+def _own(path: Path) -> None:
+    if os.geteuid() == 0:
+        shutil.chown(path, "mysql", "mysql")
+
+
+def _call(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(
+        _as_mysql(command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout[-2000:]}")

@@ -1,0 +1,3 @@
+"""``airflow delayed ...`` on the command line."""
+
+from __future__ import annotations

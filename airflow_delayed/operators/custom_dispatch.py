@@ -1,0 +1,124 @@
+"""Handing over what a store of one's own holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from airflow.sdk import BaseOperator
+
+from airflow_delayed.delivery import delivery_for
+from airflow_delayed.store.custom_dispatch import CustomDispatcher
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.protocol import DelayedMessageStore
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_HALF_A_MINUTE = timedelta(seconds=30)
+
+
+class CustomStoreDispatchOperator(BaseOperator):
+    """Hands over what a store of one's own holds and is due within ``lookahead``, and removes it.
+
+    The store is what :mod:`airflow_delayed.store.protocol` describes. A message is handed over at least once; any
+    number of these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's
+    start.
+
+    Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``by_connection``) and
+    the first and last due time.
+
+    :param store: where the store is found, as ``package.module:name``; a class or function that is called without
+        arguments and returns it. So it can be told from the DAG's text, and is made where the task runs.
+    :param name: the store's name, by which it may call its tables.
+    :param deliver_conn_id: the connection that delivers.
+    :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
+        for so long.
+    :param batch_size: messages that are fetched at a time, from a store that can fetch several.
+    :param until: None makes one pass; "empty" goes on until the store has none left.
+    :param set_up: make the store's infrastructure where it is missing; False if the task may not.
+    :param number_of_retries: see :class:`airflow_delayed.store.policy.DispatchPolicy`, as of all that follow.
+    :raises ValueError: one of these cannot be.
+    """
+
+    template_fields: Sequence[str] = ("store", "name", "deliver_conn_id", "error_destination")
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        name: str,
+        deliver_conn_id: str,
+        lookahead: timedelta = timedelta(minutes=15),
+        batch_size: int = 500,
+        until: Literal["empty"] | None = None,
+        set_up: bool = True,
+        number_of_retries: int = 7,
+        error_destination: str | None = None,
+        time_to_trigger_store_circuit_breaker: timedelta = _HALF_A_MINUTE,
+        time_to_trigger_fetch_circuit_breaker: timedelta = _HALF_A_MINUTE,
+        time_to_trigger_dispatch_circuit_breaker: timedelta = _HALF_A_MINUTE,
+        maximum_recovery_failures_per_second: float = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if until not in (None, "empty"):
+            raise ValueError(f"until={until!r} must be None, for one pass, or 'empty'")
+        self.store = store
+        self.name = name
+        self.deliver_conn_id = deliver_conn_id
+        self.lookahead = lookahead
+        self.batch_size = batch_size
+        self.until = until
+        self.set_up = set_up
+        self.number_of_retries = number_of_retries
+        self.error_destination = error_destination
+        self.time_to_trigger_store_circuit_breaker = time_to_trigger_store_circuit_breaker
+        self.time_to_trigger_fetch_circuit_breaker = time_to_trigger_fetch_circuit_breaker
+        self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
+        self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
+        self._policy()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Hand over, and return the counts.
+
+        :raises DispatchFailed: messages were given up and are still there, or the connection failed for too long.
+        :raises BreakerTripped: the store failed for too long.
+        :raises ValueError: there is nothing under the store's name.
+        """
+        dispatcher = CustomDispatcher(
+            load(self.store),
+            name=self.name,
+            transport=delivery_for(self.deliver_conn_id),
+            conn_id=self.deliver_conn_id,
+            policy=self._policy(),
+            set_up=self.set_up,
+        )
+        return dispatcher.run(self.until).summary()
+
+    def _policy(self) -> DispatchPolicy:
+        return DispatchPolicy(
+            lookahead=self.lookahead,
+            batch_size=self.batch_size,
+            number_of_retries=self.number_of_retries,
+            error_destination=self.error_destination,
+            time_to_trigger_store_circuit_breaker=self.time_to_trigger_store_circuit_breaker,
+            time_to_trigger_fetch_circuit_breaker=self.time_to_trigger_fetch_circuit_breaker,
+            time_to_trigger_dispatch_circuit_breaker=self.time_to_trigger_dispatch_circuit_breaker,
+            maximum_recovery_failures_per_second=self.maximum_recovery_failures_per_second,
+        )
+
+
+def load(store: str) -> DelayedMessageStore:
+    """Make the store that is named as ``package.module:name``.
+
+    :raises ValueError: there is nothing of that name.
+    """
+    module, _, name = store.partition(":")
+    try:
+        make = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"store={store!r} is not found: {error}; write it as 'package.module:name'") from error
+    return cast(DelayedMessageStore, make())

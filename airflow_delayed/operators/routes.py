@@ -1,0 +1,56 @@
+"""The way that DelayedSendOperator's messages go, as its arguments were rendered."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
+from airflow_delayed.errors import InputError
+from airflow_delayed.route import Route
+from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+
+if TYPE_CHECKING:
+    from airflow_delayed.operators.send import DelayedSendOperator
+
+
+def route_of(operator: DelayedSendOperator, closing: ExitStack) -> Route:
+    """Return who delivers a task's messages, and what waits in a store before.
+
+    :param closing: closes what was made.
+    :raises InputError: arguments, as they were rendered, do not go together.
+    """
+    # a template may have come out empty
+    options = {name: given for name in ("topology", "routing", "envelope") if (given := getattr(operator, name))}
+    if options and operator.store_conn_id is not None:
+        raise InputError(
+            f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
+            f" says; set the extra of {operator.conn_id!r} instead"
+        )
+    on_conflict = _on_conflict(operator)
+    if on_conflict != "error" and operator.store_conn_id in (None, operator.conn_id):
+        options["on_conflict"] = on_conflict
+    delivery = delivery_for(operator.conn_id, **options)
+    closing.callback(delivery.close)
+    if delivery.horizon == timedelta(0):
+        if operator.store_conn_id is not None and operator.store_conn_id != operator.conn_id:
+            raise InputError(f"connection {operator.conn_id!r} holds its messages itself; leave store_conn_id= out")
+        return Route(delivery=delivery, store=cast(HoldingStore, delivery))
+    if operator.store_conn_id is None:
+        return Route(delivery=delivery)
+    store = store_for(operator.store_conn_id, operator.conn_id, on_conflict=on_conflict)
+    closing.callback(store.close)
+    hold_over = min(operator.hold_over, delivery.horizon)
+    if hold_over < operator.hold_over:
+        operator.log.info(
+            "hold_over is %s here: more than that %s does not delay by itself", hold_over, operator.conn_id
+        )
+    return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+
+def _on_conflict(operator: DelayedSendOperator) -> OnConflict:
+    try:
+        return check_on_conflict(operator.on_conflict)
+    except ValueError as error:
+        raise InputError(str(error)) from None

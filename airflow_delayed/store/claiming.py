@@ -1,0 +1,151 @@
+"""Taking due messages for one dispatcher, by leases; each function works within the caller's transaction.
+
+On PostgreSQL it is one statement. Its snapshot may be older than what another dispatcher has just committed; then the
+upsert into ``_past`` is what tells them apart, for it sees the latest row of an id and leaves one that is held.
+Elsewhere a second statement looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, Text, and_, cast, func, literal_column, or_, select
+from sqlalchemy.dialects import mysql
+
+from airflow_delayed.store import claims, leases
+from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a dispatcher would like to claim.
+
+    :param deliver_conn_id: whose messages.
+    :param due_by: those that are due until then.
+    :param since: those that are due from then on, None: all. All that is older was seen not long ago, and need not be
+        passed over again: with a long transaction elsewhere, what was removed stays in the index.
+    :param limit: how many at most.
+    """
+
+    deliver_conn_id: str | None
+    due_by: datetime
+    limit: int
+    since: datetime | None = None
+
+
+def claim(
+    connection: Connection, tables: Tables, wanted: Wanted, *, now: datetime, dispatcher: str, until: datetime
+) -> list[dict[str, Any]]:
+    """Take messages for a dispatcher until a time, oldest due first, passing over those that others have.
+
+    Those that have expired are among them, to be put aside. On PostgreSQL each has its ``ctid``, by which
+    :func:`remove` finds it. On SQLite the transaction itself holds the whole database, see
+    :func:`airflow_delayed.store.engine.prepare`.
+    """
+    if connection.dialect.name == "postgresql":
+        statement = _claim_at_once(tables, wanted, now, dispatcher, until)
+        rows = [dict(zip((*CLAIMED, "ctid"), row, strict=True)) for row in connection.execute(statement).all()]
+        # what others changed a moment ago comes in the place that it had before
+        rows.sort(key=lambda row: row["Time"])
+        return rows
+    rows = claim_locked(connection, tables, wanted, now)
+    leases.note(connection, tables, rows, leases.HANDED_OVER, now, dispatcher=dispatcher, until=until)
+    return rows
+
+
+def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: datetime) -> list[dict[str, Any]]:
+    """Lock messages until the transaction's end, for those that are removed within it."""
+    statement = _due(tables, wanted, now)
+    for _ in range(LOOKS):
+        rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement)]
+        if rows or not _overlooked(connection, tables, wanted, now):
+            break
+    # the first statement may have looked before another dispatcher had noted what it claimed
+    taken = leases.held(connection, tables, [row["Id"] for row in rows], now)
+    return [row for row in rows if row["Id"] not in taken]
+
+
+def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: datetime) -> bool:
+    """Return whether there is a message that a claim should have found.
+
+    MySQL and MariaDB lock each row for a moment that they only look at, and so make it pass unseen by a claim beside.
+    """
+    if connection.dialect.name not in MYSQL:
+        return False
+    table = tables.messages
+    there = select(table.c.Id).where(_free(tables, wanted, now), table.c.Time <= wanted.due_by).limit(1)
+    return connection.execute(there).first() is not None
+
+
+#: How often a claim that found nothing looks again, each time for about a millisecond.
+LOOKS = 50
+#: What a dispatcher reads of a message.
+CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+
+
+def _due(tables: Tables, wanted: Wanted, now: datetime, *further: ColumnElement[Any]) -> Select[Any]:
+    table = tables.messages
+    return (
+        select(*(table.c[name] for name in CLAIMED), *further)
+        .where(_free(tables, wanted, now), table.c.Time <= wanted.due_by)
+        .order_by(table.c.Time)
+        .limit(wanted.limit)
+        .with_for_update(skip_locked=True)
+        # SQL Server has hints in its place; these are the seed's
+        .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
+        # sorting whatever is due would lock all of it, and leave nothing to others
+        .with_hint(table, _by_time(table), "mysql")
+        .with_hint(table, _by_time(table), "mariadb")
+    )
+
+
+def _by_time(table: Table) -> str:
+    """Return the hint that makes MySQL and MariaDB read the rows in the order of the index on Time."""
+    name = next(str(index.name) for index in table.indexes if [column.name for column in index.columns] == ["Time"])
+    return f"FORCE INDEX ({mysql.dialect().identifier_preparer.quote_identifier(name)})"
+
+
+def _free(tables: Tables, wanted: Wanted, now: datetime) -> ColumnElement[bool]:
+    """Return the condition for messages that nobody holds and that need not wait for another try."""
+    table, past = tables.messages, tables.past
+    # a subquery of one value, not an anti-join: no database may think of reading all that is remembered
+    held_until = select(past.c.ClaimedUntil).where(past.c.Id == table.c.Id).correlate(table).scalar_subquery()
+    conditions = [
+        claims.delivered_by(table, wanted.deliver_conn_id),
+        or_(table.c.NextTry.is_(None), table.c.NextTry <= now),
+        func.coalesce(held_until, now, type_=UtcTime()) <= now,
+    ]
+    if wanted.since is not None:
+        conditions.append(table.c.Time >= wanted.since)
+    return and_(*conditions)
+
+
+def _claim_at_once(tables: Tables, wanted: Wanted, now: datetime, dispatcher: str, until: datetime) -> Select[Any]:
+    """Return the claim in one statement: the upsert sees, and leaves, what another dispatcher noted meanwhile."""
+    due = _due(tables, wanted, now, literal_column("ctid").label("ctid")).cte("due")
+    taken = leases.take(tables, due, now, dispatcher, until).cte("taken")
+    return select(*(due.c[name] for name in CLAIMED), cast(due.c.ctid, Text)).join_from(
+        due, taken, taken.c.Id == due.c.Id
+    )
+
+
+def next_entry(
+    connection: Connection, tables: Tables, deliver_conn_id: str | None, now: datetime, window: timedelta
+) -> datetime | None:
+    """Return when the next message of a connection may be handed over, ``window`` before it is due; None: no message.
+
+    One that others hold counts too: it may come free.
+    """
+    table, end = tables.messages, now + window
+    ours = claims.delivered_by(table, deliver_conn_id)
+    untried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now, table.c.Time > end)
+    first: datetime | None = connection.execute(
+        select(table.c.Time).where(ours, untried).order_by(table.c.Time).limit(1)
+    ).scalar()
+    again: datetime | None = connection.execute(
+        select(func.min(table.c.NextTry, type_=UtcTime())).where(ours, table.c.Time <= end, table.c.NextTry > now)
+    ).scalar()
+    moments = [None if first is None else first - window, again]
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,118 @@
+"""Which messages are meant: the filters that list, counts and the changes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, and_, or_
+
+from airflow_delayed.message import utc
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.states import MessageState, in_state
+
+#: The states of the table of failed messages.
+OVER = (MessageState.FAILED, MessageState.EXPIRED)
+
+
+class _Own:
+    """The store's own queue tables, of which the rows name no connection."""
+
+    def __str__(self) -> str:
+        return "its own queue tables"
+
+
+OWN = _Own()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """What must be true of a message; None says nothing. Texts are compared byte by byte.
+
+    :param due_from: due then or later; aware.
+    :param due_until: due before then; aware.
+    :param states: stands in one of these ways.
+    :raises NaiveTime: a time has no zone.
+    """
+
+    destination: str | None = None
+    #: ``OWN`` for queue tables in the store's database.
+    deliver_conn_id: str | _Own | None = None
+    tag: str | None = None
+    due_from: datetime | None = None
+    due_until: datetime | None = None
+    states: Sequence[MessageState] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("due_from", "due_until"):
+            if (moment := getattr(self, name)) is not None:
+                object.__setattr__(self, name, utc(name, moment))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was given, as plain values."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in found.items() if value is not None}
+
+    def fixed(self, table: Table) -> ColumnElement[bool] | None:
+        """Return the condition for what does not change by itself with time; None: any message."""
+        conditions: list[ColumnElement[bool]] = []
+        if self.destination is not None:
+            conditions.append(table.c.Destination == self.destination)
+        if isinstance(self.deliver_conn_id, _Own):
+            conditions.append(table.c.DeliverConnId.is_(None))
+        elif self.deliver_conn_id is not None:
+            conditions.append(table.c.DeliverConnId == self.deliver_conn_id)
+        if self.tag is not None:
+            conditions.append(table.c.Tag == self.tag)
+        if self.due_from is not None:
+            conditions.append(table.c.Time >= self.due_from)
+        if self.due_until is not None:
+            conditions.append(table.c.Time < self.due_until)
+        return and_(*conditions) if conditions else None
+
+    def of_messages(self, tables: Tables, now: datetime) -> list[ColumnElement[bool]] | None:
+        """Return the conditions for the table of messages, or None if none of them can be meant."""
+        conditions = _some(self.fixed(tables.messages))
+        if self.states is not None:
+            wanted = [in_state(tables, state, now) for state in self.states if state is not MessageState.FAILED]
+            if not wanted:
+                return None
+            conditions.append(or_(*wanted))
+        return conditions
+
+    def of_failed(self, tables: Tables) -> list[ColumnElement[bool]] | None:
+        """Return the conditions for the table of failed messages, or None if none of them can be meant."""
+        conditions = _some(self.fixed(tables.failed))
+        if self.states is not None:
+            reasons = [state.value for state in self.states if state in OVER]
+            if not reasons:
+                return None
+            conditions.append(tables.failed.c.Reason.in_(reasons))
+        return conditions
+
+
+def _some(condition: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
+    return [] if condition is None else [condition]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, str | _Own) else [state.value for state in value]  # type: ignore[attr-defined]
+
+
+def states_of(state: str | Sequence[str] | None) -> tuple[MessageState, ...] | None:
+    """Return the states that are meant by one name or several.
+
+    :raises ValueError: a name is none of a state.
+    """
+    if state is None:
+        return None
+    names = [state] if isinstance(state, str) else list(state)
+    known = [one.value for one in MessageState]
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"state={wrong[0]!r} is none of {', '.join(known)}")
+    return tuple(MessageState(name) for name in names)

@@ -1,0 +1,152 @@
+"""Putting messages into the store, and what happens to ids that it knows already.
+
+An id is known while its message waits, while a dispatcher hands it over, after it failed for good or expired, and for
+as long as it is remembered to have been handed over or cancelled. The same id with the same content is a duplicate,
+wherever it is. The same id with other content, or for another connection, is
+
+- with "error" a :class:`~airflow_delayed.errors.MessageConflict`,
+- with "keep" a duplicate: what is stored stays,
+- with "replace" put in place of what waits or has failed, and refused where it comes too late.
+
+Nobody brings back what was cancelled: it is a duplicate, and with "replace" and other content refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_delayed.errors import MessageConflict, some
+from airflow_delayed.store import claims, leases, notice
+from airflow_delayed.store.conflicts import OnConflict
+from airflow_delayed.store.contention import Overtaken
+from airflow_delayed.store.schema import Tables
+
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Placed:
+    """What became of ids; all others are duplicates."""
+
+    new: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
+    #: To be replaced, and too late for it.
+    refused: set[str] = field(default_factory=set)
+
+
+def place(
+    connection: Connection,
+    tables: Tables,
+    rows: Mapping[str, Row],
+    on_conflict: OnConflict,
+    deliver_conn_id: str | None,
+) -> Placed:
+    """Store rows, given by id and ordered by it: whoever stores the same ones waits for the other, and none for both.
+
+    :raises MessageConflict: with "error"; the transaction is to be rolled back.
+    :raises Overtaken: others change the same rows at this moment; the transaction is to be made anew.
+    """
+    now = claims.database_time(connection)
+    given = {name: {**row, "StoredAt": now} for name, row in rows.items()}
+    placed = Placed(new=claims.insert_new(connection, tables.messages, list(given.values())))
+    old = [name for name in given if name not in placed.new]
+    _look_back(connection, tables, given, placed, on_conflict)
+    there = claims.present(connection, tables.messages, old)
+    if gone := [name for name in old if name not in there]:
+        raise Overtaken(some(gone, separator=", "))
+    other = [name for name in old if there[name] != _content(given[name])]
+    if other and on_conflict == "error":
+        raise conflict("are stored already with other content or for another connection", other)
+    if other and on_conflict == "replace":
+        free = _free(connection, tables, other, now)
+        placed.refused.update(name for name in other if name not in free)
+        _replace(connection, tables, [given[name] for name in other if name in free])
+        placed.replaced |= free
+    if written := placed.new | placed.replaced:
+        notice.give(connection, tables.messages, min(given[name]["Time"] for name in written), [deliver_conn_id])
+    return placed
+
+
+def _look_back(
+    connection: Connection, tables: Tables, given: Mapping[str, Row], placed: Placed, on_conflict: OnConflict
+) -> None:
+    """Take back what was just stored and is known from before; whoever makes it known has removed it first."""
+    names = [name for name in given if name in placed.new]
+    failed = claims.present(connection, tables.failed, names)
+    past = leases.remembered(connection, tables, names)
+    other = {name for name, found in failed.items() if found != _content(given[name])}
+    changed = {
+        name
+        for name, (digest, _) in past.items()
+        if name not in failed and digest is not None and digest != given[name]["Digest"]
+    }
+    if on_conflict == "error":
+        if other:
+            raise conflict("have failed before with other content or for another connection", sorted(other))
+        if sent := sorted(name for name in changed if past[name][1] == leases.HANDED_OVER):
+            raise conflict("were handed over already with other content", sent)
+    if on_conflict == "replace":
+        placed.refused |= changed
+        placed.replaced |= other
+        claims.remove(connection, tables.failed, sorted(other))
+    known = (failed.keys() | past.keys()) - placed.replaced
+    claims.remove(connection, tables.messages, sorted(known))
+    placed.new -= known | placed.replaced
+
+
+def _free(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> set[str]:
+    """Lock what waits and nobody else has, and return it."""
+    locked = {row["Id"] for row in leases.lock(connection, tables, names)}
+    missed = [name for name in names if name not in locked]
+    if missed and len(claims.present(connection, tables.messages, missed)) < len(missed):
+        raise Overtaken(some(missed, separator=", "))
+    return locked - leases.held(connection, tables, sorted(locked), now)
+
+
+def _replace(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
+    names = [row["Id"] for row in rows]
+    claims.remove(connection, tables.messages, names)
+    # of a dispatcher that has died; should it live after all, it finds that it holds this message no longer
+    leases.forget(connection, tables, names)
+    if claims.insert_new(connection, tables.messages, rows) != set(names):
+        raise Overtaken(some(names, separator=", "))
+
+
+def conflicting(
+    connection: Connection, tables: Tables, digests: Mapping[str, bytes], deliver_conn_id: str | None
+) -> list[str]:
+    """Return the ids that are known with other content, or wait or failed for another connection."""
+    found: set[str] = set()
+    names = list(digests)
+    for table in (tables.messages, tables.failed):
+        there = claims.present(connection, table, names)
+        found.update(name for name in there if there[name] != (digests[name], deliver_conn_id))
+    for name, (digest, outcome) in leases.remembered(connection, tables, names).items():
+        if outcome == leases.HANDED_OVER and digest is not None and digest != digests[name]:
+            found.add(name)
+    return sorted(found)
+
+
+def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[str]:
+    """Return the ids that the store knows, whatever their content is."""
+    found = set(leases.remembered(connection, tables, names))
+    for table in (tables.messages, tables.failed):
+        found.update(claims.present(connection, table, names))
+    return found
+
+
+def _content(row: Row) -> tuple[bytes, str | None]:
+    return row["Digest"], row["DeliverConnId"]
+
+
+def conflict(problem: str, ids: Sequence[str]) -> MessageConflict:
+    """Return the error for ids whose content differs."""
+    return MessageConflict(
+        f"{len(ids):,} message ids {problem}: {some(ids, separator=', ')}. Give what is a new message a new id; or pass"
+        " on_conflict='keep' to leave the old one as it is, or 'replace' to put the new one in its place"
+    )

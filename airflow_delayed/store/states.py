@@ -1,0 +1,76 @@
+"""How a message stands: waiting, due, in flight, retrying, failed or expired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, false, func, not_, or_, select
+
+from airflow_delayed.store.schema import Tables, UtcTime
+
+
+class MessageState(str, Enum):
+    """How a message stands, by the database's clock."""
+
+    #: Not yet due.
+    WAITING = "waiting"
+    #: Due, and nobody has taken it yet.
+    DUE = "due"
+    #: A dispatcher is handing it over.
+    IN_FLIGHT = "in flight"
+    #: Handing it over failed; it is tried again later.
+    RETRYING = "retrying"
+    #: Not tried any more.
+    FAILED = "failed"
+    #: Its ``expires_at`` has passed; it is not handed over.
+    EXPIRED = "expired"
+
+
+def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
+    """Return how a message of the table of messages stands.
+
+    :param row: has Time, ExpiresAt, NextTry, and ClaimedUntil of its lease or None.
+    """
+    if row["ClaimedUntil"] is not None and row["ClaimedUntil"] > now:
+        return MessageState.IN_FLIGHT
+    if row["ExpiresAt"] is not None and row["ExpiresAt"] <= now:
+        return MessageState.EXPIRED
+    if row["NextTry"] is not None and row["NextTry"] > now:
+        return MessageState.RETRYING
+    return MessageState.DUE if row["Time"] <= now else MessageState.WAITING
+
+
+def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
+    """Return the SQL for until when a message is held.
+
+    As a query of one value, and not as a join: no database may think of reading all that is remembered.
+    """
+    lease = tables.past.alias("lease")
+    return (
+        select(lease.c.ClaimedUntil).where(lease.c.Id == tables.messages.c.Id).correlate(tables.messages)
+    ).scalar_subquery()
+
+
+def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElement[bool]:
+    """Return the condition for rows of the table of messages that stand so: the same as :func:`state_of`, in SQL."""
+    table, lease = tables.messages, tables.past.alias("lease")
+    if state is MessageState.IN_FLIGHT:
+        return exists().where(lease.c.Id == table.c.Id, lease.c.ClaimedUntil > now)
+    held = func.coalesce(claimed_until(tables), now, type_=UtcTime()) > now
+    expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
+    if state is MessageState.EXPIRED:
+        # no message expires before it is due, so the index on Time serves
+        return and_(table.c.Time <= now, expired, not_(held))
+    retrying = and_(table.c.NextTry.is_not(None), table.c.NextTry > now)
+    alive = and_(or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now), not_(held))
+    if state is MessageState.RETRYING:
+        return and_(retrying, alive)
+    tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
+    if state is MessageState.DUE:
+        return and_(table.c.Time <= now, tried, alive)
+    if state is MessageState.WAITING:
+        return and_(table.c.Time > now, tried, alive)
+    return false()  # FAILED is another table

@@ -1,0 +1,100 @@
+"""What can be shown of a message, waiting or gone: everything but body and headers."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow_delayed.message import from_microseconds, microseconds
+from airflow_delayed.store.states import MessageState, state_of
+
+#: The columns that are read, of the tables of messages and of failed ones.
+SHOWN = (
+    "Id",
+    "Destination",
+    "Time",
+    "DeliverConnId",
+    "Tag",
+    "ExpiresAt",
+    "RetryCount",
+    "StoredAt",
+    "NextTry",
+    "LastError",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message that is in the store, with all its content."""
+
+    message_id: str
+    destination: str
+    due_at: datetime
+    state: MessageState
+    #: The connection that delivers it; None: the destination is a queue table in the same database.
+    deliver_conn_id: str | None
+    tag: str | None
+    expires_at: datetime | None
+    #: How often handing it over failed.
+    retry_count: int
+    #: After a failure: not tried before.
+    next_try: datetime | None
+    #: What went wrong last; never a body or a header's value.
+    last_error: str | None
+    stored_at: datetime | None
+    #: When it was given up, or was found to have expired.
+    failed_at: datetime | None
+
+    @property
+    def token(self) -> str:
+        """Where a list goes on after this message: ``list(after=token)``."""
+        place = f"{microseconds(self.due_at)} {self.message_id}".encode()
+        return urlsafe_b64encode(place).decode().rstrip("=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """An id whose message is in the store no longer. No content is kept."""
+
+    message_id: str
+    #: "handed over", "cancelled", "purged" or "erased".
+    state: str
+    #: Since when.
+    at: datetime
+    #: None after an erasure, as is ``due_at``.
+    destination: str | None
+    due_at: datetime | None
+
+
+def place_of(token: str) -> tuple[datetime, str]:
+    """Return due time and id of a token.
+
+    :raises ValueError: it is none.
+    """
+    try:
+        due, _, message_id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(" ")
+        return from_microseconds(int(due)), message_id
+    except (ValueError, OverflowError):
+        raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
+
+
+def stored(row: Mapping[str, Any], now: datetime) -> StoredMessage:
+    """Return what can be shown of a row: of the table of messages with its lease, or of failed ones."""
+    failed = "Reason" in row
+    return StoredMessage(
+        message_id=row["Id"],
+        destination=row["Destination"],
+        due_at=row["Time"],
+        state=MessageState(row["Reason"]) if failed else state_of(row, now),
+        deliver_conn_id=row["DeliverConnId"],
+        tag=row["Tag"],
+        expires_at=row["ExpiresAt"],
+        retry_count=row["RetryCount"],
+        next_try=row["NextTry"],
+        last_error=row["LastError"],
+        stored_at=row["StoredAt"],
+        failed_at=row["FailedAt"] if failed else None,
+    )

@@ -1,0 +1,57 @@
+"""Counting what a dispatcher does, and telling it in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_delayed.store.report import DispatchReport
+from airflow_delayed.store.settling import Verdict
+
+log = logging.getLogger(__name__)
+
+#: How many reasons are kept for the error of a run.
+KEPT_REASONS = 1000
+
+
+class Tally:
+    """The counts of one connection."""
+
+    def __init__(self, conn_id: str) -> None:
+        self.report = DispatchReport()
+        self.failures: dict[str, str] = {}
+        self._conn_id = conn_id
+
+    def take(self) -> tuple[DispatchReport, dict[str, str]]:
+        """Return the counts, and the reasons of what was given up, and begin anew."""
+        taken = self.report, self.failures
+        self.report, self.failures = DispatchReport(), {}
+        return taken
+
+    def add(self, verdict: Verdict) -> None:
+        """Count what is settled."""
+        report = self.report
+        if verdict.gone:
+            dues = [row["Time"] for row in verdict.gone]
+            report.add_all(self._conn_id, len(dues), min(dues), max(dues))
+        report.retried += len(verdict.again)
+        report.failed += len(verdict.failed)
+        report.expired += len(verdict.expired)
+        report.error_destination += len(verdict.aside)
+        for row, reason in verdict.failed[: KEPT_REASONS - len(self.failures)]:
+            self.failures[row["Id"]] = reason
+        if verdict.again:
+            one = min(verdict.again, key=lambda one: one.next_try)
+            self._warn(
+                f"{len(verdict.again):,} messages are tried again, the first at {one.next_try:%H:%M:%S} UTC:"
+                f" {one.row['Id']}: {one.reason}"
+            )
+        if verdict.aside:
+            self._warn(
+                f"{len(verdict.aside):,} messages went to the error destination, such as {verdict.aside[0]['Id']}"
+            )
+        if verdict.failed:
+            row, reason = verdict.failed[0]
+            self._warn(f"{len(verdict.failed):,} messages are given up, such as {row['Id']}: {reason}")
+
+    def _warn(self, text: str) -> None:
+        log.warning("connection %r: %s", self._conn_id, text)

@@ -1,0 +1,191 @@
+"""``airflow delayed ...``, by the real program."""
+
+from __future__ import annotations
+
+import getpass
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from support.standing import give_up, hand_over
+from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+
+LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+
+pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def hook(store: Store) -> DelayedStoreHook:
+    made = store.installed()
+    made.send(message(f"m{n}", LATER + n * timedelta(hours=1), tag="t" if n < 3 else "u") for n in range(6))
+    hand_over(made, "m4")
+    give_up(made, "m5")
+    return made
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict]:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def program(store: Store, here: Path) -> Callable[..., Done]:
+    """The real program, which takes seconds to start."""
+
+    def run(command: str, *arguments: str, answer: str = "") -> Done:
+        words = [sys.executable, "-m", "airflow", "delayed", command, "--conn-id", store.conn_id, *arguments]
+        found = {**os.environ, "PYTHONPATH": str(here)}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, input=answer, env=found)
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def delayed(store: Store, monkeypatch, capsys) -> Callable[..., Done]:
+    """The same in this process, from the parser on."""
+    from airflow.cli import cli_parser
+
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    parser = cli_parser.get_parser()
+
+    def run(command: str, *arguments: str) -> Done:
+        args = parser.parse_args(["delayed", command, "--conn-id", store.conn_id, *arguments])
+        code = 0
+        capsys.readouterr()
+        try:
+            args.func(args)
+        except SystemExit as end:
+            print(end, file=sys.stderr)
+            code = 1
+        done = capsys.readouterr()
+        return Done(code, done.out, done.err)
+
+    return run
+
+
+def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
+    first = program("list", "--limit", "2", "-o", "json")
+    assert [one["message_id"] for one in first.rows] == ["m0", "m1"]
+    assert first.rows[0]["due_at"] == LATER.isoformat()
+    assert (first.rows[0]["retry_count"], first.rows[0]["tag"]) == (0, "t")
+    token = first.err.rpartition("--after ")[2].strip()
+    rest = delayed("list", "--after", token, "--state", "waiting", "--state", "failed", "-o", "json").rows
+    assert [(one["message_id"], one["state"]) for one in rest] == [
+        ("m2", "waiting"),
+        ("m3", "waiting"),
+        ("m5", "failed"),
+    ]
+    assert [one["message_id"] for one in delayed("list", "m3", "m4", "m0", "-o", "json").rows] == ["m0", "m3"]
+    (counts,) = delayed("counts", "-o", "json").rows
+    assert (counts["waiting"], counts["failed"], counts["remembered"]) == (4, 1, 1)
+    table = delayed("counts", "--tag", "t", "--by-destination")
+    assert ["waiting" in table.out, "to q" in table.out, "remembered" in table.out] == [True, True, False]
+    (known,) = delayed("get", "m4", "-o", "json").rows
+    assert (known["state"], known["destination"]) == ("handed over", "q")
+    table = delayed("list", "--due-from", (LATER + timedelta(hours=3)).isoformat())
+    assert ["m3" in table.out, "m5" in table.out, "m2" in table.out] == [True, True, False]
+    assert "queue 'q' is not there" in table.out
+    assert delayed("dispatchers", "-o", "json").rows == []
+
+
+def test_a_change_by_filter_asks(hook: DelayedStoreHook, program, delayed):
+    no = program("cancel", "--tag", "t", answer="n\n")
+    assert no.code == 1
+    assert "This would be: 3 cancelled. Go on? (y/N)" in no.err
+    assert "Nothing was changed." in no.err
+    # nobody is there to answer
+    assert delayed("cancel", "--tag", "t").code == 1
+    assert hook.get("m0").state == "waiting"
+    yes = program("cancel", "--tag", "t", "-o", "json", answer="y\n")
+    assert yes.rows == [{"outcome": "cancelled", "messages": 3, "such_as": ["m0", "m1", "m2"]}]
+    assert hook.get("m0").state == "cancelled"
+    none = delayed("cancel", "--tag", "t", "-o", "json")
+    assert (none.rows, "No message would be changed." in none.err) == ([], True)
+    table = hook.tables.audit
+    with hook.engine.connect() as connection:
+        assert connection.execute(select(table.c.Who, table.c.Action)).all() == [(getpass.getuser(), "cancel")]
+
+
+def test_each_change(hook: DelayedStoreHook, delayed):
+    later = (LATER + timedelta(days=1)).isoformat()
+    moved = delayed("reschedule", "m0", "m4", "--due-at", later, "-o", "json")
+    assert moved.rows == [
+        {"message_id": "m0", "outcome": "rescheduled"},
+        {"message_id": "m4", "outcome": "handed over"},
+    ]
+    assert hook.get("m0").due_at == LATER + timedelta(days=1)
+    assert delayed("reschedule", "m0", "--delay", "60").code == 0
+    assert hook.get("m0").due_at < LATER
+    assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
+    would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
+    assert would.rows == [{"outcome": "erased", "messages": 3, "such_as": ["m0", "m1", "m2"]}]
+    assert hook.get("m1").state == "waiting"
+    erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml")
+    assert (erased.code, "messages: 3" in erased.out) == (0, True)
+    purged = delayed("purge", "--older-than", "0", "--reason", "remembered", "--yes", "-o", "plain")
+    assert (purged.code, "forgotten" in purged.out) == (0, True)
+    # m4 was handed over within its lease
+    assert (hook.get("m0"), hook.get("m4").state) == (None, "handed over")
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["cancel"], "cancel: give ids, tag= or another filter"),
+        (["cancel", "m0", "--tag", "t"], "cancel: give ids or a filter, and not both"),
+        (["get", "m9"], "knows no message m9"),
+        (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
+        (["list", "--table", "other"], "table other: missing"),
+        (["counts", "--conn-id", "gone"], "The conn_id `gone` isn't defined"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, arguments, text):
+    done = delayed(*arguments)
+    assert done.code == 1
+    assert text in done.err
+    assert done.out == ""
+
+
+def test_airflow_starts_no_slower(store: Store, here: Path):
+    """The commands are there, and nothing that does their work is imported yet."""
+    code = (
+        "import sys; from airflow.cli import cli_parser; p = cli_parser.get_parser();"
+        "print('delayed' in p._subparsers._group_actions[0].choices);"
+        "print(*(n for n in sys.modules if n.startswith('airflow_delayed')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(here)},
+    )
+    there, loaded = done.stdout.splitlines()[-2:]
+    assert there == "True"
+    assert set(loaded.split()) == {
+        "airflow_delayed",
+        "airflow_delayed.cli",
+        "airflow_delayed.cli.definition",
+        "airflow_delayed.provider_info",
+    }

@@ -1,0 +1,220 @@
+"""What a dispatcher does when something fails, and how long: pauses, breakers, the error destination, limits."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from support.rabbitmq import eventually
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.store import heartbeat
+from airflow_delayed.store.report import BreakerTripped, DispatchFailed
+
+SECOND = timedelta(seconds=1)
+
+
+class Time:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self, hook) -> None:
+        self.start = hook.now()
+        self.seconds = 0.0
+        self.naps: list[float] = []
+        self.lock = threading.Lock()
+
+    def sleep(self, seconds: float) -> None:
+        with self.lock:
+            self.naps.append(seconds)
+            self.seconds += seconds
+
+    def options(self) -> dict[str, object]:
+        return {
+            "sleep": self.sleep,
+            "monotonic": lambda: self.seconds,
+            "database_time": lambda connection: self.start + timedelta(seconds=self.seconds),
+        }
+
+
+def test_a_connection_that_comes_back_in_time_is_no_failure(store: Store):
+    hook = store.installed()
+    time = Time(hook)
+    hook.send(message(f"m{n}", time.start - SECOND) for n in range(4))
+
+    class Flaky(Transport):
+        tries = 0
+
+        def send(self, messages):
+            self.tries += 1
+            if self.tries <= 4:
+                raise TransportUnavailable("connection 'broker': reset by peer")
+            return super().send(messages)
+
+    transport = Flaky()
+    limit = {"time_to_trigger_dispatch_circuit_breaker": 30 * SECOND}
+    assert store.dispatcher(hook, transport, **time.options(), **limit).run().dispatched == 4
+    assert len(time.naps) == 4
+    assert all(0.25 <= nap <= 5 for nap in time.naps)
+    assert time.naps[3] > time.naps[0]
+    assert sorted(transport.ids) == [f"m{n}" for n in range(4)]
+
+
+def test_a_connection_that_stays_away_trips_its_breaker_and_holds_up_no_other(store: Store):
+    hook = store.installed()
+    time = Time(hook)
+    for conn_id in ("good", "bad"):
+        store.hook(conn_id).send(message(f"{conn_id}{n}", time.start - SECOND) for n in range(3))
+    good = Transport()
+
+    class Bad(Transport):
+        """Its pauses are the only time that passes: none before the others are through."""
+
+        def send(self, messages):
+            eventually(lambda: len(good.ids) == 3)
+            return super().send(messages)
+
+    bad = Bad(lost_after=0)
+    dispatcher = store.dispatcher(
+        hook,
+        good,
+        **{**time.options(), "deliver_conn_ids": ["bad", "good", "undefined"]},
+        transports=lambda conn_id, clock: {"good": good, "bad": bad}[conn_id],
+        time_to_trigger_dispatch_circuit_breaker=30 * SECOND,
+    )
+    with pytest.raises(DispatchFailed) as caught:
+        dispatcher.run("empty")
+    assert sorted(good.ids) == ["good0", "good1", "good2"]
+    assert caught.value.failures == {}
+    reason = caught.value.unavailable["bad"]
+    assert f"has failed since {time.start:%Y-%m-%d %H:%M}" in reason
+    assert reason.endswith("(limit 30 s), last with: connection 'broker': reset by peer")
+    assert caught.value.unavailable["undefined"] == "KeyError"
+    assert 30 <= time.seconds < 31
+    assert store.failures_of(hook) == {"bad0": 0, "bad1": 0, "bad2": 0}
+    assert store.held(hook) == set()
+
+
+def test_a_database_that_cannot_be_read_trips_the_breaker_of_claiming(store: Store):
+    hook = store.installed()
+    time = Time(hook)
+    hook.send([message("a", time.start - SECOND)])
+    store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "NextTry" TO "Other"')
+    options = {**time.options(), "time_to_trigger_fetch_circuit_breaker": 10 * SECOND}
+    with pytest.raises(
+        BreakerTripped, match=r"claiming messages has failed since .* \(limit 10 s\), last with: .*NextTry"
+    ):
+        store.dispatcher(hook, Transport(), **options).run()
+    assert 10 <= time.seconds < 11
+    store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "Other" TO "NextTry"')
+    assert store.dispatcher(hook, Transport()).run().dispatched == 1
+
+
+def test_what_is_given_up_goes_to_the_error_destination_through_its_own_connection(store: Store):
+    hook, transport = store.installed(), Transport(missing={"gone"})
+    due = hook.now() + 60 * SECOND
+    hook.send([message("a", due, destination="gone", headers={"x": "1"}, expires_at=due + SECOND), message("b", due)])
+    report = store.dispatcher(hook, transport, lookahead=120 * SECOND, error_destination="errors").run()
+    assert (report.dispatched, report.error_destination, report.failed) == (1, 1, 0)
+    (copy,) = [one for one in transport.sent if one.message_id == "a"]
+    assert (copy.destination, copy.body, copy.expires_at) == ("errors", b"body of a", None)
+    assert copy.due_at <= hook.now()  # without delay
+    assert copy.headers["x"] == "1"
+    assert copy.headers["NServiceBus.FailedQ"] == "gone"
+    assert copy.headers["NServiceBus.ExceptionInfo.Message"] == "connection 'broker' has no destination gone; make it"
+    assert store.past(hook) == {"a": "handed over", "b": "handed over"}
+
+
+def test_an_error_destination_that_fails_too_trips_its_breaker_and_loses_nothing(store: Store):
+    hook, transport = store.installed(), Transport(missing={"gone", "errors"})
+    names = {f"m{n}" for n in range(40)}
+    hook.send(message(name, hook.now(), destination="gone") for name in names)
+    with pytest.raises(BreakerTripped, match=r"sending to the error destination, has failed more often than 1 times"):
+        store.dispatcher(hook, transport, error_destination="errors").run()
+    given_up = store.given_up(hook)
+    assert set(given_up) == names
+    assert given_up["m0"][2].endswith(
+        "has no destination gone; make it; error destination 'errors': connection 'broker' has no destination errors;"
+        " make it"
+    )
+    assert store.held(hook) == set()
+
+
+def test_a_rate_is_kept(store: Store):
+    hook, transport = store.installed(), Transport()
+    time = Time(hook)
+    hook.send(message(f"m{n}", time.start - SECOND) for n in range(100))
+    report = store.dispatcher(hook, transport, **time.options(), max_rate=20, batch_size=30).run()
+    assert report.dispatched == 100
+    # a second's worth at once, and then 20 a second
+    assert 4 <= time.seconds <= 4.5
+
+
+def test_old_ids_are_forgotten_and_those_that_are_held_are_not(store: Store):
+    hook, transport = store.installed(), Transport()
+    time = Time(hook)
+    hook.send(message(f"m{n}", time.start - SECOND) for n in range(1500))
+    store.dispatcher(hook, transport, **time.options()).run()
+    assert len(store.past(hook)) == 1500
+    time.seconds = 14 * 86_400 - 1
+    assert store.dispatcher(hook, transport, **time.options()).run().forgotten == 0
+    time.seconds = 14 * 86_400 + 1
+    assert store.dispatcher(hook, transport, **time.options(), remember=timedelta(days=15)).run().forgotten == 0
+    assert store.dispatcher(hook, transport, **time.options()).run().forgotten == 1500
+    assert store.past(hook) == {}
+
+
+def test_it_stays_for_a_time(store: Store):
+    hook, transport = store.installed(), Transport()
+    time = Time(hook)
+    hook.send(message(f"m{n}", time.start + n * 20 * SECOND) for n in range(5))
+    report = store.dispatcher(hook, transport, **time.options()).run(45 * SECOND)
+    assert transport.ids == ["m0", "m1", "m2"]
+    assert report.dispatched == 3
+    assert 45 <= time.seconds < 45.1
+
+
+def test_one_pass_at_a_time_for_who_sleeps_elsewhere(store: Store):
+    hook, transport = store.installed(), Transport(refused={"b"})
+    time = Time(hook)
+    before = threading.active_count()
+    dispatcher = store.dispatcher(hook, transport, **time.options(), lookahead=10 * SECOND)
+    assert dispatcher.once().dispatched == 0
+    assert dispatcher.next_due() is None
+    hook.send([message("a", time.start + 70 * SECOND)])
+    assert dispatcher.next_due() == 60 * SECOND
+    time.seconds = 60.0
+    assert dispatcher.next_due() == timedelta(0) or dispatcher.next_due() == SECOND / 2
+    assert dispatcher.once().dispatched == 1
+    hook.send([message("b", time.start)])
+    assert dispatcher.once().retried == 1
+    assert SECOND / 2 <= dispatcher.next_due() <= SECOND
+    dispatcher.check()
+    assert dispatcher.report.dispatched == 1
+    dispatcher.close()
+    dispatcher.close()
+    assert transport.closed >= 1
+    assert threading.active_count() == before
+
+
+def test_it_leaves_a_trace_of_when_it_was_there(store: Store):
+    hook = store.installed()
+    time = Time(hook)
+    assert (hook.last_seen(), store.hook(None).last_seen()) == (None, None)
+    store.dispatcher(hook, Transport(), **time.options()).run()
+    assert hook.last_seen() == time.start
+    assert store.hook("other").last_seen() is None
+    assert store.hook(None).last_seen() is None
+    time.seconds = 3600.0
+    store.dispatcher(hook, **time.options()).run()
+    assert store.hook(None).last_seen() == time.start + 3600 * SECOND
+    assert hook.last_seen() == time.start
+    rows = store.sql(hook, 'SELECT "Id", "EndedAt" FROM {s}"delayed_messages_dispatchers"')
+    assert len({row[0] for row in rows}) == 2
+    assert all(row[1] is not None for row in rows)
+    # those of the day before are forgotten
+    time.seconds = 86_401.0
+    with hook.engine.begin() as connection:
+        heartbeat.seen(connection, hook.tables, "third", ["x"], time.start + timedelta(seconds=time.seconds))
+    assert hook.last_seen() is None

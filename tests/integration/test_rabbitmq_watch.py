@@ -1,0 +1,380 @@
+"""RabbitMQMessageTrigger under Airflow's own manager of shared streams, with a real broker.
+
+What is not acknowledged is back in the queue when the connection ends: that is how it is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timezone
+from itertools import pairwise
+from typing import Any
+
+import pika
+import pytest
+from airflow.triggers.shared_stream import SharedStreamManager, reject_shared_stream_event
+from support.proxy import Proxy, proxy
+from support.rabbitmq import VirtualHost, messages, virtual_host
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.rabbitmq import consumer
+from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
+
+Connect = Callable[..., str]
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
+    with virtual_host(rabbitmq_url) as host:
+        yield host
+
+
+@pytest.fixture
+def queue(vhost: VirtualHost, connect: Connect, request: pytest.FixtureRequest) -> str:
+    """A queue of the test's own, and the connection "rabbit"."""
+    connect("rabbit", **vhost.connection)
+    vhost.declare(request.node.name)
+    return str(request.node.name)
+
+
+@pytest.fixture
+def proxied(vhost: VirtualHost, connect: Connect, queue: str) -> Iterator[Proxy]:
+    """The connection "rabbit" through a proxy."""
+    with proxy(int(str(vhost.connection["port"]))) as made:
+        connect("rabbit", **{**vhost.connection, "port": made.port})
+        yield made
+
+
+def publish(vhost: VirtualHost, queue: str, *bodies: str, **properties: Any) -> None:
+    with vhost.channel() as channel:
+        for body in bodies:
+            channel.basic_publish("", queue, body.encode(), pika.BasicProperties(message_id=body, **properties))
+
+
+def watcher(queue: str, conn_id: str = "rabbit", **options: Any) -> RabbitMQMessageTrigger:
+    return RabbitMQMessageTrigger(conn_id, queue, **{"pause": 0, **options})
+
+
+class Triggerer:
+    """Does with watchers what Airflow's triggerer does. Events are stored at once, unless it is told to hold them."""
+
+    def __init__(self) -> None:
+        self.manager = SharedStreamManager()
+        self.told: list[tuple[int, dict[str, Any]]] = []
+        self.failed: dict[int, BaseException] = {}
+        self.fired_at: list[float] = []
+        self.hold: set[int] = set()
+        self.held: list[int] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def watch(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
+        self._tasks[trigger_id] = asyncio.create_task(self._run(trigger_id, trigger))
+
+    async def _run(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
+        key = trigger.shared_stream_key()
+        stream = self.manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
+        try:
+            async for event in trigger.filter_shared_stream(stream):
+                seq = self.manager.bind_pending_event(trigger_id=trigger_id, key=key)
+                assert seq is not None
+                self.fired_at.append(asyncio.get_running_loop().time())
+                self.told += [(trigger_id, message) for message in event.payload["messages"]]
+                self.held.append(seq)
+                if trigger_id not in self.hold:
+                    # Airflow's supervisor answers some time later
+                    asyncio.get_running_loop().call_later(0.05, self.store, [seq])
+        except Exception as error:
+            self.failed[trigger_id] = error
+        finally:
+            await self.manager.unsubscribe(trigger_id, key)
+
+    def store(self, seqs: Sequence[int]) -> None:
+        """Have events be in the database."""
+        self.manager.confirm_persisted(seqs)
+        self.held = [seq for seq in self.held if seq not in seqs]
+
+    def ids(self, trigger_id: int = 1) -> list[str]:
+        return [message["message_id"] for each, message in self.told if each == trigger_id]
+
+    async def until(self, *ids: str, trigger_id: int = 1) -> None:
+        """Wait until these have been told, in this order, and all is stored that is not held."""
+        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids) and (self.hold or not self.held))
+        assert self.ids(trigger_id) == list(ids)
+        # the acknowledgement is on its way
+        await asyncio.sleep(0.2)
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.manager.stop_all()
+
+
+@asynccontextmanager
+async def triggerer(*watchers: RabbitMQMessageTrigger) -> AsyncIterator[Triggerer]:
+    made = Triggerer()
+    for number, watcher in enumerate(watchers, start=1):
+        made.watch(number, watcher)
+    try:
+        yield made
+    finally:
+        await made.stop()
+    assert made.failed == {}
+
+
+async def eventually(ready: Callable[[], object]) -> None:
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    while not ready():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+def test_what_is_not_stored_goes_back_and_what_is_does_not(vhost: VirtualHost, queue: str) -> None:
+    async def first() -> None:
+        async with triggerer(watcher(queue)) as one:
+            publish(vhost, queue, "a", "b")
+            await one.until("a", "b")
+            one.hold.add(1)
+            publish(vhost, queue, "c")
+            await one.until("a", "b", "c")
+
+    async def second() -> None:
+        async with triggerer(watcher(queue)) as one:
+            await one.until("c")
+            assert one.told[0][1]["redelivered"] is True
+
+    asyncio.run(first())
+    assert vhost.count(queue) == 1
+    asyncio.run(second())
+    assert vhost.count(queue) == 0
+
+
+def test_an_event_says_what_and_when_and_the_body_only_if_asked(
+    vhost: VirtualHost, queue: str, connect: Connect
+) -> None:
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    hook.install([queue])
+    (message,) = messages(queue, [1])
+
+    async def watch() -> tuple[dict[str, Any], dict[str, Any], datetime]:
+        watchers = watcher(queue), watcher(queue, body=True)
+        async with triggerer(*watchers) as one:
+            await asyncio.to_thread(hook.send, [message])
+            await eventually(lambda: len(one.told) == 2)
+            now = datetime.now(timezone.utc)
+            await one.until("m0")
+            told = dict(one.told)
+            return told[1], told[2], now
+
+    plain, whole, at = asyncio.run(watch())
+    assert plain == {
+        "message_id": "m0",
+        "destination": queue,
+        "due_at": message.due_at.isoformat(timespec="microseconds"),
+        "redelivered": False,
+        "body_bytes": 3,
+    }
+    assert whole == {**plain, "body": "m 0"}
+    assert at >= message.due_at
+    assert vhost.count(queue) == 0
+
+
+def test_watchers_of_one_queue_share_a_stream_and_all_have_to_store(vhost: VirtualHost, queue: str) -> None:
+    async def watch() -> None:
+        async with triggerer(watcher(queue), watcher(queue, body=True)) as one:
+            one.hold.add(2)
+            await eventually(lambda: consumers(vhost, queue) == 1)
+            publish(vhost, queue, "a")
+            for number in (1, 2):
+                await one.until("a", trigger_id=number)
+            assert consumers(vhost, queue) == 1
+
+    asyncio.run(watch())
+    assert vhost.count(queue) == 1
+
+
+def consumers(vhost: VirtualHost, queue: str) -> int:
+    with vhost.channel() as channel:
+        return channel.queue_declare(queue, passive=True).method.consumer_count
+
+
+def test_a_lost_connection_doubles_no_message(
+    vhost: VirtualHost, queue: str, proxied: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> None:
+        async with triggerer(watcher(queue)) as one:
+            one.hold.add(1)
+            publish(vhost, queue, "a")
+            await one.until("a")
+            # stored while the broker cannot be told of it
+            assert proxied.cut() == 1
+            publish(vhost, queue, "b")
+            one.hold.clear()
+            one.store(one.held)
+            await one.until("a", "b")
+
+    asyncio.run(watch())
+    assert proxied.taken == 2
+    assert vhost.count(queue) == 0
+    assert f"cannot watch queue '{queue}': the connection was" in caplog.text
+
+
+def test_messages_that_come_together_are_one_event_and_what_comes_after_it_another(
+    vhost: VirtualHost, queue: str
+) -> None:
+    """Airflow makes no run of an event that it stores before the scheduler has seen the one before."""
+    ids = [f"{number:02}" for number in range(30)]
+
+    async def watch() -> None:
+        async with triggerer(watcher(queue, pause=1, prefetch=20)) as one:
+            one.hold.add(1)
+            publish(vhost, queue, ids[0])
+            await one.until(ids[0])
+            publish(vhost, queue, *ids[1:])
+            one.hold.clear()
+            one.store(one.held)
+            await one.until(*ids)
+            gaps = [after - before for before, after in pairwise(one.fired_at)]
+            # the first, 19 or 20, the rest; a slow machine may need some more, and not one for each
+            assert 2 <= len(gaps) < 10
+            assert min(gaps) >= 1
+
+    asyncio.run(watch())
+    assert vhost.count(queue) == 0
+
+
+def test_a_queue_that_is_missing_is_told_and_waited_for(
+    vhost: VirtualHost, queue: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"{queue}-later"
+    quick(monkeypatch)
+
+    async def watch() -> None:
+        async with triggerer(watcher(name)) as one:
+            await eventually(lambda: "does not exist" in caplog.text)
+            vhost.declare(name)
+            publish(vhost, name, "a")
+            await one.until("a")
+            with vhost.channel() as channel:
+                channel.queue_delete(name)
+            await eventually(lambda: "was deleted" in caplog.text)
+            vhost.declare(name)
+            publish(vhost, name, "b")
+            await one.until("a", "b")
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(watch())
+    # however often it was tried
+    assert caplog.text.count("'rabbit': cannot watch") in (2, 3)
+    # pika's own lines name the connection; those of the test's are of another class
+    assert "AsyncioConnection" not in caplog.text
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = RabbitMQDelayHook.consumer
+
+    def made(*arguments: Any, **options: Any) -> consumer.Consumer:
+        found = make(*arguments, **options)
+        found._waits = (0.05,)
+        return found
+
+    monkeypatch.setattr(RabbitMQDelayHook, "consumer", made)
+
+
+def test_a_connection_that_is_missing_is_told_and_waited_for(
+    vhost: VirtualHost,
+    queue: str,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    quick(monkeypatch)
+
+    async def watch() -> None:
+        async with triggerer(watcher(queue, "later")) as one:
+            await eventually(lambda: "AirflowNotFoundException" in caplog.text)
+            connect("later", **{**vhost.connection, "password": "wrong"})
+            await eventually(lambda: "login refused" in caplog.text)
+            connect("later", **{**vhost.connection, "host": f"127.0.0.1:1,{vhost.connection['host']}"})
+            publish(vhost, queue, "a")
+            await one.until("a")
+
+    asyncio.run(watch())
+    assert vhost.count(queue) == 0
+    assert "wrong" not in caplog.text
+
+
+def test_what_a_watcher_refuses_is_dead_lettered(vhost: VirtualHost, queue: str) -> None:
+    dead, name = f"{queue}-dead", f"{queue}-refusing"
+    vhost.declare(dead)
+    vhost.declare(name, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+
+    class Choosy(RabbitMQMessageTrigger):
+        async def filter_shared_stream(self, shared_stream):
+            async def chosen():
+                async for batch in shared_stream:
+                    if b"bad" in [found.body for found in batch]:
+                        reject_shared_stream_event()
+                    else:
+                        yield batch
+
+            async for event in super().filter_shared_stream(chosen()):
+                yield event
+
+    async def watch() -> None:
+        async with triggerer(Choosy("rabbit", name, pause=0)) as one:
+            publish(vhost, name, "bad")
+            await eventually(lambda: vhost.count(dead) == 1)
+            publish(vhost, name, "good")
+            await one.until("good")
+
+    asyncio.run(watch())
+    assert (vhost.count(name), vhost.count(dead)) == (0, 1)
+
+
+def test_an_event_that_is_never_stored_is_fired_again(vhost: VirtualHost, queue: str) -> None:
+    """Airflow fails the watcher after ``[triggerer] shared_stream_ack_timeout``, and starts it anew."""
+
+    async def watch() -> None:
+        one = Triggerer()
+        one.manager = SharedStreamManager(ack_timeout=0.3)
+        try:
+            one.hold.add(1)
+            one.watch(1, watcher(queue))
+            publish(vhost, queue, "a")
+            await one.until("a")
+            await eventually(lambda: one.failed)
+            assert type(one.failed.pop(1)).__name__ == "AckTimeout"
+            one.hold.clear()
+            one.held.clear()
+            one.watch(1, watcher(queue))
+            await one.until("a", "a")
+        finally:
+            await one.stop()
+
+    asyncio.run(watch())
+    assert vhost.count(queue) == 0
+
+
+def test_a_watcher_that_is_cancelled_while_it_connects_leaves_nothing_open(
+    vhost: VirtualHost, queue: str, connect: Connect
+) -> None:
+    async def watch(port: int) -> None:
+        connect("silent", **{**vhost.connection, "port": port})
+        async with triggerer(watcher(queue, "silent")):
+            await asyncio.sleep(0.3)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        asyncio.run(watch(silent.getsockname()[1]))
+        taken, _ = silent.accept()
+        with taken:
+            taken.settimeout(SECONDS)
+            # the greeting, and then the end
+            assert taken.recv(100).startswith(b"AMQP")
+            assert taken.recv(100) == b""

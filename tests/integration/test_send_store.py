@@ -1,0 +1,164 @@
+"""DelayedSendOperator with a store: a job that runs anew changes what waits, and sends nothing twice."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from support.recorder import Recorder
+from support.stores import Store, Transport, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.errors import UnsupportedOption
+from airflow_delayed.operators import routes
+from airflow_delayed.operators.send import DelayedSendOperator
+
+MINUTE = timedelta(minutes=1)
+
+
+class States(dict):
+    """A task state store."""
+
+    def set(self, key, value, retention=None):
+        self[key] = value
+
+    def delete(self, key):
+        self.pop(key, None)
+
+
+def context(run_id: str) -> dict:
+    ti = SimpleNamespace(dag_id="d", run_id=run_id, task_id="send", map_index=-1)
+    return {"ti": ti, "task_state_store": States()}
+
+
+class Job:
+    """A nightly job: each run has the same ids."""
+
+    def __init__(self, store: Store, monkeypatch) -> None:
+        self.store = store
+        self.broker = Recorder("broker")
+        self.now = datetime.now(timezone.utc)
+        monkeypatch.setattr(routes, "delivery_for", lambda conn_id: self.broker)
+        real = routes.store_for
+        monkeypatch.setattr(routes, "store_for", lambda *args, **options: self.here(real(*args, **options)))
+        self.hook = store.hook()
+
+    def here(self, hook):
+        """The table is in a schema of the test's own."""
+        hook.close()
+        return self.store.hook(hook.deliver_conn_id, on_conflict=hook.on_conflict)
+
+    def run(self, dues: dict[str, timedelta], text: str = "hush", **options):
+        rows = [
+            {"message_id": name, "value": text, "due_at": (self.now + due).isoformat(), "destination": "mail"}
+            for name, due in dues.items()
+        ]
+        arguments = {"conn_id": "broker", "store_conn_id": self.store.conn_id, "messages": rows, **options}
+        task = DelayedSendOperator(task_id="send", clock=lambda: self.now, **arguments)
+        summary = task.execute(context(str(self.now)))
+        return {name: summary[name] for name in ("sent", "held", "replaced", "refused", "duplicates")}
+
+    def waiting(self) -> dict[str, timedelta]:
+        return {one.message_id: one.due_at - self.start for one in self.hook.list()}
+
+
+@pytest.fixture
+def job(store: Store, monkeypatch) -> Job:
+    store.installed()
+    job = Job(store, monkeypatch)
+    job.start = job.now
+    return job
+
+
+def counts(**wanted: int) -> dict[str, int]:
+    return {**dict.fromkeys(("sent", "held", "replaced", "refused", "duplicates"), 0), **wanted}
+
+
+def test_what_is_in_the_store_stays_the_stores(job: Job):
+    dues = {"soon": 5 * MINUTE, "later": 20 * MINUTE, "far": 90 * MINUTE}
+    assert job.run(dues) == counts(sent=1, held=2)
+    # ten minutes later "later" is so near that it would go straight to the broker
+    job.now += 10 * MINUTE
+    near = {name: due - 10 * MINUTE for name, due in dues.items() if name != "soon"}
+    for on_conflict in ("error", "keep", "replace"):
+        assert job.run(near, on_conflict=on_conflict) == counts(duplicates=2)
+    assert [one.message_id for one in job.broker.sent] == ["soon"]
+    assert job.waiting() == {"later": 20 * MINUTE, "far": 90 * MINUTE}
+
+
+def test_a_job_that_runs_anew_replaces_what_waits(job: Job, capsys):
+    assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(held=3)
+    # sooner than the hold-over, later, and as it was
+    dues = {"a": 2 * MINUTE, "b": 120 * MINUTE, "c": 90 * MINUTE}
+    assert job.run(dues, on_conflict="replace") == counts(replaced=2, duplicates=1)
+    assert job.waiting() == dues
+    assert job.broker.sent == []
+    shown = capsys.readouterr().out
+    assert "0 held in the store, 2 replaced there" in shown
+    assert "hush" not in shown
+
+
+def test_what_was_handed_over_or_cancelled_is_not_sent_again(job: Job, capsys):
+    job.run({"sent": 20 * MINUTE, "cancelled": 20 * MINUTE, "other": 20 * MINUTE})
+    remember(job, {"sent": "handed over", "cancelled": "cancelled"})
+    job.now += 10 * MINUTE
+    dues = {"sent": 10 * MINUTE, "cancelled": 10 * MINUTE}
+    for on_conflict in ("error", "keep", "replace"):
+        assert job.run(dues, on_conflict=on_conflict) == counts(duplicates=2)
+    changed = {"sent": 80 * MINUTE, "cancelled": 2 * MINUTE}
+    assert job.run(changed, on_conflict="keep") == counts(duplicates=2)
+    assert job.run(changed, on_conflict="replace") == counts(refused=2)
+    assert "2 not replaced, for they came too late or were cancelled" in capsys.readouterr().out
+    assert job.broker.sent == []
+    assert job.waiting() == {"other": 20 * MINUTE}
+
+
+def remember(job: Job, outcomes: dict[str, str]) -> None:
+    from airflow_delayed.store import claims, leases
+
+    with job.hook.engine.begin() as connection:
+        for name, outcome in outcomes.items():
+            rows = leases.lock(connection, job.hook.tables, [name])
+            leases.note(connection, job.hook.tables, rows, outcome, job.hook.now())
+            claims.remove(connection, job.hook.tables.messages, [name])
+
+
+def test_a_clash_is_found_before_anything_is_sent(job: Job):
+    job.run({"a": 20 * MINUTE})
+    # also where the changed one would go straight to the broker
+    for due in (2 * MINUTE, 90 * MINUTE):
+        with pytest.raises(AirflowFailException, match=r"same ids: a\. Nothing was sent\. Pass on_conflict='replace'"):
+            job.run({"new": MINUTE, "a": due})
+    assert job.broker.sent == []
+    assert job.waiting() == {"a": 20 * MINUTE}
+
+
+def test_a_store_that_delivers_itself(store: Store, monkeypatch):
+    hook = store.installed("mail", deliver_conn_id=None)
+    monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
+    job = Job.__new__(Job)
+    job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
+    options = {"conn_id": store.conn_id, "store_conn_id": None}
+    assert job.run({"a": MINUTE, "b": MINUTE}, **options) == counts(held=2)
+    assert job.run({"a": MINUTE, "b": -MINUTE}, on_conflict="replace", **options) == counts(replaced=1, duplicates=1)
+    store.dispatcher(hook).run()
+    assert [one.message_id for one in hook.list()] == ["a"]
+
+
+def test_a_transport_has_no_on_conflict(connect):
+    connect("broker", conn_type="rabbitmq", host="127.0.0.1")
+    task = DelayedSendOperator(
+        task_id="send", conn_id="broker", value="x", destination="q", delay=60, on_conflict="replace"
+    )
+    with pytest.raises(AirflowFailException, match="has no on_conflict; leave it out") as caught:
+        task.execute(context("r"))
+    assert isinstance(caught.value.__cause__, UnsupportedOption)
+
+
+def test_the_dispatcher_hands_over_what_was_put_in_place(job: Job):
+    job.run({"a": 20 * MINUTE, "b": 30 * MINUTE}, text="old")
+    job.run({"a": -MINUTE, "b": 30 * MINUTE}, text="new", on_conflict="replace")
+    transport = Transport()
+    job.store.dispatcher(job.hook, transport).run()
+    assert [(one.message_id, one.body) for one in transport.sent] == [("a", b"new")]

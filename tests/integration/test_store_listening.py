@@ -1,0 +1,166 @@
+"""PostgreSQL wakes a dispatcher that sleeps, through either driver of Airflow's connection."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from urllib.parse import quote_plus
+
+import pytest
+from sqlalchemy import text
+from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.listening import Listener
+from airflow_delayed.store.waiting import Poll, waiter_for
+
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+
+#: Longer than any test: nothing but a notice ends such a wait.
+LONG = 3600.0
+HOUR = timedelta(hours=1)
+
+
+class Clock:
+    """A monotonic clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(params=["postgresql+psycopg", "postgresql+psycopg2"])
+def hook(request, store: Store, monkeypatch, postgres_url) -> DelayedStoreHook:
+    made = store.installed()
+    glue = "&" if "?" in postgres_url else "?"
+    monkeypatch.setenv(
+        f"AIRFLOW_CONN_{store.conn_id.upper()}", f"{postgres_url}{glue}sqlalchemy_scheme={quote_plus(request.param)}"
+    )
+    other = store.hook()
+    assert other.engine.dialect.driver == request.param.partition("+")[2]
+    made.close()
+    return other
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def listener(hook: DelayedStoreHook, clock: Clock) -> Iterator[Listener]:
+    made = Listener(hook.engine, hook.table, poll=1.0, safety=60.0, proof=5.0, monotonic=clock)
+    yield made
+    made.close()
+
+
+def proven(listener: Listener) -> Listener:
+    """Wait for the notice that it gives itself."""
+    while listener.longest != 60.0:
+        assert listener.wait(LONG)
+    return listener
+
+
+def later(do: Callable[[], object]) -> threading.Thread:
+    """Do something a little later, beside."""
+
+    def work() -> None:
+        time.sleep(0.1)
+        do()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def listening(hook: DelayedStoreHook) -> list[int]:
+    """The servers' processes of connections that LISTEN to this store."""
+    with hook.engine.connect() as connection:
+        found = connection.execute(text("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"delayed_%'"))
+        return list(found.scalars())
+
+
+def test_it_is_told_of_an_earlier_message_and_of_none_else(hook: DelayedStoreHook, listener: Listener):
+    assert listener.longest == 1.0
+    proven(listener)
+    due = hook.now() + HOUR
+    thread = later(lambda: hook.send([message("a", due)]))
+    assert listener.wait(LONG)
+    thread.join()
+    hook.send([message("b", due + HOUR)])
+    assert not listener.wait(0)
+
+
+def test_it_can_be_woken_from_another_thread(listener: Listener):
+    proven(listener)
+    thread = later(listener.wake)
+    assert listener.wait(LONG)
+    thread.join()
+    # once for each time, and also when there was nobody to be woken
+    listener.wake()
+    assert listener.wait(LONG)
+    assert not listener.wait(0)
+
+
+def test_it_connects_again_after_pauses(hook: DelayedStoreHook, listener: Listener, clock: Clock, caplog):
+    proven(listener)
+    (process,) = listening(hook)
+    with hook.engine.begin() as connection:
+        connection.execute(text(f"SELECT pg_terminate_backend({process})"))
+    # the server says why before it ends
+    while listener.longest != 1.0:
+        assert listener.wait(LONG)
+    assert caplog.text.count("no notices of messages come from the database") == 1
+    # not at once
+    assert not listener.wait(0)
+    assert listening(hook) == []
+    clock.now += 1.0
+    # messages may have been stored meanwhile, so one is to look again
+    assert listener.wait(LONG)
+    proven(listener)
+    thread = later(lambda: hook.send([message("a", hook.now() + HOUR)]))
+    assert listener.wait(LONG)
+    thread.join()
+
+
+def test_a_connection_on_which_no_notices_come_is_not_trusted(hook, listener: Listener, clock: Clock, caplog):
+    proven(listener)
+    # as behind a pooler that has given the connection to others in between
+    listener._connection.exec_driver_sql("UNLISTEN *")
+    clock.now += 60.0
+    assert not listener.wait(0)
+    # it has asked for a sign, and looks more often until that comes
+    assert listener.longest == 1.0
+    clock.now += 5.0
+    assert listener.wait(LONG)
+    assert caplog.text.count("no notices of messages come from the database") == 1
+    clock.now += 1.0
+    assert listener.wait(LONG)
+    proven(listener)
+
+
+def test_nothing_is_left_open(hook: DelayedStoreHook, clock: Clock):
+    made = Listener(hook.engine, hook.table, poll=1.0, monotonic=clock)
+    assert len(listening(hook)) == 1
+    made.close()
+    # closed for good, and not given back to the pool
+    assert listening(hook) == []
+    made.wake()
+
+
+def test_which_database_is_listened_to(hook: DelayedStoreHook, monkeypatch):
+    made = waiter_for(hook.engine, hook.table)
+    assert isinstance(made, Listener)
+    made.close()
+    for name in ("sqlite", "mysql", "mariadb", "mssql"):
+        monkeypatch.setattr(hook.engine.dialect, "name", name)
+        other = waiter_for(hook.engine, hook.table)
+        assert (type(other), other.longest) == (Poll, 1.0)
+    monkeypatch.setattr(hook.engine.dialect, "name", "oracle")
+    with pytest.raises(DelayedError, match="does not know how to wait for messages in oracle"):
+        waiter_for(hook.engine, hook.table)

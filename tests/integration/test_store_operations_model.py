@@ -1,0 +1,389 @@
+"""Any order of claims, failures, changes and time: the operations do what a dictionary would."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import create_engine, insert, select
+from support.stores import message
+
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store import claims, counts, leases, listing
+from airflow_delayed.store.by_id import update_rows
+from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Retry
+from airflow_delayed.store.criteria import Criteria, states_of
+from airflow_delayed.store.engine import engine_options, prepare
+from airflow_delayed.store.operations import Operations
+from airflow_delayed.store.rows import to_row
+from airflow_delayed.store.schema import store_tables
+from airflow_delayed.store.states import MessageState
+
+START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+NAMES = [*(f"m{n}" for n in range(9)), "M0"]
+SETS = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3)
+#: Which of those that can be: a number is taken modulo how many there are, so that no step is for nothing.
+PICKS = st.sets(st.integers(0, len(NAMES) - 1), min_size=1, max_size=3)
+TAGS = st.sampled_from(["t", "T", None])
+MINUTES = st.integers(0, 30)
+LEASE = timedelta(minutes=3)
+#: When it is due, in minutes from ten minutes ago; how long it lives from then on; its tag.
+FIELDS = st.tuples(MINUTES, st.sampled_from([None, None, 5, 40]), TAGS)
+
+
+def minutes(count: float) -> timedelta:
+    return timedelta(minutes=count)
+
+
+def picked(names: list[str], picks: set[int]) -> list[str]:
+    return sorted({names[number % len(names)] for number in picks})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the model knows of a message that is in the store."""
+
+    message: DelayedMessage
+    due_at: datetime
+    claimed_until: datetime | None = None
+    next_try: datetime | None = None
+    failures: int = 0
+    #: "failed" or "expired", since when.
+    over: tuple[str, datetime] | None = None
+
+    def held(self, now: datetime) -> bool:
+        return self.claimed_until is not None and self.claimed_until > now
+
+    def state(self, now: datetime) -> str:
+        if self.over:
+            return self.over[0]
+        if self.held(now):
+            return "in flight"
+        if self.message.expires_at and self.message.expires_at <= now:
+            return "expired"
+        if self.next_try and self.next_try > now:
+            return "retrying"
+        return "due" if self.due_at <= now else "waiting"
+
+
+class OperationsMachine(RuleBasedStateMachine):
+    """``kept`` and ``past`` are the model: what is in the store, and what is remembered since when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.engine = prepare(
+            create_engine(f"sqlite:///{Path(self.folder.name) / 'model.db'}", **engine_options("sqlite"))
+        )
+        self.tables = store_tables()
+        with self.engine.begin() as connection:
+            for table in self.tables:
+                table.create(connection)
+        self.now = START
+        self.kept: dict[str, Kept] = {}
+        self.past: dict[str, tuple[str, datetime]] = {}
+        self.audited = 0
+        # nobody else is at work, so waiting for those in flight sees no change; it costs no time either
+        ticks = iter(range(10**9))
+        self.operations = Operations(
+            self.engine,
+            self.tables,
+            database_time=self.time,
+            sleep=lambda seconds: None,
+            monotonic=lambda: next(ticks) / 5,
+        )
+
+    def time(self, connection: object) -> datetime:
+        return self.now
+
+    def teardown(self) -> None:
+        self.engine.dispose()
+        self.folder.cleanup()
+
+    # what others do
+
+    @initialize(fields=st.lists(FIELDS, min_size=len(NAMES), max_size=len(NAMES)))
+    def filled(self, fields):
+        self._store(dict(zip(NAMES, fields, strict=True)))
+
+    @precondition(lambda self: self._new())
+    @rule(picks=PICKS, fields=FIELDS)
+    def store(self, picks, fields):
+        self._store(dict.fromkeys(picked(self._new(), picks), fields))
+
+    @precondition(lambda self: self._free())
+    @rule(picks=PICKS, dispatcher=st.sampled_from(["one", "two"]))
+    def claim(self, picks, dispatcher):
+        names, until = picked(self._free(), picks), self.now + LEASE
+        with self.engine.begin() as connection:
+            rows = leases.lock(connection, self.tables, names)
+            leases.note(connection, self.tables, rows, leases.HANDED_OVER, self.now, dispatcher=dispatcher, until=until)
+        for name in names:
+            self.kept[name] = replace(self.kept[name], claimed_until=until)
+
+    @precondition(lambda self: self._held())
+    @rule(picks=PICKS)
+    def hand_over(self, picks):
+        names = picked(self._held(), picks)
+        with self.engine.begin() as connection:
+            claims.remove(connection, self.tables.messages, names)
+        for name in names:
+            self.past[name] = ("handed over", self.kept.pop(name).claimed_until - LEASE)
+
+    @precondition(lambda self: self._held())
+    @rule(picks=PICKS, pause=MINUTES)
+    def fail(self, picks, pause):
+        names, next_try = picked(self._held(), picks), self.now + minutes(pause)
+        with self.engine.begin() as connection:
+            connection.execute(update_rows(self.tables.messages, names).values(RetryCount=1, NextTry=next_try))
+            leases.forget(connection, self.tables, names)
+        for name in names:
+            self.kept[name] = replace(self.kept[name], claimed_until=None, next_try=next_try, failures=1)
+
+    @precondition(lambda self: self._waiting())
+    @rule(picks=PICKS)
+    def give_up(self, picks):
+        table = self.tables.messages
+        with self.engine.begin() as connection:
+            for name in picked(self._waiting(), picks):
+                one = self.kept[name]
+                expired = one.message.expires_at is not None and one.message.expires_at <= self.now
+                reason = "expired" if expired else "failed"
+                row = connection.execute(select(table).where(table.c.Id == name)).mappings().one()
+                extra = {"Reason": reason, "FailedAt": self.now, "RetryCount": 3}
+                connection.execute(insert(self.tables.failed), [{**row, **extra}])
+                claims.remove(connection, table, [name])
+                leases.forget(connection, self.tables, [name])
+                self.kept[name] = replace(one, claimed_until=None, failures=3, over=(reason, self.now))
+
+    def _store(self, fields: dict[str, tuple]) -> None:
+        made = []
+        for name in sorted(fields):
+            due, lives, tag = fields[name]
+            due_at = self.now + minutes(due - 10)
+            expires = None if lives is None else due_at + minutes(lives)
+            made.append(message(name, due_at, tag=tag, expires_at=expires))
+        with self.engine.begin() as connection:
+            rows = [{**to_row(one, "broker"), "StoredAt": self.now} for one in made]
+            claims.insert_new(connection, self.tables.messages, rows)
+        self.kept.update((one.message_id, Kept(one, one.due_at)) for one in made)
+
+    def _new(self) -> list[str]:
+        return [name for name in NAMES if name not in self.kept and name not in self.past]
+
+    def _free(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if one.state(self.now) in ("due", "waiting"))
+
+    def _held(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if not one.over and one.held(self.now))
+
+    def _waiting(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if not one.over)
+
+    @rule(passed=st.integers(1, 6))
+    def time_passes(self, passed):
+        self.now += minutes(passed)
+
+    # what is tested
+
+    @rule(ids=SETS | TAGS, dry_run=st.booleans())
+    def cancel(self, ids, dry_run):
+        def one(name):
+            if name in self.kept:
+                self._done(name, "cancelled", dry_run)
+                return "cancelled"
+            return self._gone(name)
+
+        self._change(Cancel(), ids, one, dry_run)
+
+    @rule(ids=SETS | TAGS, dry_run=st.booleans())
+    def erase(self, ids, dry_run):
+        def one(name):
+            if name in self.kept or self.past.get(name, ("",))[0] in ("cancelled", "purged"):
+                self._done(name, "erased", dry_run)
+                return "erased"
+            gone = self._gone(name)
+            if gone == "handed over":
+                self._done(name, "erased", dry_run)
+            return gone
+
+        self._change(Erase(), ids, one, dry_run)
+
+    @rule(ids=SETS | TAGS, due=MINUTES, dry_run=st.booleans())
+    def reschedule(self, ids, due, dry_run):
+        due_at = self.now + minutes(due - 10)
+
+        def one(name):
+            kept = self.kept.get(name)
+            if kept is None:
+                return self._gone(name)
+            if kept.over:
+                return kept.over[0]
+            expires = kept.message.expires_at
+            if expires is not None and expires <= self.now:
+                return "expired"
+            if expires is not None and expires <= due_at:
+                return "expires first"
+            if kept.due_at == due_at:
+                return "unchanged"
+            if not dry_run:
+                self.kept[name] = replace(kept, due_at=due_at, next_try=None, claimed_until=None)
+            return "rescheduled"
+
+        def met(kept):
+            return not kept.over and kept.due_at != due_at
+
+        self._change(Reschedule(due_at), ids, one, dry_run, met)
+
+    @rule(ids=SETS | TAGS, dry_run=st.booleans())
+    def retry(self, ids, dry_run):
+        def one(name):
+            kept = self.kept.get(name)
+            if kept is None:
+                return self._gone(name)
+            if not kept.over:
+                return "unchanged"
+            if kept.message.expires_at is not None and kept.message.expires_at <= self.now:
+                return "expired"
+            if not dry_run:
+                self.kept[name] = replace(kept, over=None, next_try=None, failures=0)
+            return "retried"
+
+        self._change(Retry(), ids, one, dry_run, lambda kept: kept.over)
+
+    @rule(age=st.integers(0, 20), reasons=st.sets(st.sampled_from(["failed", "expired", "remembered"]), min_size=1))
+    def purge(self, age, reasons):
+        before = self.now - minutes(age)
+        held = self._held()
+        forgotten = set()
+        if "remembered" in reasons:
+            # within its lease, what was handed over is still needed
+            forgotten = {
+                name
+                for name, (outcome, at) in self.past.items()
+                if at < before and not (outcome == "handed over" and at + LEASE > self.now)
+            }
+        abandoned = {
+            name
+            for name, one in self.kept.items()
+            if one.claimed_until and name not in held and one.claimed_until - LEASE < before
+        }
+        purged = {
+            name for name, one in self.kept.items() if one.over and one.over[0] in reasons and one.over[1] < before
+        }
+        found = self.operations.purge(minutes(age), sorted(reasons), who="me")
+        self.audited += 1
+        many = len(forgotten) + (len(abandoned) if "remembered" in reasons else 0)
+        assert found == dict.fromkeys(purged, "purged")
+        assert found.counts.get("forgotten", 0) == many
+        for name in forgotten:
+            del self.past[name]
+        for name in abandoned if "remembered" in reasons else ():
+            self.kept[name] = replace(self.kept[name], claimed_until=None)
+        for name in purged:
+            del self.kept[name]
+            self.past[name] = ("purged", self.now)
+
+    @rule(
+        tag=TAGS,
+        states=st.none() | st.sets(st.sampled_from([one.value for one in MessageState])),
+        since=st.none() | MINUTES,
+        limit=st.integers(1, 4),
+    )
+    def look(self, tag, states, since, limit):
+        due_from = None if since is None else START + minutes(since)
+        criteria = Criteria(tag=tag, states=states_of(None if states is None else sorted(states)), due_from=due_from)
+        wanted = sorted(
+            (one.due_at, name)
+            for name, one in self.kept.items()
+            if (tag is None or one.message.tag == tag)
+            and (states is None or one.state(self.now) in states)
+            and (due_from is None or one.due_at >= due_from)
+        )
+        found, after = [], None
+        while page := list(
+            listing.listed(self.engine, self.tables, criteria, limit=limit, after=after, database_time=self.time)
+        ):
+            found += page
+            after = page[-1].token
+        assert [(one.due_at, one.message_id) for one in found] == wanted
+
+    @invariant()
+    def stands_as_the_model_says(self):
+        found = listing.listed(self.engine, self.tables, Criteria(), database_time=self.time)
+        told = {one.message_id: (one.state.value, one.due_at, one.retry_count) for one in found}
+        assert told == {name: (one.state(self.now), one.due_at, one.failures) for name, one in self.kept.items()}
+        with self.engine.connect() as connection:
+            table = self.tables.past
+            rows = connection.execute(select(table)).all()
+            audited = claims.count(connection, self.tables.audit)
+        assert {row.Id: (row.Outcome, row.At) for row in rows if row.Id not in self.kept} == self.past
+        assert all(row.Digest is None and row.Destination is None for row in rows if row.Outcome == "erased")
+        assert audited == self.audited
+        self._counted(told)
+
+    def _counted(self, told: dict[str, tuple[str, datetime, int]]) -> None:
+        found = counts.count(
+            self.engine,
+            self.tables,
+            Criteria(),
+            overdue=minutes(5),
+            hours=3,
+            by_destination=True,
+            database_time=self.time,
+        )
+        states = [state for state, _, _ in told.values()]
+        names = ("waiting", "due", "in flight", "retrying", "failed", "expired")
+        numbers = found.numbers()
+        assert {name: numbers[name.replace(" ", "_")] for name in names} == {name: states.count(name) for name in names}
+        late = [due for state, due, _ in told.values() if state == "due" and due <= self.now - minutes(5)]
+        assert found.overdue == len(late)
+        assert found.by_destination == ({"q": len(told)} if told else {})
+        ahead = [due for name, (_, due, _) in told.items() if due > self.now and not self.kept[name].over]
+        assert sum(found.by_hour.values()) == len(ahead)
+        assert found.next_due == min(ahead, default=None)
+
+    def _gone(self, name: str) -> str:
+        outcome = self.past[name][0] if name in self.past else "absent"
+        return {"cancelled": "already cancelled", "purged": "already removed", "erased": "already removed"}.get(
+            outcome, outcome
+        )
+
+    def _done(self, name: str, outcome: str, dry_run: bool) -> None:
+        if not dry_run:
+            self.kept.pop(name, None)
+            self.past[name] = (outcome, self.now)
+
+    def _change(self, change, ids, one, dry_run, met=lambda kept: True) -> None:
+        """Do it by ids, or by a tag (None: by all that is due)."""
+        if isinstance(ids, set):
+            names = sorted(ids)
+            found = self.operations.by_ids(change, names, who="me", dry_run=dry_run)
+            assert list(found) == names
+            self.audited += bool(names) and not dry_run
+        else:
+            criteria = Criteria(tag=ids) if ids else Criteria(due_until=self.now)
+            names = [
+                name
+                for name, kept in self.kept.items()
+                if (kept.message.tag == ids if ids else kept.due_at < self.now) and met(kept)
+            ]
+            found = self.operations.by_criteria(change, criteria, who="me", dry_run=dry_run)
+            self.audited += not dry_run
+        held = set(self._held()).intersection(names)
+        wanted = {name: "in flight" if name in held else one(name) for name in names}
+        assert found == wanted
+        assert {outcome.value: many for outcome, many in found.counts.items()} == {
+            outcome: list(wanted.values()).count(outcome) for outcome in wanted.values()
+        }
+
+
+OperationsMachine.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestOperations = OperationsMachine.TestCase

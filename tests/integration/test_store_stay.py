@@ -1,0 +1,243 @@
+"""Dispatchers that stay, as the triggerer runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.delivery import SendReport
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.report import DispatchReport
+from airflow_delayed.triggers import store_dispatch
+from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
+
+TESTS = Path(__file__).resolve().parents[1]
+SECOND = timedelta(seconds=1)
+#: For what happens at once, and may take longer on a slow machine; in seconds.
+PATIENCE = 30
+
+
+def trigger(store: Store, *deliver_conn_ids: str, **arguments: object) -> StoreDispatchTrigger:
+    made = {"until": "empty", "schema": store.schema, **arguments}
+    return StoreDispatchTrigger(store.conn_id, deliver_conn_ids or [store.conn_id], **made)
+
+
+async def payload(trigger: StoreDispatchTrigger) -> dict:
+    (event,) = [event async for event in trigger.run()]
+    return event.payload
+
+
+async def become(true: Callable[[], bool]) -> None:
+    """Wait for something to become so; the loop goes on meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(true):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_an_earlier_message_that_is_stored_while_it_sleeps(store: Store):
+    hook = store.installed("q", deliver_conn_id=None)
+    hook.send([message("later", hook.now() + 120 * SECOND)])
+
+    async def play() -> float:
+        work = asyncio.ensure_future(payload(trigger(store, until=(hook.now() + 60 * SECOND).isoformat())))
+        await become(lambda: hook.last_seen() is not None)
+        due = hook.now() + 1.5 * SECOND
+        await asyncio.to_thread(hook.send, [message("earlier", due)])
+        await become(lambda: len(store.rows(hook, "q")) == 1)
+        late = (hook.now() - due).total_seconds()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        return late
+
+    late = asyncio.run(play())
+    assert 0 <= late < PATIENCE
+    assert [one.message_id for one in hook.list()] == ["later"]
+    assert b"earlier" in store.rows(hook, "q")[0][1]
+
+
+@dataclass
+class Slow(Transport):
+    """Takes a while for each message, and says when it has begun."""
+
+    pause: float = 0.0
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, messages) -> SendReport:
+        def slowly():
+            for one in messages:
+                self.begun.set()
+                time.sleep(self.pause)
+                yield one
+
+        return super().send(slowly())
+
+
+@pytest.fixture
+def through(monkeypatch):
+    """Have the triggers deliver through this transport."""
+
+    def use(transport: Transport) -> None:
+        def made(conn_id: str, clock: Callable[[], datetime]) -> Transport:
+            # several dispatchers may use it at once, each with a clock of its own
+            return replace(transport, clock=clock, sent=transport.sent, delays=transport.delays)
+
+        monkeypatch.setattr(store_dispatch, "_transport", made)
+
+    return use
+
+
+def test_two_triggers_at_once_send_nothing_twice(store: Store, through):
+    hook = store.installed()
+    start = hook.now()
+    names = [f"m{number:03}" for number in range(150)]
+    hook.send(message(name, start + number * SECOND / 75) for number, name in enumerate(names))
+    transport = Slow(pause=0.001)
+    through(transport)
+    policy = DispatchPolicy(lookahead=timedelta(0), batch_size=10).state()
+
+    async def both() -> list[dict]:
+        return await asyncio.gather(*(payload(trigger(store, "broker", policy=policy)) for _ in range(2)))
+
+    events = asyncio.run(both())
+    assert [event["status"] for event in events] == ["done", "done"]
+    assert sum(event["summary"]["dispatched"] for event in events) == 150
+    assert sorted(transport.ids) == names
+    # handed over when it was due, and never before
+    assert max(transport.delays.values()) <= timedelta(0)
+    assert hook.count() == 0
+
+
+def test_a_trigger_that_is_ended_brings_to_an_end_what_it_sends_and_frees_the_rest(store: Store, through):
+    hook = store.installed()
+    names = [f"m{number:03}" for number in range(200)]
+    hook.send(message(name, hook.now() - SECOND) for name in names)
+    transport = Slow(pause=0.01)
+    through(transport)
+
+    async def play() -> None:
+        made = trigger(store, "broker")
+        work = asyncio.ensure_future(payload(made))
+        await asyncio.to_thread(transport.begun.wait, PATIENCE)
+        # by Airflow, when the triggerer is shut down
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        await made.cleanup()
+
+    asyncio.run(play())
+    assert 1 <= len(transport.sent) < 200
+    assert store.held(hook) == set()
+    assert {one.message_id for one in hook.list()} == set(names) - set(transport.ids)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("delayed")] == []
+    # another triggerer goes on at once
+    left = 200 - len(transport.sent)
+    transport.pause = 0
+    assert asyncio.run(payload(trigger(store, "broker")))["summary"]["dispatched"] == left
+    assert sorted(transport.ids) == names
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_the_loop_goes_on_while_a_broker_takes_its_time(store: Store, through):
+    hook = store.installed()
+    hook.send([message("a", hook.now() - SECOND)])
+    through(Slow(pause=2.0))
+
+    async def play() -> tuple[dict, float]:
+        work = asyncio.ensure_future(payload(trigger(store, "broker")))
+        longest, last = 0.0, time.monotonic()
+        while not work.done():
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        return await work, longest
+
+    result, longest = asyncio.run(play())
+    assert result["summary"]["dispatched"] == 1
+    assert longest < 2.0
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_what_went_wrong_is_in_the_event(store: Store, through):
+    hook = store.installed()
+    hook.send([message("a", hook.now() - SECOND), message("b", hook.now() - SECOND)])
+    hook.send([message("body", hook.now(), body=b"hush", headers={"token": "hush"})])
+    through(Transport(too_long={"a"}))
+    # one that an earlier dispatcher of the same run has given up
+    before = DispatchReport(failed=1)
+    before.add_all("broker", 5, hook.now(), hook.now())
+    carried = {"summary": before.summary(), "failures": {"z": "refused"}}
+    result = asyncio.run(payload(trigger(store, "broker", **carried)))
+    assert (result["status"], result["summary"]["dispatched"], result["summary"]["failed"]) == ("given up", 7, 2)
+    assert "7 messages were handed over, 2 failed" in result["error"]
+    assert "message z: refused; message a: body: has too many bytes" in result["error"]
+    assert "hush" not in json.dumps(result)
+
+    hook.send([message("c", hook.now() - SECOND)])
+    through(Transport(lost_after=0))
+    policy = DispatchPolicy(time_to_trigger_dispatch_circuit_breaker=timedelta(0)).state()
+    result = asyncio.run(payload(trigger(store, "broker", policy=policy)))
+    assert (result["status"], result["summary"]["dispatched"]) == ("unavailable", 0)
+    assert "connection 'broker' is not available" in result["error"]
+
+    result = asyncio.run(payload(trigger(store, "broker", table="nothing")))
+    assert result["status"] == "unavailable"
+    assert "TopologyInstallOperator" in result["error"]
+
+
+def test_a_killed_triggerer_loses_nothing(store: Store, tmp_path):
+    """kill -9 in the middle of a batch: what was held is free when its lease ends, and another one goes on."""
+    hook = store.installed()
+    names = [f"m{number:03}" for number in range(300)]
+    hook.send(message(name, hook.now() - SECOND) for name in names)
+    journal = tmp_path / "journal"
+    arguments = [store.conn_id, store.schema or "", str(journal)]
+    pipe = subprocess.PIPE
+    for _ in range(2):
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "support.staying", *arguments], stdout=pipe, text=True, cwd=TESTS, env=environment()
+        )
+        before = len(sent(journal))
+        deadline = time.monotonic() + 2 * PATIENCE
+        while len(sent(journal)) < before + 40 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker.kill()
+        worker.communicate()
+        assert len(sent(journal)) > before
+    done = subprocess.run(
+        [sys.executable, "-m", "support.staying", *arguments],
+        stdout=pipe,
+        text=True,
+        cwd=TESTS,
+        env=environment(),
+        check=True,
+    )
+    assert json.loads(done.stdout.strip().splitlines()[-1])["status"] == "done"
+    arrived = sent(journal)
+    assert set(arrived) == set(names)
+    # two kills, of which each may repeat the batches that were held
+    assert len(arrived) - len(names) <= 2 * 150
+    assert hook.count() == 0
+
+
+def sent(journal: Path) -> list[str]:
+    """The ids of what was sent; each line also says whether that was in time."""
+    lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
+    assert {word for _, word in lines} <= {"in-time"}
+    return [message_id for message_id, _ in lines]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}

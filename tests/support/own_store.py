@@ -1,0 +1,86 @@
+"""A small store of one's own: messages in a SQLite file, leased by the time of a clock that it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime
+
+from airflow_delayed.message import DelayedMessage, from_microseconds, microseconds, utcnow
+from airflow_delayed.store.protocol import LEASE, HeldMessage, UnsupportedConsistency
+
+
+class FileStore:
+    def __init__(self, path: str, clock: Callable[[], datetime] = utcnow) -> None:
+        self.path = path
+        self.clock = clock
+
+    def initialize(self, name: str, consistency: str) -> None:
+        if consistency != "at_least_once":
+            raise UnsupportedConsistency(f"a file cannot keep {consistency!r}; ask for 'at_least_once'")
+
+    def set_up_infrastructure(self) -> None:
+        self._run(
+            "CREATE TABLE IF NOT EXISTS messages"
+            " (id TEXT PRIMARY KEY, due INTEGER, held INTEGER, failures INTEGER, content TEXT, body BLOB)"
+        )
+
+    def store(self, message: DelayedMessage) -> None:
+        content = {
+            "destination": message.destination,
+            "headers": dict(message.headers),
+            "tag": message.tag,
+            "expires": None if message.expires_at is None else microseconds(message.expires_at),
+        }
+        row = message.message_id, microseconds(message.due_at), json.dumps(content), message.body
+        self._run("INSERT OR IGNORE INTO messages VALUES (?, ?, 0, 0, ?, ?)", *row)
+
+    def fetch_batch(self, at: datetime, limit: int) -> Sequence[HeldMessage]:
+        now = self.clock()
+        rows = self._run(
+            "UPDATE messages SET held = ? WHERE id IN"
+            " (SELECT id FROM messages WHERE due <= ? AND held <= ? ORDER BY due LIMIT ?) RETURNING *",
+            *(microseconds(now + LEASE), microseconds(at), microseconds(now), limit),
+        )
+        return [_held(*row) for row in sorted(rows, key=lambda row: row[1])]
+
+    def fetch_next_due(self, at: datetime) -> HeldMessage | None:
+        return next(iter(self.fetch_batch(at, 1)), None)
+
+    def next_due(self) -> datetime | None:
+        ((due,),) = self._run("SELECT min(due) FROM messages")
+        return None if due is None else from_microseconds(due)
+
+    def remove(self, held: HeldMessage) -> bool:
+        return bool(self._run("DELETE FROM messages WHERE id = ? RETURNING id", held.message.message_id))
+
+    def increment_failure_count(self, held: HeldMessage) -> bool:
+        name = held.message.message_id
+        return bool(self._run("UPDATE messages SET failures = failures + 1, held = 0 WHERE id = ? RETURNING id", name))
+
+    def _run(self, statement: str, *values: object) -> list[tuple]:
+        with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
+
+
+def _held(name: str, due: int, _: int, failures: int, content: str, body: bytes) -> HeldMessage:
+    fields = json.loads(content)
+    expires = fields["expires"]
+    message = DelayedMessage(
+        destination=fields["destination"],
+        body=body,
+        due_at=from_microseconds(due),
+        message_id=name,
+        headers=fields["headers"],
+        tag=fields["tag"],
+        expires_at=None if expires is None else from_microseconds(expires),
+    )
+    return HeldMessage(message=message, failures=failures)
+
+
+def at_environment() -> FileStore:
+    """What a task makes its store by."""
+    return FileStore(os.environ["OWN_STORE"])

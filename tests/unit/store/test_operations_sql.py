@@ -1,0 +1,69 @@
+"""What each database is asked, SQL Server included, which the tests cannot run."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.store.counts import hour_of
+from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.operations import locking
+from airflow_delayed.store.schema import store_tables
+from airflow_delayed.store.states import MessageState, in_state
+
+TABLES = store_tables("store", "room")
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "dialect, source, end",
+    [
+        (postgresql, '"room"."store"', "FOR UPDATE SKIP LOCKED"),
+        # or it would read, and lock, a small table from end to end
+        (mysql, "`room`.`store` FORCE INDEX (PRIMARY)", "FOR UPDATE SKIP LOCKED"),
+        (mssql, "[room].[store] WITH (READPAST, UPDLOCK, ROWLOCK)", ".[Id]"),
+        (sqlite, '"room"."store"', '."Id"'),
+    ],
+)
+def test_messages_are_locked_in_one_order(dialect, source, end):
+    statement = locking(TABLES.messages, ["a", "b"], Criteria(tag="t"))
+    told = " ".join(str(statement.compile(dialect=dialect.dialect())).split())
+    assert f"FROM {source}" in told
+    assert "ORDER BY" in told
+    assert told.endswith(end)
+    assert "State" not in told
+
+
+@pytest.mark.parametrize(
+    "dialect, told",
+    [
+        (postgresql, "date_trunc("),
+        (mysql, "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H')"),
+        (mssql, "convert(VARCHAR(13), [room].[store].[Time], 120)"),
+        (sqlite, "substr("),
+    ],
+)
+def test_hours(dialect, told):
+    made = dialect.dialect()
+    assert told in str(select(hour_of(TABLES.messages.c.Time, made.name)).compile(dialect=made)).replace("%%", "%")
+
+
+def test_hours_of_a_database_that_is_not_known():
+    with pytest.raises(DelayedError, match="does not know how to count by hours on oracle; give hours=0"):
+        hour_of(TABLES.messages.c.Time, "oracle")
+
+
+@pytest.mark.parametrize("dialect", [postgresql, mysql, mssql, sqlite])
+@pytest.mark.parametrize("state", [state for state in MessageState if state is not MessageState.FAILED])
+def test_each_state_is_a_condition(dialect, state):
+    statement = select(TABLES.messages.c.Id).where(in_state(TABLES, state, NOW))
+    told = str(statement.compile(dialect=dialect.dialect()))
+    # only who asks for what is in flight may begin with what is remembered
+    assert ("EXISTS" in told, "coalesce((SELECT" in told) == (
+        state is MessageState.IN_FLIGHT,
+        state is not MessageState.IN_FLIGHT,
+    )

@@ -1,0 +1,41 @@
+"""docs/airflow: its code makes what it says, and its tables name every field and parameter."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from airflow.sdk import Asset
+from pika import BasicProperties
+from support import pages
+
+from airflow_delayed.rabbitmq.event import told
+from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
+
+WATCH = Path(__file__).resolve().parents[2] / "docs" / "airflow" / "watch.md"
+
+
+def first_cells(heading: str) -> list[str]:
+    """What stands in backticks in the first cells of the tables under a heading."""
+    text = WATCH.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|([^|]*)\|", text, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def test_the_code_makes_a_dag_with_a_watcher_and_amazons_watcher() -> None:
+    names: dict[str, object] = {}
+    for language, text in pages.blocks(WATCH):
+        assert language == "python"
+        exec(compile(text, str(WATCH), "exec"), names)
+    rabbit, sqs = names["orders"], names["reminders"]
+    assert isinstance(rabbit, Asset)
+    assert isinstance(sqs, Asset)
+    assert rabbit.watchers[0].trigger.serialize()[1] == {"conn_id": "rabbitmq_default", "queue": "orders"}
+    assert sqs.watchers[0].trigger.serialize()[1]["waiter_delay"] == 1
+
+
+def test_every_field_and_every_parameter_is_named() -> None:
+    fields = {*told(BasicProperties(), b"", redelivered=False), "body", "body_base64"}
+    parameters = set(inspect.signature(RabbitMQMessageTrigger).parameters)
+    assert set(first_cells("What an event says")) == fields | parameters

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+
+import pytest
+from airflow.exceptions import AirflowOptionalProviderFeatureException
+from airflow.models.trigger import Trigger
+from airflow.sdk import Asset, AssetWatcher
+from airflow.serialization.encoders import encode_trigger
+from airflow.triggers.base import BaseEventTrigger
+
+from airflow_delayed.triggers import rabbitmq_message
+from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageTrigger
+
+PATH = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
+#: What a watcher of the first version has in the database. Never to be changed.
+FIRST_VERSION = {"conn_id": "c", "queue": "q", "prefetch": 7, "pause": 2.5, "body": True, "body_limit": 9}
+
+
+def test_arguments_are_stored_and_read_back():
+    stored = RabbitMQMessageTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(FIRST_VERSION)))
+    assert stored.serialize() == (PATH, FIRST_VERSION)
+    plain = RabbitMQMessageTrigger("c", "q")
+    # so that a watcher is the same one when there are more arguments
+    assert plain.serialize() == (PATH, {"conn_id": "c", "queue": "q"})
+    assert RabbitMQMessageTrigger(**plain.serialize()[1]).serialize() == plain.serialize()
+
+
+def test_airflow_takes_watchers_given_alike_for_one():
+    def number(trigger: RabbitMQMessageTrigger) -> int:
+        watcher = Asset("a", watchers=[AssetWatcher(name="w", trigger=trigger)]).watchers[0]
+        stored = encode_trigger(watcher.trigger)
+        return BaseEventTrigger.hash(stored["classpath"], stored["kwargs"])
+
+    assert number(RabbitMQMessageTrigger("c", "q")) == number(RabbitMQMessageTrigger("c", "q", prefetch=100))
+    assert number(RabbitMQMessageTrigger("c", "q")) != number(RabbitMQMessageTrigger("c", "q", body=True))
+
+
+def test_a_stream_is_shared_by_connection_and_queue():
+    keys = [
+        RabbitMQMessageTrigger(*given).shared_stream_key()
+        for given in [("c", "q"), ("c", "q", 3), ("c", "r"), ("d", "q")]
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"conn_id": ""}, "conn_id and queue must not be empty"),
+        ({"queue": ""}, "conn_id and queue must not be empty"),
+        ({"prefetch": 0}, "prefetch=0 must be 1 to 500"),
+        ({"prefetch": 501}, "prefetch=501 must be 1 to 500"),
+        ({"pause": -1}, "pause=-1 must be 0 to 60 seconds"),
+        ({"pause": 61}, "pause=61 must be 0 to 60 seconds"),
+        ({"body_limit": -1}, "body_limit=-1 must be 0 to 1048576 bytes"),
+        ({"body_limit": 1_048_577}, "body_limit=1048577 must be 0 to 1048576 bytes"),
+    ],
+)
+def test_a_wrong_argument_is_named_when_the_dag_is_parsed(given, told):
+    with pytest.raises(ValueError, match=told):
+        RabbitMQMessageTrigger(**{"conn_id": "c", "queue": "q", **given})
+
+
+def test_an_event_does_not_show_its_body():
+    messages = [{"message_id": "m", "body": "secret"}, {"message_id": None, "body_base64": "secret"}]
+    event = MessageEvent(payload={"queue": "q", "messages": messages})
+    assert repr(event) == str(event) == "MessageEvent<2 of queue 'q': m, None>"
+
+
+def test_a_task_cannot_be_deferred_to_it():
+    async def run() -> None:
+        async for _ in RabbitMQMessageTrigger("c", "q").run():
+            pass
+
+    with pytest.raises(NotImplementedError, match="for an AssetWatcher"):
+        asyncio.run(run())
+
+
+def test_before_airflow_3_3_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "airflow.triggers.shared_stream", None)
+    # a copy, so that the module stays as others have it
+    spec = importlib.util.spec_from_file_location("copy", rabbitmq_message.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(AirflowOptionalProviderFeatureException, match=r"needs Airflow 3\.3 or later"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

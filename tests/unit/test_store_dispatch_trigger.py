@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.models.trigger import Trigger
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.report import DispatchReport
+from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
+
+#: What a task that was deferred by the first version has in the database. Never to be changed.
+FIRST_VERSION = json.loads((Path(__file__).parent / "kept/store_dispatch_trigger_1.json").read_text())
+
+
+def stored(trigger: StoreDispatchTrigger) -> StoreDispatchTrigger:
+    path, arguments = trigger.serialize()
+    assert path == "airflow_delayed.triggers.store_dispatch.StoreDispatchTrigger"
+    return StoreDispatchTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(arguments)))
+
+
+def test_arguments_are_stored_and_read_back():
+    arguments = stored(StoreDispatchTrigger(**FIRST_VERSION)).serialize()[1]
+    assert arguments == FIRST_VERSION
+    policy = DispatchPolicy.restored(arguments["policy"])
+    assert (policy.lookahead, policy.claim_timeout) == (timedelta(seconds=15), timedelta(seconds=20))
+    assert policy.state() == FIRST_VERSION["policy"]
+    report = DispatchReport.restored(arguments["summary"])
+    assert report.first_due == datetime(2029, 1, 1, tzinfo=timezone.utc)
+    assert report.summary() == FIRST_VERSION["summary"]
+
+
+def test_arguments_may_grow():
+    # of an earlier version, which had fewer; and of a later one, which has more
+    assert stored(StoreDispatchTrigger("store", ["broker"])).serialize()[1]["until"] == "empty"
+    later = {**FIRST_VERSION, "version": 2, "of_later": True, "policy": {**FIRST_VERSION["policy"], "of_later": 1}}
+    assert stored(StoreDispatchTrigger(**later)).serialize()[1] == later
+    assert DispatchPolicy.restored(later["policy"]).state() == FIRST_VERSION["policy"]
+    assert DispatchPolicy.restored({}) == DispatchPolicy()
+    assert DispatchReport.restored({}) == DispatchReport()
+
+
+def operator(**options: object) -> StoreDispatchOperator:
+    return StoreDispatchOperator(
+        **{"task_id": "dispatch", "conn_id": "store", "deliver_conn_ids": "broker", "deferrable": True, **options}
+    )
+
+
+CARRIED = {"until": "2030-01-01T00:00:00+00:00", "summary": DispatchReport(dispatched=2).summary(), "failures": {}}
+
+
+def event(status: str, error: str | None = None) -> dict:
+    return {"version": 1, "status": status, "summary": DispatchReport(dispatched=9).summary(), "error": error}
+
+
+def test_the_task_resumes_with_what_the_trigger_did():
+    done = operator().resume({}, **CARRIED, event=event("done"))
+    assert done == DispatchReport(dispatched=9).summary()
+
+
+def test_what_failed_in_the_trigger_fails_the_task_with_the_same_text():
+    # messages that were given up are in the table of failed messages: a retry has nothing to do
+    with pytest.raises(AirflowFailException, match=r"^3 failed$"):
+        operator().resume({}, **CARRIED, event=event("given up", "3 failed"))
+    with pytest.raises(AirflowException, match=r"^connection lost$") as caught:
+        operator().resume({}, **CARRIED, event=event("unavailable", "connection lost"))
+    assert not isinstance(caught.value, AirflowFailException)
+
+
+def test_a_task_that_is_woken_without_an_event_defers_anew():
+    task = operator(lookahead=timedelta(seconds=3), schema="airflow")
+    with pytest.raises(TaskDeferred) as caught:
+        task.resume({}, **CARRIED)
+    deferred = caught.value
+    assert (deferred.method_name, deferred.kwargs) == ("resume", CARRIED)
+    arguments = deferred.trigger.serialize()[1]
+    assert {name: arguments[name] for name in CARRIED} == CARRIED
+    assert arguments["policy"]["lookahead"] == 3.0
+    assert (arguments["conn_id"], arguments["deliver_conn_ids"]) == ("store", ["broker"])
+    assert arguments["schema"] == "airflow"
+
+
+def test_deferrable_is_as_airflow_is_set_up(monkeypatch):
+    assert not StoreDispatchOperator(task_id="d", conn_id="s", deliver_conn_ids="b").deferrable
+
+
+def test_nothing_but_names_and_counts_goes_to_the_triggerer():
+    arguments = SimpleNamespace(**StoreDispatchTrigger("store", ["broker"]).serialize()[1])
+    assert sorted(vars(arguments)) == sorted(FIRST_VERSION)
+
+
+def test_a_task_that_is_woken_with_nothing_at_all_begins_again(monkeypatch):
+    task = operator()
+    monkeypatch.setattr(task, "execute", lambda context: {"dispatched": 3})
+    assert task.resume({}) == {"dispatched": 3}
