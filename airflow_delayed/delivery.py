@@ -252,6 +252,10 @@ class HoldingStore(DelayedDelivery, Protocol):
         """Return the ids that wait there, have failed there, or are remembered to have gone from there."""
         ...
 
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages that their transport has confirmed, and that never waited there."""
+        ...
+
     def last_seen(self) -> datetime | None:
         """Return when a dispatcher was last at work for these messages; None if none was not long ago."""
         ...

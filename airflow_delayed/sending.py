@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
-from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage
+from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage, SendFailed
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.batch import row_of
 from airflow_delayed.intake.columns import Wanted
@@ -260,7 +261,8 @@ class Sending:
                     report.add(message)
             elif messages:
                 assert delivery is not None
-                _hand_over(delivery, messages, report)
+                note = self.route.store.note_sent if self.route.store is not None and messages is direct else None
+                _hand_over(delivery, messages, report, note)
             messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
@@ -270,11 +272,33 @@ class Sending:
             self._told = time.monotonic()
 
 
-def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
+def _hand_over(
+    delivery: DelayedDelivery,
+    messages: list[DelayedMessage],
+    report: SendReport,
+    note: Callable[[list[DelayedMessage]], None] | None,
+) -> None:
+    """Send messages, and note those that were confirmed.
+
+    Whoever is killed in between sends them again, with the same ids.
+    """
     try:
         report.merge(delivery.send(messages))
     except DelayedError as error:
         partly = getattr(error, "report", None)
         if isinstance(partly, SendReport):
             report.merge(partly)
+        if note is not None and isinstance(error, SendFailed):
+            # what goes wrong first is what is told
+            with suppress(DelayedError):
+                note(_confirmed(messages, error))
         raise
+    if note is not None:
+        note(messages)
+
+
+def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
+    """Return the messages that were confirmed, or none if their transport does not tell which."""
+    failed = {message_id for message_id, _ in error.failures}
+    others = [message for message in messages if message.message_id not in failed]
+    return others if error.report.sent + error.report.duplicates == len(others) else []

@@ -176,6 +176,17 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         with self._reading() as connection:
             return known(connection, self.tables, ids)
 
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages, without their content, that their transport has confirmed and that never waited here.
+
+        To ``send`` them after that is a duplicate or a conflict, as if a dispatcher had handed them over.
+
+        :raises TopologyError: the table is missing.
+        """
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            storing.note_sent(self.engine, self.tables, messages)
+
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
         with (

@@ -72,10 +72,10 @@ class DelayedSendOperator(BaseOperator):
         itself is held in any case.
     :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
         anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
-        or was cancelled, which is counted as refused. What is due within ``hold_over`` is looked up there too, and
-        left to the store if that knows it: a nightly job that runs anew does not send what the store has, or has
-        handed over. (What went to the transport at once is not noted in the store; a second run sends it again, with
-        the same id.)
+        or was cancelled, which is counted as refused. That goes for what is due within ``hold_over`` as well: it is
+        looked up in the store, left to it if that knows it, and noted there once the transport has confirmed it. So a
+        retry, or a nightly job that runs anew, sends nothing twice; but for one chunk of up to 5000 messages, with
+        the same ids, if the first was killed between a confirm and its note.
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.

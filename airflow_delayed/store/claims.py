@@ -66,7 +66,7 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
     if connection.dialect.name == "sqlite":
         statement = sqlite.insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
         return set(connection.execute(statement, list(rows)).scalars())
-    there = present(connection, table, [row["Id"] for row in rows])
+    there = _there(connection, table, [row["Id"] for row in rows])
     new = [row for row in rows if row["Id"] not in there]
     for piece in pieces(connection, new) if connection.dialect.name in MYSQL else [new] if new else []:
         connection.execute(insert(table), piece)
@@ -82,6 +82,14 @@ def _insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> Returning
         .on_conflict_do_nothing(index_elements=[table.c.Id])
         .returning(table.c.Id)
     )
+
+
+def _there(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
+    return {
+        found
+        for some in slices(ids)
+        for found in connection.execute(select(table.c.Id).where(among(connection, table.c.Id, some))).scalars()
+    }
 
 
 def present(connection: Connection, table: Table, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str | None]]:

@@ -22,6 +22,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from airflow_delayed.errors import MessageConflict, some
+from airflow_delayed.identity import digest_of
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import claims, leases, notice
 from airflow_delayed.store.arrays import among
 from airflow_delayed.store.conflicts import OnConflict
@@ -152,6 +154,23 @@ def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[s
     for table in (tables.messages, tables.failed):
         found.update(claims.present(connection, table, names))
     return found
+
+
+def note_sent(connection: Connection, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
+    """Remember messages that their transport took without their having been here; what is known of an id stays."""
+    now = claims.database_time(connection)
+    rows = {
+        message.message_id: {
+            "Id": message.message_id,
+            "Destination": message.destination,
+            "Time": message.due_at,
+            "Digest": digest_of(message),
+            "Outcome": leases.HANDED_OVER,
+            "At": now,
+        }
+        for message in messages
+    }
+    claims.insert_new(connection, tables.past, [rows[name] for name in sorted(rows)])
 
 
 def _content(row: Row) -> tuple[bytes, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,11 +13,10 @@ from sqlalchemy import Engine
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import runs
+from airflow_delayed.store import placing, runs
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import retried
 from airflow_delayed.store.origin import Origin
-from airflow_delayed.store.placing import place
 from airflow_delayed.store.rows import to_row
 from airflow_delayed.store.schema import Tables
 
@@ -67,6 +67,16 @@ def store(
     return report
 
 
+def note_sent(engine: Engine, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
+    """Remember that messages were handed over that never waited here, each 1000 in a transaction of its own.
+
+    :raises TransportUnavailable: others keep the same messages busy.
+    """
+    rest = iter(messages)
+    while chunk := list(islice(rest, CHUNK)):
+        retried(engine, partial(placing.note_sent, tables=tables, messages=chunk))
+
+
 def _registered(engine: Engine, tables: Tables, origin: Origin) -> int:
     return retried(engine, lambda connection: runs.register(connection, tables, origin))
 
@@ -92,7 +102,7 @@ def _store_chunk(
             " Give what is a new message a new id"
         )
     given = {name: rows[name] for name in sorted(rows)}
-    placed = retried(engine, lambda connection: place(connection, tables, given, on_conflict, deliver_conn_id))
+    placed = retried(engine, lambda connection: placing.place(connection, tables, given, on_conflict, deliver_conn_id))
     report = SendReport(duplicates=len(messages))
     for message in messages:
         # of copies the first one counts
