@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, or_, select
 
-from airflow_delayed.store import claims
+from airflow_delayed.store import claims, runs
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import claimed_until
@@ -69,7 +69,7 @@ def _page(
     """Return one page of both tables."""
     rows = []
     for table, conditions in _meant(tables, criteria, now):
-        rows += _rows(connection, _shown(tables, table, conditions), table, now, after, size)
+        rows += _rows(connection, tables, _shown(tables, table, conditions), table, now, after, size)
     return sorted(rows, key=_place)[:size]
 
 
@@ -87,7 +87,7 @@ def _of_ids(
             now = database_time(connection)
             for table, conditions in _meant(tables, criteria, now):
                 statement = _shown(tables, table, [*conditions, table.c.Id.in_(some)])
-                rows = _rows(connection, statement, table, now, after, None)
+                rows = _rows(connection, tables, statement, table, now, after, None)
                 found.update((one.message_id, one) for one in rows)
     return sorted(found.values(), key=_place)
 
@@ -106,10 +106,19 @@ def _shown(tables: Tables, table: Table, conditions: Conditions) -> Select[Any]:
 
 
 def _rows(
-    connection: Connection, statement: Select[Any], table: Table, now: datetime, after: Place | None, size: int | None
+    connection: Connection,
+    tables: Tables,
+    statement: Select[Any],
+    table: Table,
+    now: datetime,
+    after: Place | None,
+    size: int | None,
 ) -> list[StoredMessage]:
     statement = statement.where(*behind(table, after)).order_by(table.c.Time, table.c.Id).limit(size)
-    return [stored(dict(row._mapping), now) for row in connection.execute(statement)]
+    rows = [dict(row._mapping) for row in connection.execute(statement)]
+    # a page has few runs
+    origins = runs.origins(connection, tables, {row["Run"] for row in rows})
+    return [stored(row, now, origins) for row in rows]
 
 
 def behind(table: Table, place: Place | None) -> Conditions:

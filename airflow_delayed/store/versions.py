@@ -1,7 +1,8 @@
 """Which version of the tables is there, and bringing an older one up to ours with its rows.
 
 Version 1 was the table of messages alone, without NextTry and LastError; version 2 has them, and the tables beside it.
-Each step can be repeated, for MySQL commits every change of a table by itself.
+Version 3 knows of a message which run of a task stored it, and when it was replaced. Each step can be repeated, for
+MySQL commits every change of a table by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.claims import database_time
 from airflow_delayed.store.schema import MYSQL, Tables, mysql_collation, store_tables
 
-VERSION = 2
+VERSION = 3
 
 OLDER = "store-older"
 NEWER = "store-newer"
@@ -105,7 +106,15 @@ def _to_2(connection: Connection, tables: Tables) -> None:
         _add_column(connection, tables.messages, name)
 
 
-_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2}
+def _to_3(connection: Connection, tables: Tables) -> None:
+    for table in (tables.messages, tables.failed):
+        # version 1 had only one of them
+        if inspect(connection).has_table(table.name, schema=table.schema):
+            for name in ("Run", "ReplacedAt"):
+                _add_column(connection, table, name)
+
+
+_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2, 3: _to_3}
 
 
 def _add_column(connection: Connection, table: Table, name: str) -> None:
