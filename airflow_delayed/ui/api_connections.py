@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from airflow_delayed.ui.models import Connections
+from airflow_delayed import __version__
+from airflow_delayed.ui import configured, security
+from airflow_delayed.ui.models import Connections, ConnectionShown
+from airflow_delayed.ui.route import GuardedRoute
 
-router = APIRouter(tags=["connections"])
+router = APIRouter(tags=["connections"], route_class=GuardedRoute)
 
 
 @router.get("/connections")
-def connections() -> Connections:
+def connections(user: security.User) -> Connections:
     """Return the connections of Airflow's configuration, section [delayed]."""
-    raise NotImplementedError
+    shown = configured.shown()
+    rights = {name: security.rights(name, user) for name in {one.connection_id for one in shown}}
+    return Connections(
+        user=security.name_of(user),
+        version=__version__,
+        body_limit=configured.body_limit(),
+        connections=[
+            ConnectionShown(
+                connection_id=one.connection_id, kind=one.kind, queue=one.queue, may=rights[one.connection_id]
+            )
+            for one in shown
+        ],
+    )

@@ -5,46 +5,55 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal["store", "rabbitmq", "sqs"]
 
 
-class Fault(BaseModel):
+Code = Literal[
+    "login",
+    "forbidden",
+    "absent",
+    "invalid",
+    "cross_site",
+    "not_json",
+    "unreachable",
+    "too_slow",
+    "busy",
+    "not_ready",
+    "conflict",
+    "internal",
+    "closed",
+]
+
+
+class Answer(BaseModel):
+    """The base of all answers; should one not be as described, no value of it comes into a log."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+
+class Fault(Answer):
     """What went wrong: a word for programs, and a text for people that says what to do."""
 
-    code: Literal[
-        "login",
-        "forbidden",
-        "absent",
-        "invalid",
-        "cross_site",
-        "not_json",
-        "unreachable",
-        "too_slow",
-        "busy",
-        "not_ready",
-        "conflict",
-        "internal",
-        "closed",
-    ]
+    code: Code
     message: str
 
 
-class FaultAnswer(BaseModel):
+class FaultAnswer(Answer):
     """The body of each answer whose status is 400 or more."""
 
     error: Fault
 
 
-class Rights(BaseModel):
+class Rights(Answer):
     """What this user may do with a connection."""
 
     bodies: bool = Field(description="See bodies and the values of headers: the right to read the connection")
     act: bool = Field(description="Cancel, reschedule, retry, erase, redrive: the right to edit the connection")
 
 
-class ConnectionShown(BaseModel):
+class ConnectionShown(Answer):
     """One connection of the section [delayed] of Airflow's configuration."""
 
     connection_id: str
@@ -53,7 +62,7 @@ class ConnectionShown(BaseModel):
     may: Rights
 
 
-class Connections(BaseModel):
+class Connections(Answer):
     """All that the page shows, in the order of the configuration."""
 
     user: str
@@ -62,14 +71,14 @@ class Connections(BaseModel):
     connections: list[ConnectionShown]
 
 
-class Bar(BaseModel):
+class Bar(Answer):
     """How many messages fall due in one minute or hour, from ``begin`` on; the first counts from now."""
 
     begin: datetime
     messages: int
 
 
-class DispatcherShown(BaseModel):
+class DispatcherShown(Answer):
     """Who dispatches, or did within a day. ``ended_at`` null: it is at work, or was killed."""
 
     dispatcher: str
@@ -79,7 +88,7 @@ class DispatcherShown(BaseModel):
     ended_at: datetime | None
 
 
-class Dispatched(BaseModel):
+class Dispatched(Answer):
     """The message that was handed over last."""
 
     at: datetime
@@ -88,7 +97,7 @@ class Dispatched(BaseModel):
     dispatcher: str | None
 
 
-class StoreSummary(BaseModel):
+class StoreSummary(Answer):
     """How a store stands, at ``at``; the figures are ``age_seconds`` old."""
 
     connection_id: str
@@ -114,7 +123,7 @@ class StoreSummary(BaseModel):
 State = Literal["waiting", "due", "in flight", "retrying", "failed", "expired"]
 
 
-class Origin(BaseModel):
+class Origin(Answer):
     """The task that sent it. ``map_index`` is -1 unless the task was mapped."""
 
     dag_id: str
@@ -123,7 +132,7 @@ class Origin(BaseModel):
     map_index: int
 
 
-class Message(BaseModel):
+class Message(Answer):
     """A message that is in the store: all but headers and body."""
 
     message_id: str
@@ -142,7 +151,7 @@ class Message(BaseModel):
     origin: Origin | None
 
 
-class Remembered(BaseModel):
+class Remembered(Answer):
     """An id whose message is gone: handed over, cancelled, purged or erased."""
 
     message_id: str
@@ -153,7 +162,7 @@ class Remembered(BaseModel):
     late_seconds: float | None = Field(description="Handed over so long after it was due; 0 if ahead of it")
 
 
-class Messages(BaseModel):
+class Messages(Answer):
     """One page, ordered by due time and id."""
 
     at: datetime
@@ -162,7 +171,7 @@ class Messages(BaseModel):
     next: str | None = Field(description="Give it as after= for the next page; null: this is the last")
 
 
-class Happening(BaseModel):
+class Happening(Answer):
     """One line of a message's history."""
 
     at: datetime
@@ -173,7 +182,7 @@ class Happening(BaseModel):
     detail: str | None
 
 
-class Headers(BaseModel):
+class Headers(Answer):
     """A message's headers; of those that are long the values are cut."""
 
     names: list[str]
@@ -181,7 +190,7 @@ class Headers(BaseModel):
     cut: list[str] = Field(description="Names of the headers whose value is cut")
 
 
-class MessageDetail(BaseModel):
+class MessageDetail(Answer):
     """All that is known of an id but the body: one of ``message`` and ``remembered`` is given."""
 
     at: datetime
@@ -192,7 +201,7 @@ class MessageDetail(BaseModel):
     history: list[Happening] = Field(description="Oldest first")
 
 
-class Body(BaseModel):
+class Body(Answer):
     """A body, cut at the limit. It is text if it is UTF-8 without control characters, and hexadecimal otherwise."""
 
     message_id: str
@@ -202,14 +211,14 @@ class Body(BaseModel):
     content: str
 
 
-class Became(BaseModel):
+class Became(Answer):
     """What became of one message."""
 
     message_id: str
     outcome: str
 
 
-class Changed(BaseModel):
+class Changed(Answer):
     """What a change did, or with ``dry_run`` would do."""
 
     dry_run: bool
@@ -223,7 +232,7 @@ class Changed(BaseModel):
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")
 
 
-class LevelShown(BaseModel):
+class LevelShown(Answer):
     """What waits in one delay level of RabbitMQ; null: unknown, or there is no such queue."""
 
     level: int
@@ -234,7 +243,7 @@ class LevelShown(BaseModel):
     latest: datetime
 
 
-class RabbitMQSummary(BaseModel):
+class RabbitMQSummary(Answer):
     """What waits in RabbitMQ's delay levels and when it leaves; levels that are empty are left out."""
 
     connection_id: str
@@ -250,7 +259,7 @@ class RabbitMQSummary(BaseModel):
     unroutable: int | None
 
 
-class QueueShown(BaseModel):
+class QueueShown(Answer):
     """One queue of SQS; counts are SQS's, and approximate."""
 
     queue: str
@@ -261,7 +270,7 @@ class QueueShown(BaseModel):
     visibility_timeout_seconds: int
 
 
-class SqsSummary(BaseModel):
+class SqsSummary(Answer):
     """The queues that messages to one destination pass through; null: there is no such queue."""
 
     connection_id: str
@@ -275,7 +284,7 @@ class SqsSummary(BaseModel):
     risk: str | None = Field(description="Why messages could expire unread; null: nothing says so")
 
 
-class Redriven(BaseModel):
+class Redriven(Answer):
     """What became of messages that were to be moved back to their destination."""
 
     dry_run: bool
