@@ -36,3 +36,16 @@ class Origin:
         """16 bytes that stand for it."""
         names = scope_of(self.dag_id, self.run_id, self.task_id, self.map_index)
         return blake2b(names, digest_size=16, person=_PERSON).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBy:
+    """Runs of tasks, of which messages are wanted: those of a DAG, or of what of it is named.
+
+    :param map_index: -1 for a task that is not mapped.
+    """
+
+    dag_id: str
+    run_id: str | None = None
+    task_id: str | None = None
+    map_index: int | None = None

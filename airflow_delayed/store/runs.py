@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, exists, insert, or_, select, update
+from sqlalchemy import Connection, Select, delete, exists, insert, or_, select, update
 
 from airflow_delayed.store import claims
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.store.origin import Origin, SentBy
 from airflow_delayed.store.schema import Tables
 
 #: A run that has nothing in the store any more is forgotten so long after it last began to store, or later.
@@ -70,3 +70,21 @@ def origins(connection: Connection, tables: Tables, numbers: Iterable[int | None
         for row in connection.execute(select(runs).where(runs.c.Seq.in_(some))):
             found[int(row.Seq)] = Origin(dag_id=row.DagId, run_id=row.RunId, task_id=row.TaskId, map_index=row.MapIndex)
     return found
+
+
+def meant(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:
+    """Return the query for the numbers of runs."""
+    table = tables.runs
+    statement = select(table.c.Seq).where(table.c.DagId == sent_by.dag_id)
+    if sent_by.run_id is not None:
+        statement = statement.where(table.c.RunId == sent_by.run_id)
+    if sent_by.task_id is not None:
+        statement = statement.where(table.c.TaskId == sent_by.task_id)
+    if sent_by.map_index is not None:
+        statement = statement.where(table.c.MapIndex == sent_by.map_index)
+    return statement
+
+
+def numbers(connection: Connection, tables: Tables, sent_by: SentBy) -> Sequence[int]:
+    """Return the numbers of runs."""
+    return [int(row.Seq) for row in connection.execute(meant(tables, sent_by).order_by(tables.runs.c.Seq))]

@@ -184,13 +184,17 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
     def index(suffix: str, *columns: str, **options: Any) -> Index:
         return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns, **options)
 
-    def run_index(suffix: str) -> Index:
-        # most messages of some stores have none; MySQL and MariaDB index them nevertheless
-        some = {f"{name}_where": text('"Run" IS NOT NULL') for name in ("postgresql", "sqlite", "mssql")}
-        return index(suffix, "Run", "Time", **some)
+    def indexes(suffix: str) -> Iterator[Index]:
+        """What a list in order of due time is read by."""
+        yield index(suffix, "Time")
+        yield index(suffix, "Destination", "Time")
+        for name in ("Tag", "Run"):
+            # most messages of some stores have none; MySQL and MariaDB index them nevertheless
+            some = {f"{dialect}_where": text(f'"{name}" IS NOT NULL') for dialect in ("postgresql", "sqlite", "mssql")}
+            yield index(suffix, name, "Time", **some)
 
     return Tables(
-        messages=table("", *_message_columns(), index("", "Time"), index("", "Tag"), run_index("")),
+        messages=table("", *_message_columns(), *indexes("")),
         past=table(
             "_past",
             _column("Id", text_column(MAX_ID), primary_key=True),
@@ -208,9 +212,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             *_message_columns(),
             _column("Reason", text_column(20), nullable=False),
             _column("FailedAt", UtcTime(), nullable=False),
-            index("_failed", "Time"),
-            index("_failed", "Tag"),
-            run_index("_failed"),
+            *indexes("_failed"),
         ),
         audit=table(
             "_audit",

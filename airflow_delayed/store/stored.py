@@ -59,8 +59,7 @@ class StoredMessage:
     @property
     def token(self) -> str:
         """Where a list goes on after this message: ``list(after=token)``."""
-        place = f"{microseconds(self.due_at)} {self.message_id}".encode()
-        return urlsafe_b64encode(place).decode().rstrip("=")
+        return token_of(self.due_at, self.message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +74,13 @@ class Remembered:
     #: None after an erasure, as is ``due_at``.
     destination: str | None
     due_at: datetime | None
+    #: Who handed it over; None if it was cancelled, purged or erased.
+    dispatcher: str | None = None
+
+
+def token_of(due_at: datetime, message_id: str) -> str:
+    """Return a place in the order of due time and id as a text."""
+    return urlsafe_b64encode(f"{microseconds(due_at)} {message_id}".encode()).decode().rstrip("=")
 
 
 def place_of(token: str) -> tuple[datetime, str]:
