@@ -14,6 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.origin import Origin
 
 Clock = Callable[[], datetime]
 
@@ -239,6 +240,9 @@ class KeepsOpen(Protocol):
 
 class HoldingStore(DelayedDelivery, Protocol):
     """A store, in which messages wait until a dispatcher hands them over."""
+
+    #: The run of a task that sends, if one does; may be set at any time.
+    origin: Origin | None
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
         """Return the ids whose content is not what these digests stand for, where storing them is an error for that."""

@@ -60,6 +60,7 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "plugins": [{"name": "delayed_deliveries", "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}],
         "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there
         "connection-types": [

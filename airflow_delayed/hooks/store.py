@@ -21,6 +21,7 @@ from airflow_delayed.store import claims, heartbeat, setup, storing
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
+from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
 from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
@@ -43,6 +44,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         "error" stores nothing; "keep" leaves the old one as it is; "replace" changes due time, content, destination
         and delivering connection in one step, also of a message that has failed, unless it is being handed over, was
         handed over or was cancelled.
+    :param origin: the run of a task that ``send`` stores for; its messages are found by it.
     :param clock: for the interface's sake. The store goes by the database's clock alone.
     """
 
@@ -54,6 +56,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         table: str = TABLE,
         schema: str | None = None,
         on_conflict: OnConflict = "error",
+        origin: Origin | None = None,
         clock: Clock = utcnow,
     ) -> None:
         super().__init__()
@@ -63,6 +66,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         self.tables = store_tables(table, schema)
         self.table: Table = self.tables.messages
         self.on_conflict = check_on_conflict(on_conflict)
+        self.origin = origin
         self._clock = clock
         self._checked = False
 
@@ -148,7 +152,12 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         with database_errors(self.conn_id, self.engine, self.tables):
             self._check_version()
             return storing.store(
-                self.engine, self.tables, checked(), self.deliver_conn_id, on_conflict=self.on_conflict
+                self.engine,
+                self.tables,
+                checked(),
+                self.deliver_conn_id,
+                on_conflict=self.on_conflict,
+                origin=self.origin,
             )
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:

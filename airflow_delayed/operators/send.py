@@ -262,7 +262,7 @@ class DelayedSendOperator(BaseOperator):
         return found, set_aside
 
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
-        route = route_of(self, closing)
+        route = route_of(self, context, closing)
         wanted, rules = rules_of(self, context, began.anchor)
 
         def read(clock: Clock) -> Sending:

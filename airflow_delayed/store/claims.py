@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -28,6 +28,8 @@ from airflow_delayed.store.schema import MYSQL
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
 IDS = 1000
+
+T = TypeVar("T")
 
 _NOW = {
     # not now(), which stands still during a transaction
@@ -111,8 +113,8 @@ def count(connection: Connection, table: Table, *conditions: ColumnElement[bool]
     return int(connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one())
 
 
-def slices(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Cut ids into pieces that fit into one statement."""
+def slices(ids: Sequence[T]) -> Iterator[list[T]]:
+    """Cut ids, or numbers, into pieces that fit into one statement."""
     rest = iter(ids)
     while some := list(islice(rest, IDS)):
         yield some

@@ -6,7 +6,8 @@ wherever it is. The same id with other content, or for another connection, is
 
 - with "error" a :class:`~airflow_delayed.errors.MessageConflict`,
 - with "keep" a duplicate: what is stored stays,
-- with "replace" put in place of what waits or has failed, and refused where it comes too late.
+- with "replace" put in place of what waits or has failed, and refused where it comes too late. It keeps when the
+  first of that id was stored.
 
 Nobody brings back what was cancelled: it is a duplicate, and with "replace" and other content refused.
 """
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table, select
 
 from airflow_delayed.errors import MessageConflict, some
 from airflow_delayed.store import claims, leases, notice
+from airflow_delayed.store.arrays import among
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import Overtaken
 from airflow_delayed.store.schema import Tables
@@ -65,7 +67,7 @@ def place(
     if other and on_conflict == "replace":
         free = _free(connection, tables, other, now)
         placed.refused.update(name for name in other if name not in free)
-        _replace(connection, tables, [given[name] for name in other if name in free])
+        _replace(connection, tables, tables.messages, [given[name] for name in other if name in free])
         placed.replaced |= free
     if written := placed.new | placed.replaced:
         notice.give(connection, tables.messages, min(given[name]["Time"] for name in written), [deliver_conn_id])
@@ -93,7 +95,7 @@ def _look_back(
     if on_conflict == "replace":
         placed.refused |= changed
         placed.replaced |= other
-        claims.remove(connection, tables.failed, sorted(other))
+        _replace(connection, tables, tables.failed, [given[name] for name in sorted(other)])
     known = (failed.keys() | past.keys()) - placed.replaced
     claims.remove(connection, tables.messages, sorted(known))
     placed.new -= known | placed.replaced
@@ -108,13 +110,25 @@ def _free(connection: Connection, tables: Tables, names: Sequence[str], now: dat
     return locked - leases.held(connection, tables, sorted(locked), now)
 
 
-def _replace(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
+def _replace(connection: Connection, tables: Tables, table: Table, rows: Sequence[Row]) -> None:
+    """Put rows in the place of those with their ids that are in a table, and in that of messages."""
     names = [row["Id"] for row in rows]
-    claims.remove(connection, tables.messages, names)
+    first = _stored_at(connection, table, names)
+    rows = [{**row, "StoredAt": first[row["Id"]], "ReplacedAt": row["StoredAt"]} for row in rows]
+    for one in {table, tables.messages}:
+        claims.remove(connection, one, names)
     # of a dispatcher that has died; should it live after all, it finds that it holds this message no longer
     leases.forget(connection, tables, names)
     if claims.insert_new(connection, tables.messages, rows) != set(names):
         raise Overtaken(some(names, separator=", "))
+
+
+def _stored_at(connection: Connection, table: Table, names: Sequence[str]) -> dict[str, datetime | None]:
+    found: dict[str, datetime | None] = {}
+    for some_ in claims.slices(names):
+        there = select(table.c.Id, table.c.StoredAt).where(among(connection, table.c.Id, some_))
+        found.update((row.Id, row.StoredAt) for row in connection.execute(there))
+    return found
 
 
 def conflicting(

@@ -30,9 +30,10 @@ def _check_text(column: str, value: str, limit: int) -> None:
         raise InvalidMessage(column, "has a null character, which not every database keeps as text")
 
 
-def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, Any]:
+def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None = None) -> dict[str, Any]:
     """Return a message as the row that is stored, without StoredAt.
 
+    :param run: the number of the task's run that it comes from.
     :raises LimitExceeded: it does not fit.
     """
     check_limits(message)
@@ -47,6 +48,7 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, An
         "Tag": message.tag,
         "ExpiresAt": message.expires_at,
         "Digest": digest_of(message),
+        "Run": run,
     }
 
 

@@ -12,8 +12,10 @@ from sqlalchemy import Engine
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store import runs
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import retried
+from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import place
 from airflow_delayed.store.rows import to_row
 from airflow_delayed.store.schema import Tables
@@ -31,6 +33,7 @@ def store(
     deliver_conn_id: str | None,
     *,
     on_conflict: OnConflict = "error",
+    origin: Origin | None = None,
 ) -> SendReport:
     """Store messages, each chunk of 1000 in a transaction of its own; those that are known already are counted.
 
@@ -38,6 +41,7 @@ def store(
 
     :param on_conflict: what to do with an id that is known with other content, see
         :mod:`airflow_delayed.store.placing`.
+    :param origin: the run of a task that they come from; several may store for one at the same time.
     :raises MessageConflict: an id is known with other content, or is to be delivered by another connection; nothing
         of its chunk was stored, those before it were.
     :raises LimitExceeded: a message does not fit into the table.
@@ -46,9 +50,12 @@ def store(
     report = SendReport()
     refused: list[str] = []
     rest = iter(messages)
+    run: int | None = None
     try:
         while chunk := list(islice(rest, CHUNK)):
-            report.merge(_store_chunk(engine, tables, chunk, deliver_conn_id, on_conflict, refused))
+            if origin is not None and run is None:
+                run = _registered(engine, tables, origin)
+            report.merge(_store_chunk(engine, tables, chunk, deliver_conn_id, run, on_conflict, refused))
     finally:
         if refused:
             log.warning(
@@ -60,18 +67,23 @@ def store(
     return report
 
 
+def _registered(engine: Engine, tables: Tables, origin: Origin) -> int:
+    return retried(engine, lambda connection: runs.register(connection, tables, origin))
+
+
 def _store_chunk(
     engine: Engine,
     tables: Tables,
     messages: Sequence[DelayedMessage],
     deliver_conn_id: str | None,
+    run: int | None,
     on_conflict: OnConflict,
     refused: list[str],
 ) -> SendReport:
     rows: dict[str, dict[str, Any]] = {}
     conflicts = []
     for message in messages:
-        row = to_row(message, deliver_conn_id)
+        row = to_row(message, deliver_conn_id, run)
         if rows.setdefault(message.message_id, row)["Digest"] != row["Digest"]:
             conflicts.append(message.message_id)
     if conflicts:

@@ -13,6 +13,7 @@ from support.stores import Store, Transport, store_fixture  # noqa: F401 - a fix
 from airflow_delayed.errors import UnsupportedOption
 from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.store.origin import Origin
 
 MINUTE = timedelta(minutes=1)
 
@@ -87,6 +88,15 @@ def test_what_is_in_the_store_stays_the_stores(job: Job):
     assert job.waiting() == {"later": 20 * MINUTE, "far": 90 * MINUTE}
 
 
+def test_a_message_tells_which_run_of_its_task_sent_it(job: Job):
+    job.run({"a": 20 * MINUTE, "b": 20 * MINUTE})
+    first = Origin(dag_id="d", run_id=str(job.now), task_id="send")
+    job.now += MINUTE
+    job.run({"a": 30 * MINUTE, "b": 19 * MINUTE}, on_conflict="replace")
+    second = Origin(dag_id="d", run_id=str(job.now), task_id="send")
+    assert {one.message_id: one.origin for one in job.hook.list()} == {"a": second, "b": first}
+
+
 def test_a_job_that_runs_anew_replaces_what_waits(job: Job, capsys):
     assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(held=3)
     # sooner than the hold-over, later, and as it was
@@ -141,6 +151,7 @@ def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
     options = {"conn_id": store.conn_id, "store_conn_id": None}
     assert job.run({"a": MINUTE, "b": MINUTE}, **options) == counts(held=2)
+    assert {one.origin.run_id for one in hook.list()} == {str(job.now)}
     assert job.run({"a": MINUTE, "b": -MINUTE}, on_conflict="replace", **options) == counts(replaced=1, duplicates=1)
     store.dispatcher(hook).run()
     assert [one.message_id for one in hook.list()] == ["a"]

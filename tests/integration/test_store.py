@@ -31,11 +31,11 @@ def test_the_connections_type_leads_to_the_hook(store: Store):
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 7
+    assert [finding.state for finding in plan] == [State.PLANNED] * 8
     assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
     first = hook.install(["reminders"], create_destinations=True)
-    assert [finding.state for finding in first] == [State.CREATED] * 7
-    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 7
+    assert [finding.state for finding in first] == [State.CREATED] * 8
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 8
     assert hook.verify(["reminders"]).ok
 
 
