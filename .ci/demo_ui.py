@@ -56,18 +56,17 @@ class Demo:
     def run_dag(self, dag_id: str, *, seconds: float = 180) -> str:
         """Run a DAG once, and return the run's id."""
         with self.client() as http:
-            process.wait_for(
-                f"DAG {dag_id}", lambda: http.get(f"/api/v2/dags/{dag_id}").raise_for_status(), seconds=120
-            )
-            http.patch(f"/api/v2/dags/{dag_id}", json={"is_paused": False}).raise_for_status()
-            runs = f"/api/v2/dags/{dag_id}/dagRuns"
+            dag = f"/api/v2/dags/{dag_id}"
+            process.wait_for(f"DAG {dag_id}", lambda: http.get(dag).raise_for_status(), seconds=120)
+            http.patch(dag, json={"is_paused": False}).raise_for_status()
+            runs = f"{dag}/dagRuns"
             run = http.post(runs, json={"logical_date": None}).raise_for_status().json()["dag_run_id"]
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 state = http.get(f"{runs}/{run}").raise_for_status().json()["state"]
                 if state in airflow.ENDED:
                     # nothing goes on by itself: what is shown is there until somebody acts on it
-                    http.patch(f"/api/v2/dags/{dag_id}", json={"is_paused": True}).raise_for_status()
+                    http.patch(dag, json={"is_paused": True}).raise_for_status()
                     if state == "failed":
                         raise RuntimeError(f"DAG {dag_id} failed; see {self.folder / 'airflow.log'}")
                     return str(run)

@@ -1,4 +1,4 @@
-"""Messages that are late, failed, expired or dispatched, for `make demo-ui`; uses the connections of its environment."""
+"""Messages that are late, failed, expired or dispatched, for `make demo-ui`, by the connections of its environment."""
 
 from __future__ import annotations
 

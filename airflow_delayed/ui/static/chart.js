@@ -3,8 +3,8 @@
 import { h, s } from "./dom.js";
 import { absolute, clock } from "./time.js";
 
-const WIDTH = 600;
-const HEIGHT = 96;
+const WIDTH = 340;
+const HEIGHT = 92;
 const FOOT = 16;
 
 /** @param {{begin: string, messages: number}[]} bars  @param {string} title what the chart shows */
@@ -21,7 +21,7 @@ export function chart(bars, title) {
       s("rect", { x: index * step, y: 0, width: step, height: room, class: "column" }),
       s("rect", { x: index * step + step * 0.12, y: room - height, width: step * 0.76, height, rx: 1, class: "bar" }));
   });
-  const every = Math.ceil(bars.length / 6);
+  const every = Math.ceil(bars.length / 4);
   const labels = bars.map((bar, index) => index % every === 0
     && s("text", { x: index * step + 2, y: HEIGHT - 3, class: "label" }, clock(bar.begin)));
   return h("figure", { class: "chart" },

@@ -175,13 +175,13 @@ export class Messages {
           checked: this.all || this.chosen.has(message.message_id), onchange: toggle(message.message_id) })),
         idCell(message.message_id),
         h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`)),
-        h("td", {}, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
+        h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
         h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
         h("td", {}, message.tag),
         h("td", {}, message.origin && [h("a", { href: taskAddress(message.origin), onclick: leave }, message.origin.task_id),
           h("small", {}, `${message.origin.dag_id} ${message.origin.run_id}`)]))),
       remembered.map((gone) => h("tr", {}, may && h("td", {}), idCell(gone.message_id),
-        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at))), h("td", {}, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}), h("td", {}))))));
+        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at))), h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}), h("td", {}))))));
   }
 
   pages() {

@@ -94,7 +94,7 @@ function rabbitmq(summary, context) {
           h("td", { class: "mono" }, level.queue),
           h("td", { class: "number" }, level.messages?.toLocaleString() ?? "missing"),
           h("td", { class: "number" }, level.stuck?.toLocaleString() ?? "unknown"),
-          h("td", {}, absolute(level.earliest)), h("td", {}, absolute(level.latest)))))))),
+          h("td", { class: "time" }, absolute(level.earliest)), h("td", { class: "time" }, absolute(level.latest)))))))),
   ];
 }
 
