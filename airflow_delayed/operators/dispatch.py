@@ -12,8 +12,10 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_delayed import config
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.errors import DelayedError
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
@@ -51,10 +53,11 @@ class StoreDispatchOperator(BaseOperator):
 
     :param conn_id: the store, a SQL connection.
     :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
-        ``conn_id`` stands for queue tables in its database.
+        ``conn_id`` stands for queue tables in its database. By default ``[delayed] deliver_conn_ids``.
     :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
         for so long; a queue table gets it when it is due. It must be longer than the time between two runs and a
-        worker's start: one shorter than the DAG's schedule is an error.
+        worker's start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15
+        minutes.
     :param batch_size: messages a transaction.
     :param until: None makes one pass; "empty" goes on until the store has none left for these connections; a timedelta
         goes on for that long.
@@ -72,7 +75,8 @@ class StoreDispatchOperator(BaseOperator):
     :param maximum_recovery_failures_per_second: how often noting a failure in the store, or sending to the error
         destination, may fail, over 30 s, until the task fails.
     :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
-    :param remember: how long the ids of what was handed over or cancelled are remembered.
+    :param remember: how long the ids of what was handed over or cancelled are remembered; by default
+        ``[delayed] remember``, 14 days.
     :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
@@ -84,13 +88,14 @@ class StoreDispatchOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "deliver_conn_ids", "error_destination", "table", "schema")
+    operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
         self,
         *,
         conn_id: str,
-        deliver_conn_ids: Sequence[str] | str,
-        lookahead: timedelta = timedelta(minutes=15),
+        deliver_conn_ids: Sequence[str] | str | None = None,
+        lookahead: timedelta | None = None,
         batch_size: int = 500,
         until: timedelta | Literal["empty"] | None = None,
         consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
@@ -101,7 +106,7 @@ class StoreDispatchOperator(BaseOperator):
         time_to_trigger_dispatch_circuit_breaker: timedelta = timedelta(seconds=30),
         maximum_recovery_failures_per_second: float = 1,
         max_rate: float | None = None,
-        remember: timedelta = timedelta(days=14),
+        remember: timedelta | None = None,
         claim_timeout: timedelta = timedelta(seconds=30),
         table: str = "delayed_messages",
         schema: str | None = None,
@@ -112,8 +117,8 @@ class StoreDispatchOperator(BaseOperator):
         if until not in (None, "empty") and not (isinstance(until, timedelta) and until > timedelta(0)):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
         self.conn_id = conn_id
-        self.deliver_conn_ids = deliver_conn_ids
-        self.lookahead = lookahead
+        self.deliver_conn_ids = list(config.deliver_conn_ids()) if deliver_conn_ids is None else deliver_conn_ids
+        self.lookahead = config.lookahead() if lookahead is None else lookahead
         self.batch_size = batch_size
         self.until = until
         self.consistency = consistency
@@ -124,13 +129,18 @@ class StoreDispatchOperator(BaseOperator):
         self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
         self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
         self.max_rate = max_rate
-        self.remember = remember
+        self.remember = config.remember() if remember is None else remember
         self.claim_timeout = claim_timeout
         self.table = table
         self.schema = schema
         self.deferrable = deferrable
         self._policy()
-        if isinstance(conn_id, str) and isinstance(deliver_conn_ids, str | list | tuple):
+        if deliver_conn_ids is None and not self.deliver_conn_ids:
+            raise ValueError(
+                "deliver_conn_ids= is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
+                " configuration is empty; name the connections that messages may be delivered through"
+            )
+        if isinstance(conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
             names = self._deliver_conn_ids()
             # what is a template is checked when it is rendered
             if not any("{{" in name for name in (conn_id, *names)):

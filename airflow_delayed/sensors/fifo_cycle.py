@@ -13,6 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 
@@ -69,6 +70,7 @@ class FifoCycleSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "destination", "until", "error_queue")
+    operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(

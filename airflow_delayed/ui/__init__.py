@@ -1,0 +1,3 @@
+"""The page of delayed deliveries in Airflow's UI."""
+
+from __future__ import annotations
