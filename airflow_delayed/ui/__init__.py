@@ -1,3 +1,3 @@
-"""The page of delayed deliveries in Airflow's UI."""
+"""The operations page in Airflow's UI, and its JSON API."""
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote, urlencode, urlsplit
 
-#: Of the plugin's own pages and API, below Airflow's base URL.
-PLUGIN_PATH = "/delayed-deliveries"
-#: Of the page within Airflow's navigation, below Airflow's base URL: ``plugin/`` and the plugin's ``url_route``.
-NAV_PATH = "/plugin/delayed-deliveries"
+#: The page's route within Airflow's UI (``url_route`` of the plugin's view), and the path that its app is mounted at.
+ROUTE = "delayed-deliveries"
 
 
 def base_path(base_url: str) -> str:
@@ -39,4 +37,4 @@ def page_link(
         "map_index": None if map_index is None or map_index < 0 else str(map_index),
     }
     query = urlencode({name: value for name, value in wanted.items() if value is not None}, quote_via=quote, safe="")
-    return base_path(base_url) + NAV_PATH + (f"?{query}" if query else "")
+    return f"{base_path(base_url)}/plugin/{ROUTE}" + (f"?{query}" if query else "")
