@@ -31,7 +31,8 @@ def test_the_path_of_the_base_url_is_kept_and_its_host_is_not(base_url, path):
 
 
 def test_a_part_of_the_page():
-    link = page_link("/", store="db", dag_id="d", run_id="scheduled__2026-01-01T00:00:00+00:00", task_id="t", map_index=3)
+    run_id = "scheduled__2026-01-01T00:00:00+00:00"
+    link = page_link("/", store="db", dag_id="d", run_id=run_id, task_id="t", map_index=3)
     assert link == (
         "/plugin/delayed-deliveries?store=db&dag_id=d"
         "&run_id=scheduled__2026-01-01T00%3A00%3A00%2B00%3A00&task_id=t&map_index=3"
