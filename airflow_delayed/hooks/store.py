@@ -12,6 +12,7 @@ from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 from sqlalchemy import Connection, Engine, Table
 
+from airflow_delayed import metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
 from airflow_delayed.hooks.store_adoption import StoreAdoption
@@ -191,7 +192,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     ) -> Dispatcher:
         """Return a dispatcher of this store.
 
-        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`. What it does is counted
+            by Airflow's Stats.
         :raises TopologyError: its tables are missing, or those of another release.
         """
         # what cannot be is told before anything is asked of the database
@@ -202,6 +204,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             transports=transports,
             deliver_conn_ids=deliver_conn_ids,
             schema=self.schema,
+            meter=metrics.count_verdicts(self.conn_id),
             **policy,
         )
         with database_errors(self.conn_id, self.engine, self.tables):

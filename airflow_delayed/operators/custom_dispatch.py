@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow.sdk import BaseOperator
 
-from airflow_delayed import config
+from airflow_delayed import config, metrics
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.store.custom_dispatch import CustomDispatcher
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import DelayedMessageStore
+from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -97,7 +98,13 @@ class CustomStoreDispatchOperator(BaseOperator):
             policy=self._policy(),
             set_up=self.set_up,
         )
-        return dispatcher.run(self.until).summary()
+        try:
+            report = dispatcher.run(self.until)
+        except DispatchFailed as error:
+            metrics.count_report(self.name, self.deliver_conn_id, error.report)
+            raise
+        metrics.count_report(self.name, self.deliver_conn_id, report)
+        return report.summary()
 
     def _policy(self) -> DispatchPolicy:
         return DispatchPolicy(

@@ -12,9 +12,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_delayed import config
+from airflow_delayed import config, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
@@ -24,7 +23,6 @@ from airflow_delayed.store.report import DispatchFailed
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_delayed.hooks.store import DelayedStoreHook
 
 #: How long the pass may take that is made before the triggerer goes on; in seconds.
 HERE = 30.0
@@ -48,8 +46,8 @@ class StoreDispatchOperator(BaseOperator):
     with all messages as they were, and a retry helps.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``forgotten``,
-    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then is told as
-    gauges, see DelayedStoreHook.gauges.
+    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then, and every half
+    minute while it stays, is told as gauges, see DelayedStoreHook.gauges.
 
     :param conn_id: the store, a SQL connection.
     :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
@@ -163,7 +161,8 @@ class StoreDispatchOperator(BaseOperator):
             self._check_lookahead(context, dispatcher)
             try:
                 if not self.deferrable or self.until is None:
-                    return dispatcher.run(self.until).summary()
+                    with metrics.Gauges(store):
+                        return dispatcher.run(self.until).summary()
                 # what waits is sooner done here, and what is wrong with a connection or the store is an error at once
                 end = store.now() + self.until if isinstance(self.until, timedelta) else None
                 dispatcher.once(HERE)
@@ -172,7 +171,7 @@ class StoreDispatchOperator(BaseOperator):
             except DispatchFailed as error:
                 raise _failure(error) from error
             finally:
-                self._gauges(store)
+                metrics.tell_gauges(store)
             until = "empty" if end is None else end.isoformat()
             summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
         self._defer(until, summary, failures)
@@ -226,13 +225,6 @@ class StoreDispatchOperator(BaseOperator):
             method_name="resume",
             kwargs=carried,
         )
-
-    def _gauges(self, store: DelayedStoreHook) -> None:
-        try:
-            store.gauges()
-        except DelayedError as error:
-            # what was handed over was handed over, whatever can be told of it
-            self.log.warning("the store's counts could not be told as gauges: %s", error)
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)

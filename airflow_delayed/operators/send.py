@@ -13,7 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed import config
+from airflow_delayed import config, metrics
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
@@ -296,6 +296,8 @@ class DelayedSendOperator(BaseOperator):
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             told.done(self.log, what, sending)
+            if not self.only_plan:
+                metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
         if route.store is not None and not self.only_plan:
             told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
         if self.only_plan:

@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_delayed import metrics
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.counts import Counts
@@ -218,6 +219,7 @@ class FifoCycleSensor(BaseSensorOperator):
                 error_queue=self.error_queue or None,
                 max_late=self.max_late,
                 counts=counts,
+                meter=metrics.count_cycled(self.conn_id),
             )
         except ValueError as error:
             # a template came out as nothing that can be used; a retry would find the same
