@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_delayed import config, metrics
+from airflow_delayed import config, lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.schedule import scheduled, until_next_run
@@ -30,7 +30,7 @@ HERE = 30.0
 REASONS = 10
 
 
-class StoreDispatchOperator(BaseOperator):
+class StoreDispatchOperator(lineage.Traced, BaseOperator):
     """Hands over what a store holds and is due within ``lookahead``, with the delay that remains, and removes it.
 
     A message is handed over at least once, into a queue table of the store's database exactly once. Any number of
@@ -159,6 +159,7 @@ class StoreDispatchOperator(BaseOperator):
             closing(store.dispatcher(self._deliver_conn_ids(), transport, **self._policy())) as dispatcher,
         ):
             self._check_lookahead(context, dispatcher)
+            self._name(store)
             try:
                 if not self.deferrable or self.until is None:
                     with metrics.Gauges(store):
@@ -207,6 +208,11 @@ class StoreDispatchOperator(BaseOperator):
             raise AirflowException(event["error"])
         done: dict[str, Any] = event["summary"]
         self.log.info("store %r: %s", self.conn_id, done)
+        if lineage.wanted():
+            from airflow_delayed.hooks.store import DelayedStoreHook
+
+            with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
+                self._name(store)
         return done
 
     def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str]) -> None:
@@ -225,6 +231,12 @@ class StoreDispatchOperator(BaseOperator):
             method_name="resume",
             kwargs=carried,
         )
+
+    def _name(self, store: lineage.TraceableStore) -> None:
+        """Tell OpenLineage what is read; the destinations are told by the tasks that sent."""
+        if lineage.wanted():
+            with lineage.never_failing():
+                self._trace([store.own_dataset()], [])
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)

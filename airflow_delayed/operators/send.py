@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed import config, metrics
+from airflow_delayed import config, lineage, metrics
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 BRIEF = timedelta(seconds=10)
 
 
-class DelayedSendOperator(BaseOperator):
+class DelayedSendOperator(lineage.Traced, BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
@@ -297,6 +298,7 @@ class DelayedSendOperator(BaseOperator):
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             told.done(self.log, what, sending)
             if not self.only_plan:
+                self._name(sending, route)
                 metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
         if route.store is not None and not self.only_plan:
             told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
@@ -305,6 +307,19 @@ class DelayedSendOperator(BaseOperator):
         summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
         describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
         return summary
+
+    def _name(self, sending: Sending, route: Route) -> None:
+        """Tell OpenLineage where messages came from and went to: through the store, if that took any."""
+        if not lineage.wanted():
+            return
+        with lineage.never_failing():
+            counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
+            outputs: list[lineage.Dataset] = []
+            if sending.held.by_destination and isinstance(route.store, lineage.TraceableStore):
+                outputs.append(route.store.own_dataset())
+            if isinstance(route.delivery, lineage.Traceable):
+                outputs += [route.delivery.dataset(name) for name, _ in counts.most_common(lineage.NAMED)]
+            self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
 
     def _capped(self, lead: timedelta, route: Route) -> timedelta:
         horizon = route.delivery.horizon
