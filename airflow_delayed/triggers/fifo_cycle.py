@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_delayed import metrics
 from airflow_delayed.errors import RetentionAtRisk
 from airflow_delayed.message import utcnow
 from airflow_delayed.sqs.counts import Counts
@@ -119,6 +120,7 @@ class FifoCycleTrigger(BaseTrigger):
 
         given = self.arguments
         max_late = given["max_late_seconds"]
+        metrics.begin_in_trigger()
         with closing(SqsDelayHook(given["conn_id"], sleep=sleep)) as hook:
             rounds = Rounds(
                 hook,
@@ -129,6 +131,7 @@ class FifoCycleTrigger(BaseTrigger):
                 error_queue=given["error_queue"],
                 max_late=None if max_late is None else timedelta(seconds=max_late),
                 counts=Counts.restored(given["counts"]),
+                meter=metrics.count_cycled(given["conn_id"]),
             )
             status, problem = "done", None
             try:
