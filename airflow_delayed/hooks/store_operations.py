@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from airflow_delayed import compat
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.store import counts, listing
 from airflow_delayed.store.changes import Cancel, Change, Erase, Reschedule, Retry
@@ -256,15 +257,13 @@ class StoreOperations:
         ``.expired`` and ``.remembered``, each with the tag ``conn_id``; ``delayed.store.oldest_due_seconds`` is how
         long the oldest has been due. Reads what :meth:`counts` reads.
         """
-        from airflow.sdk.observability import stats
-
         if self._gauged is not None and monotonic() - self._gauged < GAUGE_PAUSE:
             return
         found = self.counts(hours=0)
         late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
         tags = {"conn_id": self.conn_id}
         for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
-            stats.gauge(f"delayed.store.{name}", value, tags=tags)
+            compat.gauge(f"delayed.store.{name}", value, tags)
         self._gauged = monotonic()
 
     def _check_version(self) -> None:

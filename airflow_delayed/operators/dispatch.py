@@ -9,9 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.operators.schedule import scheduled, until_next_run
