@@ -49,11 +49,11 @@ KEEPS_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 3)
 class NeedsAirflow(ValueError):
     """Something needs a later Airflow.
 
-    :param what: with what to do instead.
+    :param why: with what to do instead.
     """
 
-    def __init__(self, version: str, what: str) -> None:
-        super().__init__(f"needs Airflow {version} or later: {what}")
+    def __init__(self, what: str, version: str, why: str) -> None:
+        super().__init__(f"{what} needs Airflow {version} or later, {why}")
 
 
 class TryStates(dict[str, Any]):

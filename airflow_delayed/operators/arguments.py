@@ -26,7 +26,7 @@ def check_arguments(operator: DelayedSendOperator) -> None:
     if operator.on_clear == "new_ids" and (operator.message_id is not None or operator.id_columns is not None):
         raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
     if operator.lead is not None and not KEEPS_STATE:
-        raise NeedsAirflow("3.3", "lead= is kept over a wait; let a store hold it (store_conn_id=)")
+        raise NeedsAirflow("lead=", "3.3", "to go on as it began; a store (store_conn_id=) can hold messages before")
     spans = {"hold_over": operator.hold_over, "max_past": operator.max_past}
     for name, span in {**spans, **({} if operator.lead is None else {"lead": operator.lead})}.items():
         if not isinstance(span, timedelta) or span < timedelta(0):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
 
+import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.errors import DelayedError

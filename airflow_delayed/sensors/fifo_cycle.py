@@ -96,7 +96,7 @@ class FifoCycleSensor(BaseSensorOperator):
         if max_late is not None and (not isinstance(max_late, timedelta) or max_late < timedelta(0)):
             raise ValueError(f"max_late={max_late!r} must be a timedelta, and not negative")
         if mode == "reschedule" and not deferrable and not KEEPS_STATE:
-            raise NeedsAirflow("3.3", "mode='reschedule' adds pokes up; take deferrable=True")
+            raise NeedsAirflow("mode='reschedule'", "3.3", "to add up what its pokes do; use deferrable=True")
         if poke_interval is None:
             poke_interval = 60 if mode == "reschedule" else 1
         super().__init__(poke_interval=poke_interval, mode=mode, **kwargs)

@@ -209,7 +209,7 @@ def test_dag_test_runs_a_dag_as_it_is(delayed, run_dag):
 
 
 def test_what_it_does_not_play_says_so(delayed):
-    with pytest.raises(NotImplementedError, match="'rabbit'.*delayed"):
+    with pytest.raises(NotImplementedError, match=r"'rabbit'.*delayed"):
         RabbitMQDelayHook("rabbit").waiting()
     with pytest.raises(NotImplementedError, match="'sqs'"):
         delayed.run(FifoCycleSensor(task_id="cycle", conn_id="sqs", destination="mail"))
