@@ -16,10 +16,10 @@ demo-ui: setup ## Airflow with the operations page and the demo's data, until Ct
 
 test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
 ifneq ($(TESTS),)
-	@exec .venv/bin/python -m pytest $(TESTS) $(ARGS)
+	@exec .venv/bin/python -m pytest --durations=25 $(TESTS) $(ARGS)
 else # two files at a time, each process with servers of its own; Airflow and the demo want the machine for themselves
-	@.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/integration $(ARGS) && \
-	    exec .venv/bin/python -m pytest tests/acceptance $(ARGS)
+	@.venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile tests/unit tests/integration $(ARGS) && \
+	    exec .venv/bin/python -m pytest --durations=25 tests/acceptance $(ARGS)
 endif
 
 lint: setup ## ruff, and mypy (strict) on the package

@@ -83,7 +83,7 @@ def _names(option: str) -> tuple[str, ...]:
 
 
 def _text(option: str) -> str:
-    from airflow.sdk.configuration import conf
+    from airflow_delayed.compat import conf
 
     default = get_provider_info()["config"][SECTION]["options"][option]["default"]
     return str(conf.get(SECTION, option, fallback=default)).strip()

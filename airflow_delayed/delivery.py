@@ -288,9 +288,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     :raises UnsupportedConnection: nothing serves that type.
     :raises UnsupportedOption: that transport has no such option.
     """
-    from airflow.sdk import BaseHook
-
-    conn_type = BaseHook.get_connection(conn_id).conn_type
+    conn_type = type_of(conn_id)
     others = {entry.name: entry.value for entry in entry_points(group="airflow_delayed.delivery")}
     targets = {**others, **BUILT_IN}
     if conn_type not in targets:
@@ -299,6 +297,13 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     given = {name: value for name, value in options.items() if value is not None}
     check_options(conn_id, conn_type, hook, given)
     return cast(DelayedDelivery, hook(conn_id, **given, **({"clock": clock} if clock else {})))
+
+
+def type_of(conn_id: str) -> str | None:
+    """Return a connection's type."""
+    from airflow.sdk import BaseHook
+
+    return BaseHook.get_connection(conn_id).conn_type
 
 
 def check_options(

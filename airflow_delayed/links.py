@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
-from airflow.sdk.configuration import conf
 
+from airflow_delayed.compat import conf
 from airflow_delayed.ui.links import page_link
 
 if TYPE_CHECKING:

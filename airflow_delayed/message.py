@@ -146,9 +146,17 @@ def _plain(column: str, moment: datetime) -> datetime:
     return plain + MICROSECOND if getattr(moment, "nanosecond", 0) else plain
 
 
+def _machine_time() -> datetime:
+    return datetime.now(UTC)
+
+
+#: airflow_delayed.testing puts a clock in its place that a test moves.
+_present = _machine_time
+
+
 def utcnow() -> datetime:
     """Return the machine's time; everything that needs a clock takes one, and this is the default."""
-    return datetime.now(UTC)
+    return _present()
 
 
 def microseconds(moment: datetime) -> int:
@@ -203,11 +211,18 @@ def _seconds(value: int | float | str) -> timedelta:
     return timedelta(microseconds=whole)
 
 
-def due_after(anchor: datetime, delay: timedelta, column: str = "delay") -> datetime:
+def due_after(anchor: datetime | None, delay: timedelta, column: str = "delay") -> datetime:
     """Return the due time of a relative delay, counted from its anchor.
 
-    :raises InvalidMessage: it lies beyond the year 9999.
+    :param anchor: None: it is not known any more.
+    :raises InvalidMessage: it lies beyond the year 9999, or cannot be known.
     """
+    if anchor is None:
+        raise InvalidMessage(
+            column,
+            "counts from when the task's first try began, and this is a later try: Airflow keeps that from 3.3 on; give"
+            " due_at instead, or run the DAG anew",
+        )
     try:
         return anchor + delay
     except OverflowError:

@@ -39,7 +39,7 @@ class Gauged(Protocol):
 
 def wanted() -> bool:
     """Return whether Airflow passes metrics on to anything (its section ``[metrics]``)."""
-    from airflow.sdk.configuration import conf
+    from airflow_delayed.compat import conf
 
     return any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
 
@@ -47,11 +47,14 @@ def wanted() -> bool:
 @cache
 def begin_in_trigger() -> None:
     """Let Stats pass on what a trigger tells: Airflow sees to that for tasks alone."""
-    from airflow.sdk.configuration import conf
-    from airflow.sdk.observability import stats
-    from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+    from airflow_delayed.compat import conf, stats
 
-    stats.initialize(
+    try:
+        from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+    except ImportError:
+        # Airflow 3.1 begins by itself
+        return
+    stats().initialize(
         factory=get_stats_factory(), export_legacy_names=conf.getboolean("metrics", "legacy_names_on", fallback=False)
     )
 
@@ -103,18 +106,18 @@ def count_cycled(conn_id: str) -> Callable[[Counts], None]:
 
 
 def _count(counts: dict[str, int], tags: dict[str, str]) -> None:
-    from airflow.sdk.observability import stats
+    from airflow_delayed.compat import stats
 
     for name, count in counts.items():
         if count:
-            stats.incr(f"delayed.{name}", count, tags=tags)
+            stats().incr(f"delayed.{name}", count, tags=tags)
 
 
 def _lateness(late: timedelta, tags: dict[str, str]) -> None:
-    from airflow.sdk.observability import stats
+    from airflow_delayed.compat import stats
 
     # what is handed over ahead of its due time is not late
-    stats.timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
+    stats().timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
 
 
 def tell_gauges(store: Gauged) -> None:

@@ -121,7 +121,7 @@ def dispatchers_(args: Namespace) -> None:
 @contextmanager
 def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Give the store, and turn what goes wrong into a line of text."""
-    from airflow.sdk.exceptions import AirflowException
+    from airflow_delayed.compat import AirflowException
 
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")

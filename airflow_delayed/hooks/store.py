@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
-from sqlalchemy import Connection, Engine, Table
 
+import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
@@ -28,6 +28,9 @@ from airflow_delayed.store.placing import conflicting, known
 from airflow_delayed.store.rows import check_limits
 from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine, Table
 
 
 class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):

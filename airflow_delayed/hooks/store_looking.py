@@ -178,13 +178,13 @@ class StoreLooking:
         ``.expired`` and ``.remembered``, each with the tag ``conn_id``; ``delayed.store.oldest_due_seconds`` is how
         long the oldest has been due. Reads what :meth:`counts` reads.
         """
-        from airflow.sdk.observability import stats
+        from airflow_delayed.compat import stats
 
         found = self.counts(hours=0)
         late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
         tags = {"conn_id": self.conn_id}
         for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
-            stats.gauge(f"delayed.store.{name}", value, tags=tags)
+            stats().gauge(f"delayed.store.{name}", value, tags=tags)
 
     def _check_version(self) -> None:
         """Check that the tables are of this release."""

@@ -37,12 +37,12 @@ class Problem:
 class RowRules:
     """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
 
-    :param anchor: what relative delays count from: when the task's first try began.
+    :param anchor: what relative delays count from: when the task's first try began; None: that is not known.
     :param scope: what sets this run's messages apart from another's, where ids are made from content.
     :param zone: what times without an offset mean; without it they are an error.
     """
 
-    anchor: datetime
+    anchor: datetime | None
     scope: bytes = b""
     destination: str | None = None
     due_at: datetime | None = None

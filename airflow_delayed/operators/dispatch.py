@@ -9,10 +9,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import config, lineage, metrics
+from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.schedule import scheduled, until_next_run

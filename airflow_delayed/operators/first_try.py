@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from airflow_delayed.compat import NEVER_EXPIRE
 from airflow_delayed.message import utc
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def ended(context: Context, *, anew: bool = False) -> None:
 
 def waits(context: Context, does: bool) -> None:
     """Note that the task waits and has sent nothing, or that the wait is over."""
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
     if does:
         context["task_state_store"].set(_WAITS, turn_of(context), retention=NEVER_EXPIRE)
     else:
@@ -77,8 +76,6 @@ def _key(context: Context, key: str, anew: bool) -> str:
 
 
 def _kept(context: Context, key: str, now: datetime, keep: bool) -> datetime:
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
     states = context["task_state_store"]
     kept = states.get(key)
     if isinstance(kept, str):

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_delayed import config, lineage, metrics
+from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf, give_states
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
@@ -223,6 +222,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
+        give_states(context)
         anew = self.on_clear == "new_ids"
         began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan)
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import BaseOperator
 
-from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for
+from airflow_delayed.compat import AirflowFailException
+from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for, type_of
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.settings import QueueSettings, settings_of
@@ -115,7 +115,7 @@ class TopologyInstallOperator(BaseOperator):
         return counts
 
     def _run(self) -> TopologyReport:
-        conn_type = BaseHook.get_connection(self.conn_id).conn_type
+        conn_type = type_of(self.conn_id)
         # a template may have come out empty
         delivery: Any = delivery_for(self.conn_id, topology=self.topology or None, routing=self.routing or None)
         try:

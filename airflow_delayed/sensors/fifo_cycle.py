@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_delayed import lineage, metrics
+from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailException, NeedsAirflow, conf
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.counts import Counts
@@ -99,6 +98,8 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
             raise ValueError(f"empty_looks={empty_looks} must be 1 or more")
         if max_late is not None and (not isinstance(max_late, timedelta) or max_late < timedelta(0)):
             raise ValueError(f"max_late={max_late!r} must be a timedelta, and not negative")
+        if mode == "reschedule" and not deferrable and not KEEPS_STATE:
+            raise NeedsAirflow("mode='reschedule'", "3.3", "to add up what its pokes do; use deferrable=True")
         if poke_interval is None:
             poke_interval = 60 if mode == "reschedule" else 1
         super().__init__(poke_interval=poke_interval, mode=mode, **kwargs)

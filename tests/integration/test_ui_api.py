@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import pytest
 from support.operations_page import Page, serving
-from support.standing import give_up, hand_over, hold, pause
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
