@@ -6,9 +6,12 @@ Promise: never early. Whatever is rounded here is rounded up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from itertools import repeat
+from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 
@@ -60,6 +63,19 @@ class DelayedMessage:
             object.__setattr__(self, "expires_at", utc("expires_at", self.expires_at))
             if self.expires_at <= self.due_at:
                 raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
+
+
+def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
+    """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
+
+    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC.
+    """
+    messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
+    for name, values in fields.items():
+        # a slot's own setter, called for all messages without a step of Python's in between
+        put = getattr(DelayedMessage, name).__set__
+        deque(map(put, messages, values), maxlen=0)
+    return messages
 
 
 def _check_id(message_id: str) -> None:
@@ -170,6 +186,11 @@ def from_microseconds(value: int) -> datetime:
     :raises OverflowError: it lies outside the years 1 to 9999.
     """
     return EPOCH + timedelta(microseconds=value)
+
+
+def moments(values: Iterable[int]) -> list[datetime]:
+    """Return the UTC times of many whole microseconds since 1970; errors: see :func:`from_microseconds`."""
+    return list(map(EPOCH.__add__, map(MICROSECOND.__mul__, values)))
 
 
 def ceil_units(span: timedelta, unit: timedelta = timedelta(seconds=1)) -> int:
