@@ -76,7 +76,6 @@ class Sending:
         self.skipped = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
-        self._separate = route.store is not None and not route.holds_all
         self._ask: dict[str, bytes] = {}
         self._told = 0.0
         # limits are judged by one moment, so that both passes set the same rows aside
@@ -244,12 +243,7 @@ class Sending:
         return good
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
-        if self._separate and direct:
-            # what the store knows stays the store's: it tells a copy from a change, and nothing is sent twice
-            assert self.route.store is not None
-            known = self.route.store.known([message.message_id for message in direct])
-            held += (message for message in direct if message.message_id in known)
-            direct[:] = [message for message in direct if message.message_id not in known]
+        self.route.leave_known(direct, held)
         # what is due sooner goes first
         for delivery, messages, report in (
             (self.route.delivery, direct, self.sent),
@@ -260,7 +254,7 @@ class Sending:
                     report.add(message)
             elif messages:
                 assert delivery is not None
-                _hand_over(delivery, messages, report)
+                hand_over(delivery, messages, report)
             messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
@@ -270,7 +264,8 @@ class Sending:
             self._told = time.monotonic()
 
 
-def _hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
+def hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
+    """Send, and add to the report what was confirmed, also after an error."""
     try:
         report.merge(delivery.send(messages))
     except DelayedError as error:
