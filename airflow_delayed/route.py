@@ -42,6 +42,17 @@ class Route:
             now = message.due_at - self.hold_over
         self.delivery.check(message, now)
 
+    def leave_known(self, direct: list[DelayedMessage], held: list[DelayedMessage]) -> None:
+        """Move what the store knows from ``direct`` to ``held``.
+
+        What the store knows stays the store's: it tells a copy from a change, and nothing is sent twice.
+        """
+        if self.store is None or self.holds_all or not direct:
+            return
+        known = self.store.known([message.message_id for message in direct])
+        held += (message for message in direct if message.message_id in known)
+        direct[:] = [message for message in direct if message.message_id not in known]
+
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""
         self.delivery.close()

@@ -77,7 +77,6 @@ class Sending:
         self.skipped = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
-        self._separate = route.store is not None and not route.holds_all
         self._ask: dict[str, bytes] = {}
         self._told = 0.0
         # limits are judged by one moment, so that both passes set the same rows aside
@@ -245,12 +244,7 @@ class Sending:
         return good
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
-        if self._separate and direct:
-            # what the store knows stays the store's: it tells a copy from a change, and nothing is sent twice
-            assert self.route.store is not None
-            known = self.route.store.known([message.message_id for message in direct])
-            held += (message for message in direct if message.message_id in known)
-            direct[:] = [message for message in direct if message.message_id not in known]
+        self.route.leave_known(direct, held)
         # what is due sooner goes first
         for delivery, messages, report in (
             (self.route.delivery, direct, self.sent),
@@ -262,7 +256,7 @@ class Sending:
             elif messages:
                 assert delivery is not None
                 note = self.route.store.note_sent if self.route.store is not None and messages is direct else None
-                _hand_over(delivery, messages, report, note)
+                hand_over(delivery, messages, report, note)
             messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
@@ -272,11 +266,11 @@ class Sending:
             self._told = time.monotonic()
 
 
-def _hand_over(
+def hand_over(
     delivery: DelayedDelivery,
     messages: list[DelayedMessage],
     report: SendReport,
-    note: Callable[[list[DelayedMessage]], None] | None,
+    note: Callable[[list[DelayedMessage]], None] | None = None,
 ) -> None:
     """Send messages, and note those that were confirmed.
 

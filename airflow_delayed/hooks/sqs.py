@@ -17,29 +17,25 @@ from botocore.exceptions import ClientError
 
 from airflow_delayed.delivery import Clock, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import (
-    DestinationMissing,
-    InputError,
     LimitExceeded,
     TopologyError,
     TransportUnavailable,
 )
 from airflow_delayed.lineage import Dataset, sqs_queue
-from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
+from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.sqs import cost, queues, visibility
 from airflow_delayed.sqs.access import name_queues
 from airflow_delayed.sqs.aside import ERROR_QUEUE, ERROR_SUFFIX
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.cycle import DestinationGone, FifoCycle
 from airflow_delayed.sqs.directory import Directory
-from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.faults import is_missing, translated
-from airflow_delayed.sqs.hops import hop_of
 from airflow_delayed.sqs.keeper import Keeper
 from airflow_delayed.sqs.life import Life
+from airflow_delayed.sqs.outlet import HORIZON, INSTEAD, UNRESTRICTED_EXTRA, Outlet
 from airflow_delayed.sqs.post import Poster
 from airflow_delayed.sqs.redrive import Redriven
 from airflow_delayed.sqs.rounds import never
-from airflow_delayed.sqs.sender import Sender
 from airflow_delayed.sqs.settings import Duration, QueueSettings
 from airflow_delayed.sqs.topology import Mode, Queues
 
@@ -49,19 +45,6 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
 log = logging.getLogger(__name__)
-
-#: Extra of the connection: what every queue's name begins with, as NServiceBus's QueueNamePrefix.
-PREFIX_EXTRA = "queue_name_prefix"
-#: Extra of the connection: whether messages due in over 900 s may wait in delay queues.
-UNRESTRICTED_EXTRA = "unrestricted_delay"
-#: Extra of the connection: the form of what is sent, one of ``airflow_delayed.sqs.entries.FORMS``.
-ENVELOPE_EXTRA = "envelope"
-#: Time left between a dispatcher's hand-over and the limit of what SQS can delay.
-MARGIN = timedelta(seconds=30)
-_INSTEAD = (
-    "let such messages wait in a store (store_conn_id=), or the task that sends them (lead=), or set"
-    f' "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
-)
 
 #: With which a connection is tested: an answer in a few seconds.
 _TEST = Config(connect_timeout=3, read_timeout=4, retries={"total_max_attempts": 1})
@@ -105,10 +88,6 @@ class SqsDelayHook(BaseHook):
         self._envelope = envelope
         self._clock = clock
         self._sleep = sleep
-        #: Destinations whose delay queues are as demanded.
-        self._verified: set[str] = set()
-        #: Bytes of the largest message that can pass through the delay queue into the destination.
-        self._largest: dict[str, int] = {}
         self._cycles: dict[tuple[str, str], FifoCycle] = {}
 
     @property
@@ -119,20 +98,15 @@ class SqsDelayHook(BaseHook):
     @property
     def horizon(self) -> timedelta:
         """870 s: what SQS itself can delay, less a margin for the hand-over."""
-        return timedelta(seconds=queues.MAX_DELAY) - MARGIN
+        return HORIZON
 
-    @cached_property
+    @property
     def unrestricted_delay(self) -> bool:
         """Whether messages due in over 900 s may wait in delay queues.
 
         :raises InputError: the connection's extra is neither true nor false.
         """
-        given = self._aws.conn_config.extra_config.get(UNRESTRICTED_EXTRA, False)
-        if str(given).lower() not in ("true", "false"):
-            raise InputError(
-                f"connection {self.conn_id!r} has {UNRESTRICTED_EXTRA}={given!r} in its extra; use true or false"
-            )
-        return str(given).lower() == "true"
+        return self._outlet.unrestricted_delay
 
     def install(
         self,
@@ -186,7 +160,7 @@ class SqsDelayHook(BaseHook):
                     argument=UNRESTRICTED_EXTRA,
                     wanted=True,
                     found=False,
-                    why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {_INSTEAD}",
+                    why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {INSTEAD}",
                 )
             )
         return TopologyReport(tuple(findings))
@@ -196,12 +170,7 @@ class SqsDelayHook(BaseHook):
 
         :raises LimitExceeded: the delay, the body, a header, the size or the queue's name is beyond what SQS takes.
         """
-        hop = hop_of(delay_seconds(message.due_at, now))
-        if hop.through_fifo:
-            self._allow_far()
-        # its client is not needed for a name, and might not be had
-        (queues.delay_queue_name if hop.through_fifo else queues.queue_name)(message.destination, self._prefix)
-        pack(message, self._form)
+        self._outlet.check(message, now)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send messages in batches; what fails is sent again one by one.
@@ -214,16 +183,7 @@ class SqsDelayHook(BaseHook):
         :raises SendFailed: some were not confirmed; or one of the above, after others were sent.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
         """
-        if isinstance(messages, list | tuple):
-            now = self._clock()
-            for message in messages:
-                if delay_seconds(message.due_at, now) > queues.MAX_DELAY:
-                    self._allow_far()
-                    self._locate(message.destination, False)
-                    self._locate(message.destination, True)
-        return Sender(
-            self.conn_id, self._poster, self._locate, self._clock, self._form, largest=self._largest.__getitem__
-        ).send(messages)
+        return self._outlet.send(messages)
 
     def cycle(
         self,
@@ -332,7 +292,7 @@ class SqsDelayHook(BaseHook):
         """Ask SQS for one queue, once and for a few seconds; return whether it answered and what to show."""
         try:
             with translated(self.conn_id, "list queues"), closing(self._make_client(_TEST)) as client:
-                client.list_queues(QueueNamePrefix=self._prefix, MaxResults=1)
+                client.list_queues(QueueNamePrefix=self._outlet.prefix, MaxResults=1)
                 return True, f"SQS answers at {client.meta.endpoint_url}"
         except TransportUnavailable as error:
             return False, str(error)
@@ -346,8 +306,8 @@ class SqsDelayHook(BaseHook):
         if "_client" in self.__dict__:
             self._client.close()
             del self._client
-        self.__dict__.pop("_poster", None)
         self._forget()
+        self.__dict__.pop("_outlet", None)
 
     @cached_property
     def _aws(self) -> SqsHook:
@@ -369,59 +329,37 @@ class SqsDelayHook(BaseHook):
         return client
 
     @cached_property
+    def _outlet(self) -> Outlet:
+        return Outlet(
+            self.conn_id,
+            lambda: self._client,
+            self._aws.conn_config.extra_config,
+            envelope=self._envelope,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+
+    @property
     def _poster(self) -> Poster:
-        return Poster(self._client, self._sleep)
+        return self._outlet.poster
 
-    @cached_property
+    @property
     def _directory(self) -> Directory:
-        return Directory(self.conn_id, self._client, self._prefix)
+        return self._outlet.directory
 
-    @cached_property
+    @property
     def _queues(self) -> Queues:
-        return Queues(self.conn_id, self._client, self._directory)
+        return self._outlet.queues
 
     @cached_property
     def _keeper(self) -> Keeper:
         return Keeper(self.conn_id, self._client, self._queues, lambda: self._poster)
 
     def _forget(self) -> None:
-        self.__dict__.pop("_directory", None)
-        self.__dict__.pop("_queues", None)
+        if "_outlet" in self.__dict__:
+            self._outlet.forget()
         self.__dict__.pop("_keeper", None)
-        self._verified.clear()
         self._cycles.clear()
-
-    @cached_property
-    def _prefix(self) -> str:
-        return str(self._aws.conn_config.extra_config.get(PREFIX_EXTRA, ""))
-
-    @cached_property
-    def _form(self) -> str:
-        form = self._envelope or self._aws.conn_config.extra_config.get(ENVELOPE_EXTRA) or RAW
-        if form not in FORMS:
-            raise InputError(
-                f"connection {self.conn_id!r}: {ENVELOPE_EXTRA}={form!r} is none of {', '.join(map(repr, FORMS))}"
-            )
-        return str(form)
-
-    def _locate(self, destination: str, fifo: bool) -> str:
-        if fifo and destination not in self._verified:
-            self._allow_far()
-            # what waits in a queue that is not as demanded may be lost
-            report = TopologyReport(tuple(self._queues.delay_queue(destination, QueueSettings(), Mode())))
-            if not report.ok:
-                raise TopologyError(self.conn_id, report)
-            self._verified.add(destination)
-            self._largest[destination] = self._queues.largest(destination)
-        if fifo:
-            return self._directory.wanted(destination, fifo)
-        if url := self._directory.url(destination):
-            return url
-        raise DestinationMissing(
-            self.conn_id,
-            [destination],
-            "create the queue, or run TopologyInstallOperator(..., create_destinations=True)",
-        )
 
     @contextmanager
     def _asking(self, doing: str, destination: str, *, fifo: bool = True) -> Iterator[None]:
@@ -434,14 +372,6 @@ class SqsDelayHook(BaseHook):
                     self._forget()
                     raise self._directory.missing(destination, fifo) from error
                 raise
-
-    def _allow_far(self) -> None:
-        if not self.unrestricted_delay:
-            raise LimitExceeded(
-                "due_at",
-                f"is over {queues.MAX_DELAY} s away, and no message waits for that long through connection"
-                f" {self.conn_id!r}; {_INSTEAD}",
-            )
 
     def _cycle(self, destination: str, error_queue: str | None = None) -> FifoCycle:
         if destination.endswith(queues.FIFO):

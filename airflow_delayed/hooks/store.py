@@ -14,7 +14,7 @@ from airflow.sdk import BaseHook
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
-from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
+from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
@@ -25,8 +25,8 @@ from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import check_limits
-from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
+from airflow_delayed.store.rows import check_limits, check_queue_name
+from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         """
         check_limits(message)
         if self.deliver_conn_id is None:
-            _check_queue_name(message.destination)
+            check_queue_name(message.destination)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
@@ -280,7 +280,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
         names = list_of(destinations) if self.deliver_conn_id is None else ()
         for name in names:
-            _check_queue_name(name)
+            check_queue_name(name)
         return names
 
     def _write_ahead(self) -> None:
@@ -290,13 +290,6 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             connection.cursor().execute("PRAGMA journal_mode=WAL")
         finally:
             connection.close()
-
-
-def _check_queue_name(name: str) -> None:
-    if len(name.encode()) > MAX_QUEUE_NAME:
-        raise LimitExceeded(
-            "destination", f"has {len(name.encode())} bytes; the name of a table has up to {MAX_QUEUE_NAME}"
-        )
 
 
 def list_of(names: Iterable[str]) -> Sequence[str]:

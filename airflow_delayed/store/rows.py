@@ -9,7 +9,7 @@ from typing import Any
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store.schema import MAX_DESTINATION, MAX_TAG
+from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
 
 
 def check_limits(message: DelayedMessage) -> None:
@@ -21,6 +21,17 @@ def check_limits(message: DelayedMessage) -> None:
     _check_text("destination", message.destination, MAX_DESTINATION)
     if message.tag is not None:
         _check_text("tag", message.tag, MAX_TAG)
+
+
+def check_queue_name(name: str) -> None:
+    """Check that a queue table can have a destination's name.
+
+    :raises LimitExceeded: it is longer than a table's name may be.
+    """
+    if len(name.encode()) > MAX_QUEUE_NAME:
+        raise LimitExceeded(
+            "destination", f"has {len(name.encode())} bytes; the name of a table has up to {MAX_QUEUE_NAME}"
+        )
 
 
 def _check_text(column: str, value: str, limit: int) -> None:

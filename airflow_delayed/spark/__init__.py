@@ -1,0 +1,3 @@
+"""Sending from Spark's executors, which need neither Airflow nor its connections."""
+
+from __future__ import annotations

@@ -1,0 +1,235 @@
+"""The options of ``df.write.format("delayed")``: names and sizes, never a secret, for Spark shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from airflow_delayed.errors import InputError, UnsupportedOption
+from airflow_delayed.identity import scope_of
+from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.rows import RowRules
+from airflow_delayed.localtime import resolve, zone
+from airflow_delayed.message import UTC, delay_of, due_after, parse_time, utc
+from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+
+#: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
+NAMES = (
+    "deliver",
+    "destination",
+    "store",
+    "hold_over",
+    "on_conflict",
+    "delay",
+    "due_at",
+    "headers",
+    "tag",
+    "expires_at",
+    "id_columns",
+    "scope",
+    "anchor",
+    "timezone",
+    "past_due",
+    "max_past",
+    "unknown_columns",
+    "topology",
+    "routing",
+    "envelope",
+    "batch_rows",
+    "window",
+    "connections",
+    "connections_file",
+    "attempts",
+    "manifest",
+    "dry_run",
+)
+#: Messages given to a transport at a time.
+BATCH_ROWS = 5000
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options as they were read, once, in the driver; every attempt at every partition goes by them.
+
+    :param oldest: what was due before that is past due.
+    """
+
+    deliver: str
+    rules: RowRules
+    wanted: Wanted
+    store: str | None
+    hold_over: timedelta
+    on_conflict: OnConflict | None
+    past_due: str
+    max_past: timedelta
+    oldest: datetime
+    topology: str | None
+    routing: str | None
+    envelope: str | None
+    batch_rows: int
+    window: int | None
+    connections: int | None
+    connections_file: str | None
+    attempts: str | None
+    manifest: str | None
+    dry_run: bool
+
+
+def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
+    """Read the options.
+
+    :param now: the present, which the anchor is by default.
+    :raises InputError: one is unknown, missing or cannot be; or two contradict each other.
+    """
+    given = {name: value for name, value in options.items() if value is not None and value.strip()}
+    if unknown := sorted(given.keys() - set(NAMES)):
+        raise InputError(f"unknown options {', '.join(unknown)}; known are {', '.join(NAMES)}")
+    if "deliver" not in given:
+        raise InputError("the option deliver is missing: the name of the connection that delivers")
+    _check_together(given)
+    read = _Reader(given)
+    anchor = read.one("anchor", lambda text: utc("anchor", parse_time("anchor", text))) or now
+    max_past = read.one("max_past", _span) or timedelta(hours=1)
+    return Settings(
+        deliver=given["deliver"],
+        rules=_rules(read, anchor),
+        wanted=Wanted(
+            destination="destination" in given,
+            due="delay" in given or "due_at" in given,
+            id_columns=_names(given.get("id_columns", "")),
+            ignore_others=read.choice("unknown_columns", "fail", "ignore") == "ignore",
+        ),
+        store=given.get("store"),
+        hold_over=read.one("hold_over", _span) or timedelta(minutes=15),
+        on_conflict=read.one("on_conflict", check_on_conflict),
+        past_due=read.choice("past_due", "fail", "send", "skip"),
+        max_past=max_past,
+        oldest=anchor - max_past if max_past < anchor - _FIRST else _FIRST,
+        topology=given.get("topology"),
+        routing=given.get("routing"),
+        envelope=given.get("envelope"),
+        batch_rows=read.one("batch_rows", _number) or BATCH_ROWS,
+        window=read.one("window", _number),
+        connections=read.one("connections", _number),
+        connections_file=given.get("connections_file"),
+        attempts=given.get("attempts"),
+        manifest=given.get("manifest"),
+        dry_run=read.choice("dry_run", "false", "true") == "true",
+    )
+
+
+def _check_together(given: Mapping[str, str]) -> None:
+    if "delay" in given and "due_at" in given:
+        raise InputError("the options delay and due_at say the same thing; give one of them")
+    if given.get("store") == given["deliver"]:
+        raise InputError("the options deliver and store name one connection; leave store out")
+    others = [name for name in ("topology", "routing", "envelope") if name in given]
+    if others and "store" in given:
+        raise InputError(
+            f"{' and '.join(others)} cannot go with store, whose dispatcher delivers as the connection says; set the"
+            f" extra of {given['deliver']!r} instead"
+        )
+
+
+def _rules(read: _Reader, anchor: datetime) -> RowRules:
+    where = read.one("timezone", zone)
+
+    def moment(column: str) -> Callable[[str], datetime]:
+        def parse(text: str) -> datetime:
+            parsed = parse_time(column, text)
+            if where is not None and parsed.utcoffset() is None:
+                return resolve(column, parsed, where)[0]
+            return utc(column, parsed)
+
+        return parse
+
+    due_at = read.one("due_at", moment("due_at"))
+    if (delay := read.one("delay", delay_of)) is not None:
+        due_at = due_after(anchor, delay)
+    return RowRules(
+        anchor=anchor,
+        scope=read.one("scope", _scope) or b"",
+        destination=read.given.get("destination"),
+        due_at=due_at,
+        headers=read.one("headers", _headers) or {},
+        id_columns=_names(read.given.get("id_columns", "")),
+        tag=read.given.get("tag"),
+        expires_at=read.one("expires_at", moment("expires_at")),
+        zone=where,
+    )
+
+
+class _Reader:
+    """Reads one option after the other."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given = given
+
+    def one(self, name: str, parse: Callable[[str], _Value]) -> _Value | None:
+        """Return an option's value, or None."""
+        if name not in self.given:
+            return None
+        try:
+            return parse(self.given[name])
+        except (InputError, ValueError) as error:
+            raise InputError(f"the option {name} cannot be read: {error}") from None
+
+    def choice(self, name: str, *choices: str) -> str:
+        """Return an option that is one of a few, by default the first."""
+        value = self.given.get(name, choices[0]).lower()
+        if value not in choices:
+            raise InputError(f"the option {name}={value!r} is none of {', '.join(map(repr, choices))}")
+        return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _span(text: str) -> timedelta:
+    try:
+        return delay_of(text)
+    except InputError:
+        raise ValueError("it must be a number of seconds") from None
+
+
+def _number(text: str) -> int:
+    if not (text.strip().isdigit() and int(text) > 0):
+        raise ValueError("it must be a whole number, 1 or more")
+    return int(text)
+
+
+def _scope(text: str) -> bytes:
+    if not text.lstrip().startswith("["):
+        return scope_of(text)
+    parts = json.loads(text)
+    if not all(isinstance(part, str | int) for part in parts):
+        raise ValueError("it must be text, or a JSON list of texts and whole numbers")
+    return scope_of(*parts)
+
+
+def _headers(text: str) -> Mapping[str, str]:
+    try:
+        headers: Any = json.loads(text)
+    except ValueError:
+        headers = None  # what it holds is not shown
+    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        raise ValueError('it must be a JSON object of text to text, {"content-type": "application/json"}')
+    return headers
+
+
+def check_type(settings: Settings, conn_type: str, *, holds: bool) -> None:
+    """Check the options against the type of the connection that delivers.
+
+    :param holds: it is a store itself.
+    :raises InputError: they do not go together.
+    """
+    if holds and settings.store is not None:
+        raise InputError(f"connection {settings.deliver!r} holds its messages itself; leave the option store out")
+    if not holds and settings.store is None and settings.on_conflict not in (None, "error"):
+        raise UnsupportedOption(settings.deliver, conn_type, ["on_conflict"])
