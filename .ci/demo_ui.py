@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -77,7 +78,7 @@ class Demo:
         """Run a script with this Airflow's connections and configuration, and return what it prints."""
         done = subprocess.run(
             [*airflow.without_the_users(self.env), sys.executable, *arguments],
-            env=dict(self.env),
+            env={**os.environ, **self.env},
             cwd=ROOT,
             capture_output=True,
             text=True,

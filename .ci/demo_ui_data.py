@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta, timezone
 
 import pika
 
 from airflow_delayed.delivery import delivery_for
+from airflow_delayed.errors import DispatchFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -32,10 +33,8 @@ def fill_store() -> None:
         store.send(message(f"offer-{n}", -5 * minute, tag="marketing", expires_at=NOW - minute) for n in range(3))
         store.send(message(f"welcome-{n}", -minute, tag="customer-3") for n in range(12))
         # the queue closed-queue does not exist: what is meant for it fails at once
-        with closing(delivery_for("delayed_sqs")) as transport:
-            store.dispatcher(
-                ["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0), number_of_retries=0
-            ).run("empty")
+        with closing(delivery_for("delayed_sqs")) as transport, suppress(DispatchFailed):
+            store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0)).run()
         # nobody dispatches any more
         store.send(message(f"callback-{n}", -20 * minute, tag="customer-7") for n in range(5))
 

@@ -28,7 +28,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 store = DelayedStoreHook("delayed_store")
 store.reschedule(sys.argv[1:], delay=timedelta(0))
 transport = delivery_for("delayed_sqs")
-done = store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0)).run("empty")
+done = store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0)).run()
 print(done.dispatched)
 """
 
