@@ -10,12 +10,12 @@ from datetime import datetime, timedelta, timezone
 import pika
 
 from airflow_delayed.delivery import delivery_for
-from airflow_delayed.errors import DispatchFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sqs.settings import QueueSettings
+from airflow_delayed.store.report import DispatchFailed
 
 QUEUE = "appointment-reminders"
 NOW = datetime.now(timezone.utc)
