@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from sqlalchemy import Engine
 
 from airflow_delayed.message import utc
 from airflow_delayed.store import audit, content, counts, dispatched, listing
 from airflow_delayed.store.audit import AuditRecord
+from airflow_delayed.store.clock import CarriedClock
 from airflow_delayed.store.content import Content
 from airflow_delayed.store.counts import StoreCounts
 from airflow_delayed.store.criteria import OWN, Criteria, states_of
@@ -89,7 +91,15 @@ class StoreLooking:
         criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state, sent_by)
         chosen = None if ids is None else ids_of(ids)
         with self._ready():
-            return listing.page(self.engine, self.tables, criteria, ids=chosen, limit=limit, after=after)
+            return listing.page(
+                self.engine,
+                self.tables,
+                criteria,
+                ids=chosen,
+                limit=limit,
+                after=after,
+                database_time=self._carried_clock.read,
+            )
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
         """Return what is known of an id: where its message stands, or what became of it and when; None: nothing."""
@@ -189,6 +199,10 @@ class StoreLooking:
     def _check_version(self) -> None:
         """Check that the tables are of this release."""
         raise NotImplementedError
+
+    @cached_property
+    def _carried_clock(self) -> CarriedClock:
+        return CarriedClock()
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

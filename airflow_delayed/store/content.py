@@ -60,8 +60,9 @@ def _read(connection: Connection, table: Table, message_id: str, body_limit: int
         return None
     whole = row.headers_bytes <= MAX_HEADERS
     return Content(
-        headers=_headers(bytes(row.headers)) if whole else None,
-        body=bytes(row.body),
+        # SQLite has null for the beginning of nothing
+        headers=_headers(bytes(row.headers or b"")) if whole else None,
+        body=bytes(row.body or b""),
         body_bytes=int(row.body_bytes),
     )
 

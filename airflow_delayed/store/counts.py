@@ -32,12 +32,8 @@ from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.listing import DatabaseTime
 from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
-from airflow_delayed.store.states import MessageState
+from airflow_delayed.store.states import AHEAD, LONGEST_LEASE, MessageState
 
-#: A dispatcher hands nothing over that is due later than this, so all that is not simply waiting is due before.
-AHEAD = timedelta(days=1)
-#: A lease is not renewed for longer.
-LONGEST_LEASE = timedelta(hours=1)
 #: The most hours of what is to come.
 MAX_HOURS = 24 * 31
 

@@ -19,6 +19,10 @@ from airflow_delayed.store.states import MessageState, in_state
 OVER = (MessageState.FAILED, MessageState.EXPIRED)
 
 
+#: The number of a run, or the column of a query that has it; None: any that is meant.
+Run = int | ColumnElement[int] | None
+
+
 class _Own:
     """The store's own queue tables, of which the rows name no connection."""
 
@@ -62,7 +66,7 @@ class Criteria:
             told.update((name, value) for name, value in asdict(self.sent_by).items() if value is not None)
         return told
 
-    def fixed(self, tables: Tables, table: Table, *, run: int | None = None) -> ColumnElement[bool] | None:
+    def fixed(self, tables: Tables, table: Table, *, run: Run = None) -> ColumnElement[bool] | None:
         """Return the condition for what does not change by itself with time; None: any message.
 
         :param run: of the runs that are meant, only the one of this number.
@@ -86,7 +90,7 @@ class Criteria:
             conditions.append(table.c.Run.in_(runs.meant(tables, self.sent_by)))
         return and_(*conditions) if conditions else None
 
-    def of_messages(self, tables: Tables, now: datetime, *, run: int | None = None) -> list[ColumnElement[bool]] | None:
+    def of_messages(self, tables: Tables, now: datetime, *, run: Run = None) -> list[ColumnElement[bool]] | None:
         """Return the conditions for the table of messages, or None if none of them can be meant."""
         conditions = _some(self.fixed(tables, tables.messages, run=run))
         if self.states is not None:
@@ -96,7 +100,7 @@ class Criteria:
             conditions.append(or_(*wanted))
         return conditions
 
-    def of_failed(self, tables: Tables, *, run: int | None = None) -> list[ColumnElement[bool]] | None:
+    def of_failed(self, tables: Tables, *, run: Run = None) -> list[ColumnElement[bool]] | None:
         """Return the conditions for the table of failed messages, or None if none of them can be meant."""
         conditions = _some(self.fixed(tables, tables.failed, run=run))
         if self.states is not None:

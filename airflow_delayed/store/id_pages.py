@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, Table, func, select
 
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import Conditions, Place, Where, behind, in_order, of_table
+from airflow_delayed.store.ordered import Conditions, Place, Where, behind, first, of_table
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import place_of, token_of
 
@@ -73,7 +73,7 @@ class IdPages:
     def _page(self, where: Where, place: Place | None, size: int) -> list[Place]:
         table: Table = getattr(self._tables, where)
         with self._engine.connect().execution_options(read_only=True) as connection:
-            rows = in_order(
+            statement = first(
                 connection,
                 self._tables,
                 where,
@@ -84,7 +84,7 @@ class IdPages:
                 size=size,
                 more=self._more(table),
             )
-        return [(row["Time"], row["Id"]) for row in rows]
+            return [] if statement is None else [(row.Time, row.Id) for row in connection.execute(statement)]
 
     def left(self) -> int:
         """Count what the limit left out, up to a million."""

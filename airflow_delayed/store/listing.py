@@ -6,26 +6,22 @@ Neither a body nor a header is read, and no transaction stays open between two p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, select
+from sqlalchemy import Connection, Engine, Table, select
 
-from airflow_delayed.store import claims, runs
+from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import Place, Where, in_order, of_table
+from airflow_delayed.store.ordered import BOTH, Place, first, of_table, with_runs
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import claimed_until
-from airflow_delayed.store.stored import SHOWN, Remembered, StoredMessage, place_of, stored
+from airflow_delayed.store.stored import Remembered, StoredMessage, columns, place_of, stored
 
 #: Rows a page.
 PAGE = 1000
 
 DatabaseTime = Callable[[Connection], datetime]
-
-_BOTH: tuple[Where, ...] = ("messages", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +60,12 @@ def page(
         if ids is None:
             found = _page(connection, tables, criteria, now, place, limit + 1)
         else:
-            every = _of_ids(connection, tables, Criteria(), ids, now)
-            gone = _gone(connection, tables, [one for one in ids if one not in every])
-            found = [one for one in _sorted(_of_ids(connection, tables, criteria, ids, now)) if _behind(one, place)]
+            every = _of_ids(connection, tables, criteria, ids, now)
+            found = [one for one in _sorted(every) if _behind(one, place)]
+            there = {one.message_id for one in every}
+            if criteria.given:
+                there = {one.message_id for one in _of_ids(connection, tables, Criteria(), ids, now)}
+            gone = _gone(connection, tables, [one for one in ids if one not in there])
     shown = found[:limit]
     return Page(at=now, messages=shown, remembered=gone, next=shown[-1].token if len(found) > limit else None)
 
@@ -92,10 +91,10 @@ def listed(
         raise ValueError(f"limit={limit} is negative")
     place = None if after is None else place_of(after)
     if ids is not None:
-        found: dict[str, StoredMessage] = {}
+        found: list[StoredMessage] = []
         for some in claims.slices(list(dict.fromkeys(ids))):
             with engine.connect().execution_options(read_only=True) as connection:
-                found |= _of_ids(connection, tables, criteria, some, database_time(connection))
+                found += _of_ids(connection, tables, criteria, some, database_time(connection))
         yield from [one for one in _sorted(found) if _behind(one, place)][:limit]
         return
     left = limit
@@ -111,51 +110,40 @@ def listed(
 
 
 def _page(
-    connection: Connection, tables: Tables, criteria: Criteria, now: datetime, after: Place | None, size: int
+    connection: Connection, tables: Tables, criteria: Criteria, now: datetime, place: Place | None, size: int
 ) -> list[StoredMessage]:
     """Return the first messages of both tables behind a place."""
-    rows = []
-    for where in _BOTH:
-        columns = _columns(tables, where)
-        rows += in_order(connection, tables, where, criteria, now, columns, after=after, size=size)
-    return sorted(_stored(connection, tables, rows, now), key=_place)[:size]
+    found: list[StoredMessage] = []
+    for where in BOTH:
+        shown, of_run = columns(tables, where)
+        statement = first(connection, tables, where, criteria, now, shown, after=place, size=size, of_run=of_run)
+        if statement is not None:
+            found += (stored(row._mapping, now) for row in connection.execute(statement))
+    return _sorted(found)[:size]
 
 
 def _of_ids(
     connection: Connection, tables: Tables, criteria: Criteria, ids: Sequence[str], now: datetime
-) -> dict[str, StoredMessage]:
-    rows: list[dict[str, Any]] = []
-    for where in _BOTH:
+) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    for where in BOTH:
+        table: Table = getattr(tables, where)
         conditions = of_table(tables, where, criteria, now)
         if conditions is not None:
-            table: Table = getattr(tables, where)
-            statement = select(*_columns(tables, where)).where(*conditions, table.c.Id.in_(ids))
-            rows += (dict(row._mapping) for row in connection.execute(statement))
-    return {one.message_id: one for one in _stored(connection, tables, rows, now)}
-
-
-def _columns(tables: Tables, where: Where) -> list[ColumnElement[Any]]:
-    table: Table = getattr(tables, where)
-    shown = [table.c[name] for name in SHOWN]
-    if where == "failed":
-        return [*shown, table.c.Reason, table.c.FailedAt]
-    return [*shown, claimed_until(tables).label("ClaimedUntil")]
-
-
-def _stored(
-    connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]], now: datetime
-) -> list[StoredMessage]:
-    # a page has few runs
-    origins = runs.origins(connection, tables, {row["Run"] for row in rows})
-    return [stored(row, now, origins) for row in rows]
+            shown, of_run = columns(tables, where)
+            statement = select(*shown, *of_run).select_from(with_runs(tables, table))
+            statement = statement.where(*conditions, table.c.Id.in_(ids))
+            found += (stored(row._mapping, now) for row in connection.execute(statement))
+    # one that goes from one table to the other is there once
+    return list({one.message_id: one for one in found}.values())
 
 
 def _place(message: StoredMessage) -> Place:
     return message.due_at, message.message_id
 
 
-def _sorted(found: dict[str, StoredMessage]) -> list[StoredMessage]:
-    return sorted(found.values(), key=_place)
+def _sorted(found: Iterable[StoredMessage]) -> list[StoredMessage]:
+    return sorted(found, key=_place)
 
 
 def _behind(message: StoredMessage, place: Place | None) -> bool:

@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, or_, select, union_all
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, and_, or_, select, true
 
 from airflow_delayed.store import runs
-from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.criteria import Criteria, Run
 from airflow_delayed.store.schema import Tables
-
-#: Runs that are looked through one by one, each by the index on Run and Time; of more the database finds its way.
-RUNS = 1000
-#: So many of them in one statement; SQLite allows 500 in a union, SQL Server 2100 parameters.
-_APART = 50
 
 Place = tuple[datetime, str]
 Conditions = list[ColumnElement[bool]]
 Where = Literal["messages", "failed"]
+#: Both tables.
+BOTH: tuple[Where, ...] = ("messages", "failed")
 
 
-def in_order(
+def first(
     connection: Connection,
     tables: Tables,
     where: Where,
@@ -33,47 +30,60 @@ def in_order(
     after: Place | None,
     size: int,
     more: Conditions | None = None,
-) -> list[dict[str, Any]]:
-    """Return the first rows of one table that are meant, behind a place; none if none of that table can be meant.
+    of_run: Sequence[ColumnElement[Any]] = (),
+) -> Select[Any] | None:
+    """Return the query for the first rows of one table that are meant, behind a place; None if none can be meant.
 
     :param columns: Time and Id among them.
     :param more: further conditions.
+    :param of_run: columns of the table of runs, null where none was named.
     """
     table: Table = getattr(tables, where)
-
-    def statement(run: int | None) -> Select[Any] | None:
-        meant = of_table(tables, where, criteria, now, run=run)
-        if meant is None:
-            return None
-        conditions = [*meant, *(more or ()), *behind(table, after)]
-        return select(*columns).where(*conditions).order_by(table.c.Time, table.c.Id).limit(size)
-
-    plain = statement(None)
-    if plain is None:
-        return []
-    if criteria.sent_by is None:
-        return _rows(connection, plain)
-    numbers = runs.numbers(connection, tables, criteria.sent_by)
-    if len(numbers) > RUNS:
-        return _rows(connection, plain)
-    found: list[dict[str, Any]] = []
-    for begin in range(0, len(numbers), _APART):
-        apart = [one for run in numbers[begin : begin + _APART] if (one := statement(run)) is not None]
-        found += _rows(connection, apart[0] if len(apart) == 1 else _union(apart))
-    return sorted(found, key=lambda row: (row["Time"], row["Id"]))[:size]
+    each = criteria.sent_by is not None and connection.dialect.name == "postgresql"
+    run: Run = tables.runs.c.Seq if each else None
+    if criteria.sent_by is not None and not each:
+        numbers = runs.numbers(connection, tables, criteria.sent_by)
+        # of more than one the database finds its way
+        run = numbers[0] if len(numbers) == 1 else None
+    meant = of_table(tables, where, criteria, now, run=run)
+    if meant is None:
+        return None
+    conditions = [*meant, *(more or ()), *behind(table, after)]
+    order = (table.c.Time, table.c.Id)
+    if each:
+        of_one = select(*columns).where(*conditions).order_by(*order).limit(size)
+        return _of_each_run(tables, criteria, of_one, of_run, size)
+    statement = select(*columns, *of_run).where(*conditions).order_by(*order).limit(size)
+    return statement.select_from(with_runs(tables, table)) if of_run else statement
 
 
-def _union(apart: Sequence[Select[Any]]) -> Any:
-    # each with its own order and limit, for which not every database has parentheses
-    return union_all(*(select(one.subquery()) for one in apart))
+def with_runs(tables: Tables, table: Table) -> FromClause:
+    """Return messages with their runs."""
+    return table.outerjoin(tables.runs, table.c.Run == tables.runs.c.Seq)
 
 
-def _rows(connection: Connection, statement: Any) -> list[dict[str, Any]]:
-    return [dict(row._mapping) for row in connection.execute(statement)]
+def _of_each_run(
+    tables: Tables, criteria: Criteria, of_one: Select[Any], of_run: Sequence[ColumnElement[Any]], size: int
+) -> Select[Any]:
+    """Return PostgreSQL's query that takes the first rows of each run, by the index on Run and Time, and of them those.
+
+    Left to itself, it could look through all messages in order of time, for the few that are meant.
+    """
+    assert criteria.sent_by is not None
+    each = of_one.correlate(tables.runs).lateral("each")
+    meant = runs.meant(tables, criteria.sent_by).whereclause
+    assert meant is not None
+    source = tables.runs.join(each, true())
+    return select(*each.c, *of_run).select_from(source).where(meant).order_by(each.c.Time, each.c.Id).limit(size)
 
 
 def of_table(
-    tables: Tables, where: Where, criteria: Criteria, now: datetime, *, run: int | None = None
+    tables: Tables,
+    where: Where,
+    criteria: Criteria,
+    now: datetime,
+    *,
+    run: Run = None,
 ) -> Conditions | None:
     """Return the conditions for one table, or None if none of its rows can be meant."""
     if where == "failed":

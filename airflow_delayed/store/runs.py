@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Select, delete, exists, insert, or_, select, update
@@ -61,15 +61,6 @@ def _forget(connection: Connection, tables: Tables, now: datetime) -> None:
         # one that begins to store again at this moment is not old any more
         gone = [number for number in numbers if number not in used]
         connection.execute(delete(runs).where(runs.c.Seq.in_(sorted(gone)), old))
-
-
-def origins(connection: Connection, tables: Tables, numbers: Iterable[int | None]) -> dict[int, Origin]:
-    """Return the runs of these numbers, by number; None and numbers that are not there are left out."""
-    runs, found = tables.runs, {}
-    for some in claims.slices(sorted({number for number in numbers if number is not None})):
-        for row in connection.execute(select(runs).where(runs.c.Seq.in_(some))):
-            found[int(row.Seq)] = Origin(dag_id=row.DagId, run_id=row.RunId, task_id=row.TaskId, map_index=row.MapIndex)
-    return found
 
 
 def meant(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement
 
 from airflow_delayed.message import from_microseconds, microseconds
 from airflow_delayed.store.origin import Origin
-from airflow_delayed.store.states import MessageState, state_of
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.states import MessageState, claimed_until, state_of
 
 #: The columns that are read, of the tables of messages and of failed ones.
 SHOWN = (
@@ -95,11 +99,21 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-def stored(row: Mapping[str, Any], now: datetime, origins: Mapping[int, Origin]) -> StoredMessage:
-    """Return what can be shown of a row: of the table of messages with its lease, or of failed ones.
+@lru_cache(maxsize=16)
+def columns(
+    tables: Tables, where: Literal["messages", "failed"]
+) -> tuple[Sequence[ColumnElement[Any]], Sequence[ColumnElement[Any]]]:
+    """Return what is read of a row, and of its run. They are made once, which takes as long as to read a page."""
+    of_run = [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+    if where == "failed":
+        failed = tables.failed
+        return [*(failed.c[name] for name in SHOWN), failed.c.Reason, failed.c.FailedAt], of_run
+    shown = [tables.messages.c[name] for name in SHOWN]
+    return [*shown, claimed_until(tables).label("ClaimedUntil")], of_run
 
-    :param origins: by the number of the run.
-    """
+
+def stored(row: Mapping[Any, Any], now: datetime) -> StoredMessage:
+    """Return what can be shown of a row of :func:`columns`."""
     failed = "Reason" in row
     return StoredMessage(
         message_id=row["Id"],
@@ -115,5 +129,7 @@ def stored(row: Mapping[str, Any], now: datetime, origins: Mapping[int, Origin])
         stored_at=row["StoredAt"],
         failed_at=row["FailedAt"] if failed else None,
         replaced_at=row["ReplacedAt"],
-        origin=origins.get(row["Run"]),
+        origin=None
+        if row["DagId"] is None
+        else Origin(dag_id=row["DagId"], run_id=row["RunId"], task_id=row["TaskId"], map_index=row["MapIndex"]),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.engine import limit_statements
@@ -40,7 +40,7 @@ class Asking:
         self._reading = reading
         self._monotonic = monotonic
         self._patience = Patience()
-        self._kept: Kept[Any] = Kept(monotonic)
+        self._kept = Kept(monotonic)
         self._lock = Lock()
         self._open: dict[str, _Open] = {}
 
@@ -58,7 +58,12 @@ class Asking:
 
     def figures(self, connection_id: str, name: str, make: Callable[[], T]) -> tuple[T, float]:
         """Return figures and their age in seconds; they are made anew when they are some seconds old."""
-        return self.connection(connection_id, lambda: self._kept.get(name, make))
+        if found := self._kept.find(name):
+            return found
+        made = self._patience.ask(
+            connection_id, lambda: self._kept.make(name, make), seconds=self._reading, shared=name
+        )
+        return made, 0.0
 
     def store_figures(self, connection_id: str, make: Callable[[DelayedStoreHook], T]) -> tuple[T, float]:
         """Return figures of a store and their age in seconds."""
@@ -80,7 +85,7 @@ class Asking:
             old, self._open[connection_id] = self._open.get(connection_id), _Open(hook, self._monotonic())
         if old is not None:
             # connections that are in use are closed when they are given back
-            old.hook.close()
+            old.hook.engine.dispose()
         return hook
 
     def close(self) -> None:
@@ -88,4 +93,4 @@ class Asking:
         with self._lock:
             hooks, self._open = [one.hook for one in self._open.values()], {}
         for hook in hooks:
-            hook.close()
+            hook.engine.dispose()

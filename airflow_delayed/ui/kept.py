@@ -1,14 +1,11 @@
-"""Figures that cost something, kept for a while and made once for all who ask. No web framework here."""
+"""Figures that cost something, kept for a while. No web framework here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
+from dataclasses import dataclass
+from typing import Any
 
 #: Seconds that figures are kept at least.
 KEPT = 5.0
@@ -16,35 +13,34 @@ KEPT = 5.0
 TIMES = 9
 
 
-@dataclass(slots=True)
-class _Entry(Generic[T]):
-    lock: Lock = field(default_factory=Lock)
-    value: T | None = None
-    made_at: float = 0.0
-    good_until: float = float("-inf")
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    value: Any
+    made_at: float
+    good_until: float
 
 
-class Kept(Generic[T]):
+class Kept:
     """Figures by name."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._lock = Lock()
-        self._entries: dict[str, _Entry[T]] = {}
+        self._entries: dict[str, _Entry] = {}
 
-    def get(self, name: str, make: Callable[[], T]) -> tuple[T, float]:
-        """Return the figures and their age in seconds. Who asks while they are made waits for them."""
-        with self._lock:
-            entry = self._entries.setdefault(name, _Entry())
-        with entry.lock:
-            began = self._monotonic()
-            if entry.value is None or began >= entry.good_until:
-                entry.value = make()
-                entry.made_at = self._monotonic()
-                entry.good_until = entry.made_at + max(KEPT, TIMES * (entry.made_at - began))
-            return entry.value, self._monotonic() - entry.made_at
+    def find(self, name: str) -> tuple[Any, float] | None:
+        """Return figures that are not too old, and their age in seconds."""
+        entry = self._entries.get(name)
+        now = self._monotonic()
+        return None if entry is None or now >= entry.good_until else (entry.value, now - entry.made_at)
+
+    def make(self, name: str, make: Callable[[], Any]) -> Any:
+        """Make figures, keep them, and return them."""
+        began = self._monotonic()
+        value = make()
+        now = self._monotonic()
+        self._entries[name] = _Entry(value, now, now + max(KEPT, TIMES * (now - began)))
+        return value
 
     def forget(self, name: str) -> None:
         """Have figures made anew for the next who asks."""
-        with self._lock:
-            self._entries.pop(name, None)
+        self._entries.pop(name, None)

@@ -22,8 +22,10 @@ TUESDAY = Origin(dag_id="the dag's ☂", run_id="R" * 250, task_id="t" * 250)
 def noted(hook) -> dict[Origin, int]:
     table = hook.tables.runs
     with hook.engine.connect().execution_options(read_only=True) as connection:
-        numbers = list(connection.execute(select(table.c.Seq)).scalars())
-        return {origin: number for number, origin in runs.origins(connection, hook.tables, numbers).items()}
+        return {
+            Origin(dag_id=row.DagId, run_id=row.RunId, task_id=row.TaskId, map_index=row.MapIndex): row.Seq
+            for row in connection.execute(select(table))
+        }
 
 
 def fail(store: Store, hook) -> None:

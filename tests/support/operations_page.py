@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
 
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.asking import Asking
+from support.stores import Store
 
 ROLES = ("viewer", "user", "op", "admin")
 PREFIX = "/delayed-deliveries"
@@ -24,7 +28,8 @@ PREFIX = "/delayed-deliveries"
 class Page:
     """Asks the page as a user of one role; as nobody, unless ``role`` is given."""
 
-    def __init__(self, client: TestClient, tokens: dict[str, str]) -> None:
+    def __init__(self, client: TestClient, tokens: dict[str, str], asking: Asking) -> None:
+        self.asking = asking
         self._client = client
         self._tokens = tokens
 
@@ -80,7 +85,48 @@ def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
                 answer = client.post("/auth/token", json={"username": role, "password": password})
                 assert answer.status_code == 201, answer.text
                 tokens[role] = answer.json()["access_token"]
-            yield Page(client, tokens)
+            yield Page(client, tokens, asking)
     finally:
         asking.close()
         purge_cached_app()
+
+
+@pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
+def own_store_fixture(request: pytest.FixtureRequest, connect: Callable[..., str], tmp_path: Path) -> Iterator[Store]:
+    """A store in a database of its own: the page shows the tables of a connection's own schema."""
+    conn_id = f"page_{uuid4().hex[:8]}"
+    if request.param == "sqlite":
+        connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
+        store = Store(conn_id, None)
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+        connect(conn_id, f"{url.rpartition('/')[0]}/{conn_id}")
+        store = Store(conn_id, None)
+        run_alone(url, f"CREATE DATABASE {conn_id}")
+    yield store
+    for hook in store.hooks:
+        hook.close()
+    if request.param != "sqlite":
+        run_alone(url, f"DROP DATABASE {conn_id}{' WITH (FORCE)' if request.param == 'postgres' else ''}")
+
+
+def run_alone(url: str, statement: str) -> None:
+    """Run a statement that wants no transaction."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+@pytest.fixture(name="served_page", scope="module")
+def served_page_fixture(airflow_db: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with serving(tmp_path_factory.mktemp("page")) as served:
+        yield served
+
+
+@pytest.fixture(name="page")
+def page_fixture(served_page: Page, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """The page of one store."""
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", store.conn_id)
+    yield served_page
+    served_page.asking.close()
