@@ -120,6 +120,8 @@ def running(folder: Path, connections: Mapping[str, Mapping[str, Any]] | None = 
             "AIRFLOW__API__PORT": str(port),
             "AIRFLOW__API__BASE_URL": url,
             "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(process.free_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(process.free_port()),
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
