@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, and_, or_, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.criteria import Criteria, Run
@@ -51,8 +51,10 @@ def first(
     conditions = [*meant, *(more or ()), *behind(table, after)]
     order = (table.c.Time, table.c.Id)
     if each:
-        of_one = select(*columns).where(*conditions).order_by(*order).limit(size)
-        return _of_each_run(tables, criteria, of_one, of_run, size)
+        of_one = select(*order).where(*conditions).order_by(*order).limit(size)
+        keys = _of_each_run(tables, criteria, of_one, size)
+        source = with_runs(tables, table) if of_run else table
+        return select(*columns, *of_run).select_from(source.join(keys, keys.c.Id == table.c.Id)).order_by(*order)
     statement = select(*columns, *of_run).where(*conditions).order_by(*order).limit(size)
     return statement.select_from(with_runs(tables, table)) if of_run else statement
 
@@ -62,19 +64,18 @@ def with_runs(tables: Tables, table: Table) -> FromClause:
     return table.outerjoin(tables.runs, table.c.Run == tables.runs.c.Seq)
 
 
-def _of_each_run(
-    tables: Tables, criteria: Criteria, of_one: Select[Any], of_run: Sequence[ColumnElement[Any]], size: int
-) -> Select[Any]:
-    """Return PostgreSQL's query that takes the first rows of each run, by the index on Run and Time, and of them those.
+def _of_each_run(tables: Tables, criteria: Criteria, of_one: Select[Any], size: int) -> Subquery:
+    """Return PostgreSQL's query that takes the first ids of each run, by the index on Run and Time, and of them those.
 
     Left to itself, it could look through all messages in order of time, for the few that are meant.
     """
     assert criteria.sent_by is not None
-    each = of_one.correlate(tables.runs).lateral("each")
+    each = of_one.lateral("each")
     meant = runs.meant(tables, criteria.sent_by).whereclause
     assert meant is not None
     source = tables.runs.join(each, true())
-    return select(*each.c, *of_run).select_from(source).where(meant).order_by(each.c.Time, each.c.Id).limit(size)
+    ids = select(each.c.Id).select_from(source).where(meant).order_by(each.c.Time, each.c.Id).limit(size)
+    return ids.correlate(None).subquery()
 
 
 def of_table(

@@ -184,17 +184,20 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
     def index(suffix: str, *columns: str, **options: Any) -> Index:
         return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns, **options)
 
+    def partial(suffix: str, *columns: str) -> Index:
+        # most messages of some stores have none; MySQL and MariaDB index them nevertheless
+        dialects = ("postgresql", "sqlite", "mssql")
+        return index(suffix, *columns, **{f"{one}_where": text(f'"{columns[0]}" IS NOT NULL') for one in dialects})
+
     def indexes(suffix: str) -> Iterator[Index]:
         """What a list in order of due time is read by."""
         yield index(suffix, "Time")
         yield index(suffix, "Destination", "Time")
-        for name in ("Tag", "Run"):
-            # most messages of some stores have none; MySQL and MariaDB index them nevertheless
-            some = {f"{dialect}_where": text(f'"{name}" IS NOT NULL') for dialect in ("postgresql", "sqlite", "mssql")}
-            yield index(suffix, name, "Time", **some)
+        yield partial(suffix, "Tag", "Time")
+        yield partial(suffix, "Run", "Time")
 
     return Tables(
-        messages=table("", *_message_columns(), *indexes("")),
+        messages=table("", *_message_columns(), *indexes(""), partial("", "NextTry")),
         past=table(
             "_past",
             _column("Id", text_column(MAX_ID), primary_key=True),
