@@ -27,7 +27,7 @@ from airflow_delayed.operators.events import describe
 from airflow_delayed.operators.first_try import FirstTry, ended, first_try, waits
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.rules import rules_of
-from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.storage import file_system, shown
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
@@ -257,7 +257,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 found = sending.survey(set_aside=rejects.add)
             set_aside = rejects.count
             if set_aside:
-                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
+                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(self.rejects))
         else:
             aside: list[Problem] = []
             found = sending.survey(set_aside=None if self.rejects is None else aside.append)
@@ -364,7 +364,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         if self.source is not None:
             source = file_system(self.source)[1].rstrip("/")
             if path == source or path.startswith(source + "/"):
-                raise InputError(f"rejects={self.rejects} lies in the source itself; give it a place of its own")
+                raise InputError(f"rejects={shown(self.rejects)} lies in the source itself; give it a place of its own")
         return fs, path
 
     def _open(self, context: Context) -> Source:
@@ -373,7 +373,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             return open_source(
                 fs,
                 path,
-                shown_as=self.source,
+                shown_as=shown(self.source),
                 source_format=self.source_format,
                 require_success=self.require_success,
                 naive_ok=self.timezone is not None,
