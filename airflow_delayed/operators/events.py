@@ -30,6 +30,11 @@ def describe(context: Context, outlets: Iterable[object], sending: Sending, summ
     extra = {**summary, "destinations": {name: counts[name] for name in most}}
     if len(counts) > NAMED:
         extra["other_destinations"] = len(counts) - NAMED
+    add_to_events(context, outlets, extra)
+
+
+def add_to_events(context: Context, outlets: Iterable[object], extra: Mapping[str, Any]) -> None:
+    """Put something into the extra of each outlet's event."""
     for outlet in outlets:
         if isinstance(outlet, Asset | AssetRef):
             context["outlet_events"][outlet].extra.update(extra)

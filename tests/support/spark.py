@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ def session(master: str, **conf: str) -> SparkSession:
         builder = SparkSession.builder.master(master).appName("airflow_delayed tests")
         settings = {
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "1g",
@@ -53,10 +55,12 @@ def session(master: str, **conf: str) -> SparkSession:
         os.environ.clear()
         os.environ.update(before)
     made.sparkContext.setLogLevel("ERROR")
+    # it tells the end of its connections, when nobody listens any more
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     return made
 
 
-@pytest.fixture(name="spark", scope="session")
+@pytest.fixture(name="spark", scope="module")
 def spark_fixture() -> Iterator[SparkSession]:
     """Spark in local mode, whose tasks are tried twice."""
     made = session("local[2,2]")

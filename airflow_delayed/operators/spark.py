@@ -1,0 +1,280 @@
+"""DelayedSparkSendOperator: Spark's executors send what a table, a query or files hold."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for, store_for
+from airflow_delayed.errors import (
+    DelayedError,
+    DestinationMissing,
+    InputError,
+    SourceError,
+    TopologyError,
+    TransportUnavailable,
+)
+from airflow_delayed.message import utcnow
+from airflow_delayed.operators.events import add_to_events
+from airflow_delayed.operators.first_try import ended, first_try
+from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments
+from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
+from airflow_delayed.operators.storage import file_system
+from airflow_delayed.spark.manifest import check_manifest
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class DelayedSparkSendOperator(SparkSubmitOperator):
+    """Send rows from Spark's executors, each to arrive at its own due time, through the transport of ``conn_id``.
+
+    For what is too much to pass through one worker; what is less is sent sooner by DelayedSendOperator. The rows are
+    those of ``table``, of ``source`` (files), or of ``query``; a query may read ``source`` as the view ``source``. The
+    columns are DelayedSendOperator's, and so are the parameters of the same names. It submits a ready application, so
+    no Spark code has to be written; all further parameters are SparkSubmitOperator's.
+
+    The machines of driver and executors need this package in the same release, the transport's client and pyarrow, and
+    no Airflow. What they are told of the connections: see ``connections``.
+
+    A row that is wrong fails its Spark task when others may have been sent; ``check_first`` reads all rows before that.
+    A retry means the same messages with the same ids, and so do Spark's own retries and speculation: into a store
+    nothing goes twice, from a broker the same message may come again.
+
+    :param conn_id: who delivers: a connection of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
+        connection, where the destination is a queue table in that database.
+    :param spark_conn_id: where Spark runs; what SparkSubmitOperator calls ``conn_id``.
+    :param table: a table of Spark's catalog.
+    :param source: a path or URL as Spark has it.
+    :param source_format: the format of the files, any that Spark reads.
+    :param source_schema: the files' columns as Spark's DDL, ``"value string, due_at timestamp"``, for formats that have
+        no types of their own.
+    :param source_options: options of the format.
+    :param query: Spark SQL.
+    :param destination: like the parameters that follow, see DelayedSendOperator. With it, whether it can receive is
+        looked up before Spark starts. ``headers`` are an option of Spark's job, which Spark shows; a column is not.
+    :param batch_rows: messages given to the transport at a time.
+    :param window: RabbitMQ's unconfirmed messages of one connection.
+    :param connections_per_executor: how many tasks of an executor may send at a time; by default all that it runs.
+    :param partitions: send from so many partitions.
+    :param check_first: read and check all rows before the first is sent; the rows are read twice.
+    :param connections: how executors learn of the connections: "file" has spark-submit distribute a file of them, which
+        only this user may read here; "cluster" leaves it to the cluster: each executor has environment variables
+        ``DELAYED_CONN_<NAME>``, or ``DELAYED_CONNECTIONS_FILE``.
+    :param manifest: a URL, or path, that Spark's driver writes its counts to and this task reads; by default a file of
+        this machine, which is right where the driver runs here (client mode).
+    :param attempts: a folder, as URL or path, that all executors and the driver share; with it the log counts what
+        attempts had sent that failed.
+    :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
+    :param dry_run: check all, send nothing.
+    :param clock: the present, for tests.
+    :return: a summary (rows, sent, held, replaced, refused, duplicates, skipped, first_due, last_due), never a body.
+    :raises AirflowFailException: the input is wrong, as far as it is known before the job; nothing was sent.
+    """
+
+    template_fields: Sequence[str] = (
+        *(name for name in SparkSubmitOperator.template_fields if name not in ("application", "application_args")),
+        "conn_id",
+        "store_conn_id",
+        "table",
+        "source",
+        "source_schema",
+        "source_options",
+        "query",
+        "destination",
+        "delay",
+        "due_at",
+        "headers",
+        "id_columns",
+        "tag",
+        "expires_at",
+        "timezone",
+        "on_conflict",
+        "topology",
+        "routing",
+        "envelope",
+        "manifest",
+        "attempts",
+    )
+    ui_color = "#e8f1fb"
+
+    def __init__(
+        self,
+        *,
+        conn_id: str,
+        spark_conn_id: str = "spark_default",
+        table: str | None = None,
+        source: str | None = None,
+        source_format: str = "parquet",
+        source_schema: str | None = None,
+        source_options: Mapping[str, str] | None = None,
+        query: str | None = None,
+        destination: str | None = None,
+        delay: timedelta | float | str | None = None,
+        due_at: datetime | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        id_columns: Sequence[str] | str | None = None,
+        tag: str | None = None,
+        expires_at: datetime | str | None = None,
+        store_conn_id: str | None = None,
+        hold_over: timedelta = timedelta(minutes=15),
+        on_conflict: str = "error",
+        timezone: str | None = None,
+        past_due: Literal["fail", "send", "skip"] = "fail",
+        max_past: timedelta = timedelta(hours=1),
+        on_empty: Literal["warn", "fail", "skip"] = "warn",
+        unknown_columns: Literal["fail", "ignore"] = "fail",
+        topology: str | None = None,
+        routing: str | None = None,
+        envelope: str | None = None,
+        batch_rows: int | None = None,
+        window: int | None = None,
+        connections_per_executor: int | None = None,
+        partitions: int | None = None,
+        check_first: bool = False,
+        connections: Literal["file", "cluster"] = "file",
+        manifest: str | None = None,
+        attempts: str | None = None,
+        dry_run: bool = False,
+        clock: Clock = utcnow,
+        name: str = "airflow-delayed",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(conn_id=spark_conn_id, name=name, **kwargs)
+        self.conn_id = conn_id
+        self.table = table
+        self.source = source
+        self.source_format = source_format
+        self.source_schema = source_schema
+        self.source_options = source_options
+        self.query = query
+        self.destination = destination
+        self.delay = delay
+        self.due_at = due_at
+        self.headers = headers
+        self.id_columns = id_columns
+        self.tag = tag
+        self.expires_at = expires_at
+        self.store_conn_id = store_conn_id
+        self.hold_over = hold_over
+        self.on_conflict = on_conflict
+        self.timezone = timezone
+        self.past_due = past_due
+        self.max_past = max_past
+        self.on_empty = on_empty
+        self.unknown_columns = unknown_columns
+        self.topology = topology
+        self.routing = routing
+        self.envelope = envelope
+        self.batch_rows = batch_rows
+        self.window = window
+        self.connections_per_executor = connections_per_executor
+        self.partitions = partitions
+        self.check_first = check_first
+        self.connections = connections
+        self.manifest = manifest
+        self.attempts = attempts
+        # BaseOperator has a method of the parameter's name
+        self.only_plan = dry_run
+        self.clock = clock
+        check_spark_arguments(self)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Submit the job, and return its counts."""
+        began = first_try(context, self.clock(), keep=not self.only_plan)
+        with ExitStack() as stack:
+            manifest = self.manifest
+            if manifest is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
+                manifest = f"{folder}/manifest.json"
+            try:
+                self._verify()
+                self._submitted(context, stack, manifest, began.anchor)
+                found = self._read(manifest)
+            except InputError as error:
+                raise AirflowFailException(str(error)) from error
+        if not self.only_plan:
+            ended(context)
+        summary: dict[str, Any] = found["summary"]
+        self.log.info("%s", json.dumps({name: found[name] for name in ("summary", "partitions", "other_attempts")}))
+        self._check_empty(summary)
+        told = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
+        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **told})
+        return summary
+
+    def _verify(self) -> None:
+        """Look whether messages can be received, before minutes of work; executors may reach what is not seen here."""
+        options = {name: getattr(self, name) or None for name in ("topology", "routing", "envelope")}
+        delivery = delivery_for(self.conn_id, **options)
+        places: list[tuple[str, DelayedDelivery, list[str]]] = [
+            (self.conn_id, delivery, [self.destination] if self.destination else [])
+        ]
+        if self.store_conn_id:
+            places.append((self.store_conn_id, store_for(self.store_conn_id, self.conn_id), []))
+        for conn_id, transport, destinations in places:
+            try:
+                report = transport.verify(destinations, max_delay=self.hold_over if self.store_conn_id else None)
+            except TransportUnavailable as error:
+                self.log.warning("from here it cannot be seen whether all is ready: %s", error)
+                continue
+            finally:
+                transport.close()
+            if report.missing_destinations:
+                raise DestinationMissing(
+                    conn_id,
+                    report.missing_destinations,
+                    f"create it, or run TopologyInstallOperator(conn_id={conn_id!r}, destinations=[...],"
+                    " create_destinations=True). Nothing was sent",
+                )
+            if report.unready:
+                raise TopologyError(conn_id, report)
+
+    def _submitted(self, context: Context, stack: ExitStack, manifest: str, anchor: datetime) -> None:
+        from airflow_delayed.spark import job
+
+        file = None
+        if self.connections == "file":
+            named = [name for name in (self.conn_id, self.store_conn_id) if name]
+            path = stack.enter_context(spark_connections_file(named))
+            # Spark's own list of files
+            self.files = f"{self.files},{path}" if self.files else path
+            file = FILE
+        self.application = job.__file__
+        self.application_args = application_arguments(self, context, anchor, manifest, connections_file=file)
+        super().execute(context)
+
+    def _read(self, manifest: str) -> Mapping[str, Any]:
+        fs, path = file_system(manifest)
+        try:
+            with fs.open(path, "rb") as file:
+                content = json.loads(file.read())
+        except (OSError, ValueError) as error:
+            raise DelayedError(
+                f"Spark's job has ended, and its counts are not at {manifest} ({error}); where its driver does not run"
+                " on this machine, give manifest= a URL that both can open. What was sent stays sent, and a retry means"
+                " the same messages"
+            ) from error
+        if self.manifest is None:
+            Path(path).unlink()
+        try:
+            return check_manifest(content, manifest)
+        except SourceError as error:
+            raise DelayedError(str(error)) from None
+
+    def _check_empty(self, summary: Mapping[str, Any]) -> None:
+        if summary["sent"] + summary["held"] + summary["replaced"] + summary["duplicates"]:
+            return
+        text = f"there is nothing to send: {summary['rows']:,} rows were read"
+        if self.on_empty == "fail":
+            raise AirflowFailException(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
+        if self.on_empty == "skip":
+            raise AirflowSkipException(text)
+        self.log.warning(text)

@@ -1,0 +1,146 @@
+"""DelayedSparkSendOperator's arguments: what can be wrong with them, and how the job is told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from airflow.sdk import XComArg
+
+from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.store.conflicts import check_on_conflict
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_delayed.operators.spark import DelayedSparkSendOperator
+
+#: Parameters that are options of the sending by the same name, as they are.
+_SAME = (
+    "destination",
+    "tag",
+    "timezone",
+    "past_due",
+    "unknown_columns",
+    "topology",
+    "routing",
+    "envelope",
+    "batch_rows",
+    "window",
+    "due_at",
+    "expires_at",
+    "delay",
+    "hold_over",
+    "max_past",
+)
+
+
+def check_spark_arguments(operator: DelayedSparkSendOperator) -> None:
+    """Check what is known when a DAG is parsed.
+
+    :raises ValueError: an argument says nothing, or contradicts another.
+    """
+    given = [name for name in ("table", "source", "query") if getattr(operator, name) is not None]
+    if not given or ("table" in given and len(given) > 1):
+        raise ValueError(f"give table=, source=, query=, or source= with a query= over it; given: {given or 'none'}")
+    if operator.delay is not None and operator.due_at is not None:
+        raise ValueError("delay= and due_at= say the same thing; give one of them")
+    for name, choices in (
+        ("past_due", ("fail", "send", "skip")),
+        ("on_empty", ("warn", "fail", "skip")),
+        ("unknown_columns", ("fail", "ignore")),
+        ("connections", ("file", "cluster")),
+    ):
+        if getattr(operator, name) not in choices:
+            raise ValueError(f"{name}={getattr(operator, name)!r} is none of {', '.join(map(repr, choices))}")
+    for name in ("hold_over", "max_past"):
+        span = getattr(operator, name)
+        if not isinstance(span, timedelta) or span < timedelta(0):
+            raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
+    for name in ("batch_rows", "window", "connections_per_executor", "partitions"):
+        number = getattr(operator, name)
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}={number!r} must be a whole number, 1 or more")
+    if "{{" not in str(operator.on_conflict) and not isinstance(operator.on_conflict, XComArg):
+        check_on_conflict(operator.on_conflict)
+
+
+def application_arguments(
+    operator: DelayedSparkSendOperator,
+    context: Context,
+    anchor: datetime,
+    manifest: str,
+    *,
+    connections_file: str | None,
+) -> list[str]:
+    """Return the job's command line, as the arguments were rendered.
+
+    :param anchor: when relative delays begin.
+    :raises InvalidMessage: headers are no texts.
+    """
+    options = {name: _text(getattr(operator, name)) for name in _SAME}
+    ti = context["ti"]
+    scope = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index]
+    options |= {
+        "deliver": operator.conn_id,
+        "store": operator.store_conn_id or "",
+        "headers": _headers(operator.headers),
+        "id_columns": operator.id_columns
+        if isinstance(operator.id_columns, str)
+        else ",".join(operator.id_columns or ()),
+        "scope": json.dumps(scope),
+        "anchor": anchor.isoformat(),
+        "connections": _text(operator.connections_per_executor),
+        "connections_file": connections_file or "",
+        "attempts": _plain_url(operator.attempts) if operator.attempts else "",
+        "manifest": _plain_url(manifest),
+        "dry_run": "true" if operator.only_plan else "",
+    }
+    if operator.on_conflict != "error":
+        options["on_conflict"] = check_on_conflict(operator.on_conflict)
+    arguments = []
+    for name in ("table", "source", "query"):
+        if value := getattr(operator, name):
+            arguments += [f"--{name}", str(value)]
+    if operator.source:
+        arguments += ["--format", operator.source_format]
+        if operator.source_schema:
+            arguments += ["--schema", operator.source_schema]
+        for name, value in (operator.source_options or {}).items():
+            arguments += ["--read", f"{name}={value}"]
+    if operator.partitions:
+        arguments += ["--partitions", str(operator.partitions)]
+    if operator.check_first:
+        arguments.append("--check-first")
+    for name, value in options.items():
+        if value:
+            arguments += ["--set", f"{name}={value}"]
+    return arguments
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, timedelta):
+        # "2.5", and never "1e-06"
+        return f"{value.total_seconds():f}"
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _headers(headers: Any) -> str:
+    if headers is None:
+        return ""
+    if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
+        raise InvalidMessage("headers", "must be a dictionary of text to text")
+    return json.dumps(dict(headers))
+
+
+def _plain_url(url: str) -> str:
+    """Return a URL without the Airflow connection that it may name, of which Spark knows nothing."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

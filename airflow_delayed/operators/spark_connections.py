@@ -1,0 +1,75 @@
+"""Airflow's connections for Spark's executors, which have no Airflow; masked in every log.
+
+Spark shows options, settings and what is given as ``spark.executorEnv`` in its UI and writes them into its event log.
+So connections go as a file, or in the environment of a Spark that runs on this machine alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
+
+from airflow_delayed.spark.connections import VARIABLES
+
+#: The file's name, by which executors find it where Spark distributes it.
+FILE = "delayed-connections.json"
+
+
+def spark_environment(conn_ids: Iterable[str]) -> dict[str, str]:
+    """Return connections as environment variables, for a Spark process on this machine: master ``local[...]``.
+
+    Call it when the task runs, never while a DAG is parsed, and do not give the result to SparkSubmitOperator's
+    ``env_vars`` for YARN or Kubernetes: its hook writes them onto spark-submit's command line, and Spark shows them.
+
+    :raises AirflowNotFoundException: there is no connection of that name.
+    """
+    return {VARIABLES[0] + conn_id.upper(): json.dumps(_plain(conn_id)) for conn_id in conn_ids}
+
+
+@contextmanager
+def spark_connections_file(conn_ids: Iterable[str]) -> Iterator[str]:
+    """Make a file of connections that only this user may read, for spark-submit's ``--files``; remove it in the end.
+
+    Its bare name is what the option ``connections_file`` takes then.
+
+    :raises AirflowNotFoundException: there is no connection of that name.
+    """
+    with tempfile.TemporaryDirectory(prefix="delayed-spark-") as folder:
+        file = Path(folder, FILE)
+        file.touch(mode=0o600)
+        file.write_text(json.dumps({conn_id: _plain(conn_id) for conn_id in conn_ids}))
+        yield str(file)
+
+
+def _plain(conn_id: str) -> dict[str, Any]:
+    given = BaseHook.get_connection(conn_id)
+    fields = {
+        "conn_type": given.conn_type,
+        "host": given.host,
+        "port": given.port,
+        "login": given.login,
+        "password": given.password,
+        "schema": given.schema,
+        "extra": given.extra_dejson,
+    }
+    secrets: Any = {"password": given.password, "extra": given.extra_dejson}
+    for form in (secrets, _in_json(secrets)):
+        # of an extra the values whose names sound like secrets
+        mask_secret(form)
+    return {name: value for name, value in fields.items() if value}
+
+
+def _in_json(value: Any) -> Any:
+    """Return texts as they stand in JSON."""
+    if isinstance(value, dict):
+        return {name: _in_json(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_in_json(one) for one in value]
+    return json.dumps(value)[1:-1] if isinstance(value, str) else value

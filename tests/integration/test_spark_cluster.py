@@ -1,0 +1,184 @@
+"""A standalone Spark cluster and its faults: what arrived, what twice, and that nothing is lost or unknown."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.rabbitmq import VirtualHost
+from support.spark import Connections, connections_fixture, environment, rows, send, session  # noqa: F401 - a fixture
+from support.stores import run_sql
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import utcnow
+from services import spark as service
+
+#: Rows of each half; Spark has them in four partitions, in Arrow batches of 250.
+ROWS = 4000
+BATCH = 250
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[service.Cluster]:
+    with service.running(env=environment()) as running:
+        yield running
+
+
+@contextmanager
+def application(cluster: service.Cluster, **conf: str) -> Iterator[SparkSession]:
+    made = session(
+        cluster.url,
+        **{
+            "spark.executor.cores": "2",
+            "spark.executor.memory": "512m",
+            "spark.cores.max": "4",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+            "spark.speculation": "false",
+            **conf,
+        },
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@dataclass
+class World:
+    """A broker that takes what is due now, and a store for what is due in an hour."""
+
+    vhost: VirtualHost
+    store: DelayedStoreHook
+    connections: Connections
+    folder: Path
+
+    def frame(self, spark: SparkSession, fault: Callable) -> DataFrame:
+        """Half of the rows for the broker, half for the store; ``fault`` sees each Arrow batch on its way."""
+        now = utcnow()
+        near = rows(spark, ROWS, due_at=now, prefix="near", partitions=2)
+        far = rows(spark, ROWS, due_at=now + HOUR, prefix="far", partitions=2)
+        both = near.union(far)
+        return both.mapInArrow(fault, both.schema)
+
+    def send(self, frame: DataFrame) -> dict:
+        manifest = self.folder / "manifest.json"
+        options = {"store": "waits", "hold_over": 600, "batch_rows": BATCH, "attempts": self.folder / "attempts"}
+        send(frame, self.connections, "broker", manifest=manifest, **options)
+        return json.loads(manifest.read_text())
+
+    def check(self, told: dict) -> Counter:
+        """Count what arrived; return what came more than once from the broker."""
+        arrived = Counter(one.message_id for one in self.vhost.collect("mail", enough=ROWS, more=1))
+        wanted = {f"near{number}" for number in range(ROWS)}
+        assert wanted - arrived.keys() == set()  # lost
+        assert arrived.keys() - wanted == set()  # unknown
+        table = self.store.tables.messages
+        with self.store.engine.connect() as connection:
+            stored = Counter(connection.execute(table.select().with_only_columns(table.c.Id)).scalars())
+        assert stored == Counter(f"far{number}" for number in range(ROWS))  # neither lost nor unknown nor twice
+        assert told["summary"]["rows"] == 2 * ROWS
+        assert told["summary"]["sent"] == ROWS
+        assert told["summary"]["held"] + told["summary"]["duplicates"] == ROWS
+        twice = arrived - Counter(wanted)
+        # what attempts told before they ended, they had done
+        assert told["other_attempts"]["sent"] <= twice.total()
+        return twice
+
+
+@pytest.fixture
+def world(vhost: VirtualHost, postgres_url: str, connections: Connections, connect, tmp_path: Path) -> Iterator[World]:
+    connections.add("broker", **vhost.connection)
+    connect("broker", **vhost.connection)
+    RabbitMQDelayHook("broker").install(["mail"], create_destinations=True)
+    schema = f"spark_{uuid4().hex[:8]}"
+    run_sql(postgres_url, f'CREATE SCHEMA "{schema}"')
+    connections.add_postgres("waits", postgres_url, schema)
+    connect("waits", connections.json("waits"))
+    store = DelayedStoreHook("waits", "broker")
+    store.install([])
+    yield World(vhost, store, connections, tmp_path)
+    store.close()
+    run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
+
+
+def slowly(batches):
+    """Let batches through at a rate that a fault can be made in time."""
+    for batch in batches:
+        time.sleep(0.2)
+        yield batch
+
+
+def failing_half_way(batches):
+    """Fail the first attempt at each partition when half of its rows are through."""
+    from pyspark import TaskContext
+
+    for number, batch in enumerate(batches):
+        if number == ROWS // BATCH // 4 and TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("made to fail")
+        yield batch
+
+
+def straggling(batches):
+    """Let the first attempt at two of the partitions hang when half of its rows are through."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    for number, batch in enumerate(batches):
+        if number == ROWS // BATCH // 4 and context.attemptNumber() == 0 and context.partitionId() in (0, 2):
+            time.sleep(120)
+        yield batch
+
+
+def test_an_executor_is_killed_and_a_task_fails(cluster: service.Cluster, world: World) -> None:
+    with application(cluster) as spark:
+        killed: list[int] = []
+
+        def kill() -> None:
+            # when some have arrived and some are stored, and most are still to come
+            while not (world.store.count() and world.vhost.count("mail")):
+                time.sleep(0.1)
+            killed.append(cluster.kill_executor())
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        told = world.send(world.frame(spark, slowly))
+        killer.join(30)
+        assert killed
+        assert killed[0] not in cluster.executors()
+        assert told["other_attempts"]["attempts"] > 0
+        assert not told["other_attempts"]["exact"]
+        world.check(told)
+
+        # the same job again, with each task failing half-way: the store knows all of it
+        told = world.send(world.frame(spark, failing_half_way))
+        assert told["other_attempts"] == {"attempts": 4, "sent": ROWS // 2, "held": 0, "exact": True}
+        assert told["summary"]["duplicates"] == ROWS
+        assert world.check(told).total() == ROWS // 2
+
+
+def test_speculation(cluster: service.Cluster, world: World) -> None:
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+    }
+    with application(cluster, **conf) as spark:
+        told = world.send(world.frame(spark, straggling))
+    assert told["other_attempts"]["attempts"] == 2
+    # of the stragglers one was in the middle of sending to the broker, and one of storing
+    assert told["summary"]["duplicates"] == told["other_attempts"]["held"] == ROWS // 4
+    assert world.check(told).total() == told["other_attempts"]["sent"] == ROWS // 4

@@ -1,0 +1,106 @@
+"""The example DAG: a year of flights through Spark's executors into the store, a day's into RabbitMQ."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from sqlalchemy import func, make_url, select
+from support.rabbitmq import VirtualHost
+from support.spark import Connections, connections_fixture, environment  # noqa: F401 - a fixture
+from support.stores import run_sql
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+from services import java
+
+
+@pytest.fixture
+def cluster(connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark on this machine, whose Python has no Airflow."""
+    java.require()
+    for name, value in environment().items():
+        if name in ("PATH", "PYTHONPATH", "PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+            monkeypatch.setenv(name, value)
+    connect("spark_default", conn_type="spark", host="local[2]")
+    (tmp_path / "events").mkdir()
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{tmp_path}/events\n"
+        "spark.ui.enabled false\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_year_of_flights(
+    here: Path,
+    cluster,
+    vhost: VirtualHost,
+    postgres_url: str,
+    connections: Connections,
+    connect,
+    run_dag,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd,
+) -> None:
+    monkeypatch.setenv("FLIGHT_REMINDERS_FOLDER", str(tmp_path / "flights"))
+    schema = f"flights_{uuid4().hex[:8]}"
+    run_sql(postgres_url, f'CREATE SCHEMA "{schema}"')
+    connections.add_postgres("delayed_store", postgres_url, schema)
+    connect("delayed_store", connections.json("delayed_store"))
+    login, secret = f"spark-{schema}", f"hush {schema}"
+    vhost.manage("PUT", f"users/{login}", {"password": secret, "tags": "administrator"})
+    vhost.manage("PUT", f"permissions/{{vhost}}/{login}", {"configure": ".*", "write": ".*", "read": ".*"})
+    connect("delayed_broker", **{**vhost.connection, "login": login, "password": secret})
+    dag = DagBag(str(here / "dags/flight_reminders_on_spark.py")).dags["flight_reminders_on_spark"]
+
+    run = run_dag(dag, run_conf={"onto": 2031})
+    shown = capfd.readouterr()
+    assert run.state == "success", shown.out[-5000:]
+    summaries = {
+        one.task_id: one.xcom_pull(task_ids=one.task_id)
+        for one in run.get_task_instances()
+        if one.task_id.startswith("send")
+    }
+    year, day = summaries["send_year"], summaries["send_day"]
+    assert (year["rows"], year["held"], year["sent"], year["duplicates"]) == (336_776, 336_776, 0, 0)
+    assert (day["rows"], day["sent"], day["held"]) == (989, 989, 0)
+
+    store = DelayedStoreHook("delayed_store", "delayed_broker")
+    messages = store.tables.messages
+    with store.engine.connect() as connection:
+        count, ids = connection.execute(select(func.count(), func.count(messages.c.Id.distinct()))).one()
+        destinations = set(connection.execute(select(messages.c.Destination).distinct()).scalars())
+        first, last = connection.execute(select(func.min(messages.c.Time), func.max(messages.c.Time))).one()
+    assert (count, ids, destinations) == (336_776, 336_776, {"flight-reminders"})
+    # 5:15 of 1 January and 23:59 of 31 December in New York, two hours before
+    assert (first, last) == (
+        datetime(2031, 1, 1, 8, 15, tzinfo=timezone.utc),
+        datetime(2032, 1, 1, 2, 59, tzinfo=timezone.utc),
+    )
+    assert (year["first_due"], year["last_due"]) == (first.isoformat(), last.isoformat())
+    store.close()
+
+    # what Spark shows and keeps: the plan, its settings, the driver's log
+    events = "".join(file.read_text() for file in (tmp_path / "events").rglob("*") if file.is_file())
+    assert events.count("SparkListenerEnvironmentUpdate") == 2
+    assert "physicalPlanDescription" in events
+    assert "flight-reminders" in events
+    assert (
+        "INFO airflow_delayed.spark: all confirmed: 0 sent by connection delayed_broker and 336,776 stored" in shown.out
+    )
+    for hushed in (secret, make_url(postgres_url).password):
+        assert hushed not in events
+        assert hushed not in shown.out + shown.err
+    assert list(Path(tempfile.gettempdir()).glob("delayed-spark-*/delayed-connections.json")) == []
+
+    vhost.manage("DELETE", f"users/{login}")
+    run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
+    # the Spark provider's hook leaves the pipe of spark-submit to the garbage collector
+    del dag, run
+    gc.collect()
