@@ -180,11 +180,6 @@ def from_microseconds(value: int) -> datetime:
     return EPOCH + timedelta(microseconds=value)
 
 
-def moments(values: Iterable[int]) -> list[datetime]:
-    """Return the UTC times of many whole microseconds since 1970; errors: see :func:`from_microseconds`."""
-    return list(map(EPOCH.__add__, map(MICROSECOND.__mul__, values)))
-
-
 def ceil_units(span: timedelta, unit: timedelta = timedelta(seconds=1)) -> int:
     """Return how many whole units cover a span; 0 if the span is not positive."""
     return max(0, -(-span // unit))
