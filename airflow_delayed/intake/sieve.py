@@ -21,13 +21,14 @@ class Sieve:
 
     def __init__(self, *, memory: int = 4 * 1024 * 1024) -> None:
         self._buckets = [array("q") for _ in range(_BUCKETS)]
+        self._take = [bucket.append for bucket in self._buckets]
         self._held = 0
         self._most = memory // 8
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, ids: Iterable[str]) -> None:
         """Note some ids."""
-        take = [bucket.append for bucket in self._buckets]
+        take = self._take
         count = 0
         for count, value in enumerate(map(hash, ids), 1):  # noqa: B007 - how many there were
             take[value & 255](value)
