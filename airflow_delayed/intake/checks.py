@@ -19,7 +19,7 @@ from airflow_delayed.intake.checked import Checked
 from airflow_delayed.intake.kinds import Unusual
 from airflow_delayed.intake.parts import constant, entries, join, number_part, part
 from airflow_delayed.intake.rows import RowRules
-from airflow_delayed.message import MAX_ID_LENGTH, DelayedMessage, microseconds
+from airflow_delayed.message import EPOCH, MAX_ID_LENGTH, DelayedMessage, microseconds
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))
 #: What due times and delays may not have as text from a folder's name; its row says what of it is a time.
@@ -36,12 +36,12 @@ class Checks:
             given = DelayedMessage(
                 destination=rules.destination or "-",
                 body=b"",
-                due_at=rules.anchor if rules.due_at is None else rules.due_at,
+                due_at=rules.due_at or rules.anchor or EPOCH,
                 message_id="-" if rules.message_id is None else rules.message_id,
                 headers=rules.headers,
                 tag=rules.tag,
             )
-            self._anchor = microseconds(rules.anchor)
+            self._anchor = None if rules.anchor is None else microseconds(rules.anchor)
             self._due = None if rules.due_at is None else microseconds(given.due_at)
             self._expires = None if rules.expires_at is None else microseconds(rules.expires_at)
         except (InvalidMessage, TypeError):
@@ -111,6 +111,8 @@ class Checks:
         due = kinds.microseconds(columns["due_at"], naive_is_utc=self._utc) if "due_at" in columns else None
         if "delay_seconds" in columns:
             delays = columns["delay_seconds"]
+            if self._anchor is None:
+                raise Unusual
             if due is not None and pc.any(pc.and_(due.is_valid(), delays.is_valid())).as_py():
                 raise Unusual
             after = pc.add(kinds.delays(delays), self._anchor)
