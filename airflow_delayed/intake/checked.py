@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.identity import content_digest, content_digests, headers_part, text_part
 from airflow_delayed.intake.kinds import moments
-from airflow_delayed.intake.parts import constant, entries, header_part, join, number_part, part, text_parts
+from airflow_delayed.intake.parts import constant, entries, header_parts, join, number_part, part, text_parts
 from airflow_delayed.intake.tally import Tally
 from airflow_delayed.message import DelayedMessage, from_microseconds, unchecked
 
@@ -34,7 +34,7 @@ class Checked:
 
     size: int
     destinations: pa.Array | str
-    bodies: pa.Array
+    bodies: pa.Array = field(repr=False)
     due_us: pa.Array
     ids: pa.Array | str | None
     headers: pa.MapArray | None = field(repr=False)
@@ -156,17 +156,17 @@ class Checked:
     def _tails(self) -> list[bytes] | None:
         """Return what is hashed of each row after the scope, or None if that is to be done row by row."""
         pieces: list[Any] = []
-        if self._differs("destinations"):
-            pieces.append(text_parts(self.destinations))
-        else:
+        if isinstance(self.destinations, str):
             pieces.append(constant(text_part(self.destinations)))
+        else:
+            pieces.append(text_parts(self.destinations.dictionary_encode()))
         pieces += *number_part(b"t", self.due_us), *part(b"b", self.bodies)
         if self.headers is None:
             pieces.append(constant(headers_part(self.given)))
-        elif self.given or (own := header_part(self.headers)) is None:
+        elif self.given or (own := header_parts(self.headers)) is None:
             return None
         else:
-            pieces.append(own)
+            pieces += own
         if self._differs("tags"):
             pieces.append(pc.coalesce(join(constant(b"g"), *part(b"s", self.tags)), constant(b"")))
         elif self.tags is not None:
