@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
+from operator import attrgetter
 from typing import Protocol, cast, runtime_checkable
 
 from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.origin import Origin
 
@@ -138,6 +141,13 @@ class SendReport:
         self.sent += 1
         self._note(message)
 
+    def add_all(self, messages: Sequence[DelayedMessage]) -> None:
+        """Count messages that were confirmed."""
+        if messages:
+            dues = list(map(attrgetter("due_at"), messages))
+            counts = Counter(map(attrgetter("destination"), messages))
+            self.merge(SendReport(len(messages), first_due=min(dues), last_due=max(dues), by_destination=counts))
+
     def add_replaced(self, message: DelayedMessage) -> None:
         """Count a message that took the place of another."""
         self.replaced += 1
@@ -226,6 +236,15 @@ class Adviser(Protocol):
         :param messages: how many are due beyond the horizon.
         :param delays: their delays, added up.
         """
+        ...
+
+
+@runtime_checkable
+class ChecksMany(Protocol):
+    """A transport whose limits can be compared with what bounds many messages. Not all have."""
+
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether ``check`` passes all messages within these bounds; False where that is not sure."""
         ...
 
 

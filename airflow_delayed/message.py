@@ -65,19 +65,6 @@ class DelayedMessage:
                 raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
 
 
-def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
-    """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
-
-    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC.
-    """
-    messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
-    for name, values in fields.items():
-        # a slot's own setter, called for all messages without a step of Python's in between
-        put = getattr(DelayedMessage, name).__set__
-        deque(map(put, messages, values), maxlen=0)
-    return messages
-
-
 def _check_id(message_id: str) -> None:
     if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_LENGTH:
         raise InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
@@ -107,6 +94,19 @@ def check_text(column: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidMessage(column, "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+
+
+def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
+    """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
+
+    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC.
+    """
+    messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
+    for name, values in fields.items():
+        # a slot's own setter, called for all messages without a step of Python's in between
+        put = getattr(DelayedMessage, name).__set__
+        deque(map(put, messages, values), maxlen=0)
+    return messages
 
 
 def utc(column: str, moment: datetime) -> datetime:
@@ -186,11 +186,6 @@ def from_microseconds(value: int) -> datetime:
     :raises OverflowError: it lies outside the years 1 to 9999.
     """
     return EPOCH + timedelta(microseconds=value)
-
-
-def moments(values: Iterable[int]) -> list[datetime]:
-    """Return the UTC times of many whole microseconds since 1970; errors: see :func:`from_microseconds`."""
-    return list(map(EPOCH.__add__, map(MICROSECOND.__mul__, values)))
 
 
 def ceil_units(span: timedelta, unit: timedelta = timedelta(seconds=1)) -> int:

@@ -13,6 +13,7 @@ from airflow.sdk import BaseHook
 
 from airflow_delayed.delivery import Clock, SendReport, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels, plan, properties
@@ -190,6 +191,10 @@ class RabbitMQDelayHook(BaseHook):
         :raises LimitExceeded: its delay, destination or headers are beyond one.
         """
         properties.check(message, delay_seconds(message.due_at, now), self.topology)
+
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return properties.fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.

@@ -15,6 +15,7 @@ import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import UnsupportedConnection
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
@@ -25,8 +26,8 @@ from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import check_limits, check_queue_name
-from airflow_delayed.store.schema import TABLE, store_tables
+from airflow_delayed.store.rows import check_limits, check_queue_name, within_limits
+from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
 
 if TYPE_CHECKING:
@@ -137,6 +138,11 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         check_limits(message)
         if self.deliver_conn_id is None:
             check_queue_name(message.destination)
+
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        names = extremes.destinations if self.deliver_conn_id is None else ()
+        return within_limits(extremes) and all(len(name.encode()) <= MAX_QUEUE_NAME for name in names)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.

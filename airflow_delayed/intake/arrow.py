@@ -81,6 +81,10 @@ class Columns(Mapping[str, Sequence[object]]):
                 self._made[name] = [self._partition[name]] * self._records.num_rows
         return self._made[name]
 
+    def __contains__(self, name: object) -> bool:
+        # not Mapping's, which would make the values
+        return name in self._names or name in self._partition
+
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self._names, *self._partition]))
 

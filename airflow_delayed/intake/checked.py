@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.identity import content_digest, content_digests, headers_part, text_part
-from airflow_delayed.intake.parts import constant, entries, header_part, join, number_part, part, text_parts
-from airflow_delayed.message import DelayedMessage, from_microseconds, moments, unchecked
+from airflow_delayed.intake.kinds import moments
+from airflow_delayed.intake.parts import constant, entries, header_parts, join, number_part, part, text_parts
+from airflow_delayed.intake.tally import Tally
+from airflow_delayed.message import DelayedMessage, from_microseconds, unchecked
 
 #: Messages made at a time: so few that Python's collector of garbage, which counts what is alive, is not called for
 #: those that are let go again. It would take more time than all the rest.
@@ -32,7 +34,7 @@ class Checked:
 
     size: int
     destinations: pa.Array | str
-    bodies: pa.Array
+    bodies: pa.Array = field(repr=False)
     due_us: pa.Array
     ids: pa.Array | str | None
     headers: pa.MapArray | None = field(repr=False)
@@ -43,17 +45,22 @@ class Checked:
 
     def messages(self) -> Iterator[DelayedMessage]:
         """Yield the rows as messages, in their order."""
+        for block in self.blocks():
+            yield from block
+
+    def blocks(self) -> Iterator[list[DelayedMessage]]:
+        """Yield the rows as messages, in their order, some hundred at a time."""
         columns = {
             "destination": iter(self._destinations()),
             "body": iter(self.bodies.to_pylist()),
-            "due_at": iter(moments(self.due_us.to_pylist())),
+            "due_at": iter(moments(self.due_us)),
             "message_id": iter(self.message_ids()),
             "headers": iter(self._headers()),
             "tag": iter(_values(self.tags, self.size)),
             "expires_at": iter(self._expiries()),
         }
         for start in range(0, self.size, _BLOCK):
-            yield from unchecked(min(_BLOCK, self.size - start), **columns)
+            yield unchecked(min(_BLOCK, self.size - start), **columns)
 
     def message_ids(self) -> Sequence[str]:
         """Return the ids, made if they have to be."""
@@ -81,6 +88,10 @@ class Checked:
         """Return the first few rows."""
         cut = {one.name: getattr(self, one.name)[:count] for one in fields(self) if self._differs(one.name)}
         return replace(self, size=min(count, self.size), **cut)
+
+    def tally(self) -> Tally:
+        """Return what is counted of the rows."""
+        return Tally(destinations=self.destinations, due_us=self.due_us)
 
     def _differs(self, name: str) -> bool:
         return isinstance(getattr(self, name), pa.Array)
@@ -140,22 +151,22 @@ class Checked:
             return repeat(None, self.size)
         if self.expires_us.null_count:
             return [None if value is None else from_microseconds(value) for value in self.expires_us.to_pylist()]
-        return moments(self.expires_us.to_pylist())
+        return moments(self.expires_us)
 
     def _tails(self) -> list[bytes] | None:
         """Return what is hashed of each row after the scope, or None if that is to be done row by row."""
         pieces: list[Any] = []
-        if self._differs("destinations"):
-            pieces.append(text_parts(self.destinations))
-        else:
+        if isinstance(self.destinations, str):
             pieces.append(constant(text_part(self.destinations)))
+        else:
+            pieces.append(text_parts(self.destinations.dictionary_encode()))
         pieces += *number_part(b"t", self.due_us), *part(b"b", self.bodies)
         if self.headers is None:
             pieces.append(constant(headers_part(self.given)))
-        elif self.given or (own := header_part(self.headers)) is None:
+        elif self.given or (own := header_parts(self.headers)) is None:
             return None
         else:
-            pieces.append(own)
+            pieces += own
         if self._differs("tags"):
             pieces.append(pc.coalesce(join(constant(b"g"), *part(b"s", self.tags)), constant(b"")))
         elif self.tags is not None:

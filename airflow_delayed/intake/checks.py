@@ -111,6 +111,8 @@ class Checks:
         due = kinds.microseconds(columns["due_at"], naive_is_utc=self._utc) if "due_at" in columns else None
         if "delay_seconds" in columns:
             delays = columns["delay_seconds"]
+            if self._anchor is None:
+                raise Unusual
             if due is not None and pc.any(pc.and_(due.is_valid(), delays.is_valid())).as_py():
                 raise Unusual
             if self._anchor is None:

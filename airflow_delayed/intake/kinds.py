@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_delayed import message
-from airflow_delayed.message import UTC
+from airflow_delayed.message import EPOCH, MICROSECOND, UTC
 
+NUMPY = find_spec("numpy") is not None
 #: The first and the last microsecond that Python has a time for.
 _FIRST = message.microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST = message.microseconds(datetime.max.replace(tzinfo=UTC))
@@ -59,7 +61,7 @@ def none_empty(column: pa.Array) -> None:
 
 
 def content(column: pa.Array) -> bytes:
-    """Return all bytes of a column of text without nulls, one behind the other."""
+    """Return all bytes of a column of text, one behind the other; there must be one row."""
     _, offsets, data = column.buffers()
     bounds = memoryview(offsets).cast("q" if pa.types.is_large_string(column.type) else "i")
     start, end = bounds[column.offset], bounds[column.offset + len(column)]
@@ -76,6 +78,16 @@ def microseconds(column: pa.Array, *, naive_is_utc: bool) -> pa.Array:
     found = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
     in_calendar(found)
     return found
+
+
+def moments(values: pa.Array) -> list[datetime]:
+    """Return the UTC times of microseconds since 1970, without nulls."""
+    # NumPy makes the spans in a third of the time; pyarrow may be there without it
+    if NUMPY:
+        spans = values.view(pa.duration("us")).to_numpy().tolist()
+    else:
+        spans = map(MICROSECOND.__mul__, values.to_pylist())
+    return list(map(EPOCH.__add__, spans))
 
 
 def in_calendar(moments: pa.Array) -> None:

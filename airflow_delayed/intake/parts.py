@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_delayed.identity import text_part
+from airflow_delayed.identity import headers_part, text_part
 
 _BINARY = pa.large_binary()
 
@@ -30,9 +30,8 @@ def part(kind: bytes, values: pa.Array) -> tuple[Any, ...]:
     return constant(kind), _big_endian(pc.binary_length(content)), content
 
 
-def text_parts(texts: pa.Array, after: bytes = b"") -> pa.Array:
+def text_parts(codes: pa.DictionaryArray, after: bytes = b"") -> pa.Array:
     """Return the parts of texts of which few differ, with something behind each."""
-    codes = texts.dictionary_encode()
     parts = [text_part(text) + after for text in codes.dictionary.to_pylist()]
     return pa.array(parts, _BINARY).take(codes.indices)
 
@@ -60,20 +59,20 @@ def entries(headers: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
     return names, values, pc.subtract(offsets, offsets[0])
 
 
-def header_part(headers: pa.MapArray) -> pa.Array | None:
-    """Return the pieces of each row's headers, joined: how many, then names and values in the order of the names.
+def header_parts(headers: pa.MapArray) -> tuple[Any, ...] | None:
+    """Return the pieces of each row's headers: how many, then names and values in the order of the names.
 
     :return: None if a row has a name twice.
     """
     names, values, offsets = entries(headers)
-    # the letter of the value's type stands behind the name
-    pairs = join(text_parts(names, after=b"s"), *part(b"s", values)[1:])
     offsets = offsets.cast(pa.int64())
     codes = names.dictionary_encode()
+    # the letter of the value's type stands behind the name
+    pairs = join(text_parts(codes, after=b"s"), *part(b"s", values)[1:])
     known = codes.dictionary.to_pylist()
     rank = {name: place for place, name in enumerate(sorted(known))}
     ranks = pa.array([rank[name] for name in known], pa.int64()).take(codes.indices)
-    rows = pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, names)).cast(pa.int64())
+    rows = pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, names))
     places = pc.add(pc.multiply(rows, len(known)), ranks)
     if not _ascending(places):
         order = pc.array_sort_indices(places)
@@ -81,9 +80,11 @@ def header_part(headers: pa.MapArray) -> pa.Array | None:
             return None
         pairs = pairs.take(order)
     together = pc.binary_join(pa.LargeListArray.from_arrays(offsets, pairs), constant(b""))
-    lengths = pc.subtract(offsets[1:], offsets[:-1])
-    joined = join(*number_part(b"n", lengths), together)
-    return pc.if_else(headers.is_valid(), joined, join(*number_part(b"n", pa.array([0])))[0])
+    pieces = *number_part(b"n", pc.subtract(offsets[1:], offsets[:-1])), together
+    if not headers.null_count:
+        return pieces
+    # a null may have entries all the same
+    return (pc.if_else(headers.is_valid(), join(*pieces), constant(headers_part({}))),)
 
 
 def _ascending(values: pa.Array) -> bool:

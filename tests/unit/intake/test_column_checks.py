@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_delayed.identity import digest_of
+from airflow_delayed.intake import kinds
 from airflow_delayed.intake.arrow import to_batch
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader, RowRules
 from airflow_delayed.localtime import zone
-from airflow_delayed.message import UTC
+from airflow_delayed.message import UTC, microseconds
 
 ANCHOR = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 DUE = 1_772_400_000_000_000
@@ -240,3 +241,13 @@ def test_text_that_is_no_utf8_is_a_problem_of_its_row():
         )
         == 3
     )
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_times_are_alike_with_numpy_and_without(monkeypatch, numpy):
+    monkeypatch.setattr(kinds, "NUMPY", numpy)
+    moments = [datetime.min.replace(tzinfo=UTC), ANCHOR + timedelta(microseconds=1), datetime.max.replace(tzinfo=UTC)]
+    values = pa.array([0, *map(microseconds, moments)])[1:]
+    found = kinds.moments(values)
+    assert found == moments
+    assert {moment.tzinfo for moment in found} == {UTC}
