@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
+from airflow_delayed.delivery import Clock, DelayedDelivery, KeepsOpen, SendReport
 from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage
-from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.batch import row_of
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.ledger import Ledger
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
+from airflow_delayed.mark import Fingerprint, Mark, Marks
 from airflow_delayed.message import UTC, DelayedMessage
 from airflow_delayed.route import Route
 from airflow_delayed.survey import Survey
 
-#: Messages given to a transport at a time.
-CHUNK = 5000
+#: Messages given to a transport at a time; so many, and no more, may come twice when a task is killed and tried again.
+CHUNK = 1000
 _FIRST = datetime.min.replace(tzinfo=UTC)
 #: Ids asked of the store at a time.
 ASKED = 1000
@@ -47,6 +48,7 @@ class Sending:
     :param began: when the first try of this send began.
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
+    :param way: stands for the connections and options that it goes by.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Sending:
         max_past: timedelta = timedelta(hours=1),
         clock: Clock,
         log: Log,
+        way: bytes = b"",
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -71,9 +74,14 @@ class Sending:
         self.max_past = max_past
         self.clock = clock
         self.log = log
+        self.way = way
+        #: What this try has sent and stored.
         self.sent = SendReport()
         self.held = SendReport()
         self.skipped = 0
+        #: Where this try began, and which messages earlier tries had confirmed.
+        self.start = Mark()
+        self.earlier = SendReport()
         self._reader = reader
         self._horizon = route.delivery.horizon
         self._separate = route.store is not None and not route.holds_all
@@ -103,7 +111,7 @@ class Sending:
         :param set_aside: takes rows that break a rule; without it they are an error.
         :raises InputError: something is wrong with the source, with rows, or with what they say together.
         """
-        found = Survey()
+        found = Survey(fingerprint=Fingerprint(self.way))
         reader = self._reader()
         ledger = Ledger()
         try:
@@ -151,6 +159,7 @@ class Sending:
             found.problem_count += 1
             if len(found.problems) < SHOWN:
                 found.problems.append(problem)
+            found.fingerprint.pass_over()
             if set_aside is not None:
                 set_aside(problem)
             return
@@ -161,9 +170,10 @@ class Sending:
             if found.first_past is None:
                 found.first_past = f"{found.place(number)}, due {item.due_at:%Y-%m-%d %H:%M:%S} UTC"
             if self.past_due == "skip":
+                found.fingerprint.pass_over()
                 return
         now = self.clock()
-        digest = digest_of(item)
+        digest = found.fingerprint.add(item)
         # what is due soon may wait in the store from an earlier run
         self._ask[item.message_id] = digest
         if len(self._ask) >= ASKED:
@@ -196,19 +206,23 @@ class Sending:
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
 
-    def deliver(self, found: Survey, *, dry_run: bool = False) -> None:
-        """Send what the survey found, at once or into the store.
+    def deliver(self, found: Survey, *, dry_run: bool = False, marks: Marks | None = None) -> None:
+        """Send what the survey found, at once or into the store, from the row on up to which earlier tries have come.
 
-        ``sent`` and ``held`` count what was confirmed, also after an error.
+        ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
 
         :param dry_run: only count what would be sent.
+        :param marks: keeps how far it has come, after every 1000 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
         :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
+        self.start = self._start(None if marks is None else marks.get(), found)
+        kept = self.route.delivery.kept_open() if isinstance(self.route.delivery, KeepsOpen) else nullcontext()
         try:
-            good = self._deliver(found, dry_run)
+            with kept:
+                good = self._deliver(found, dry_run, marks)
             self.source.check_unchanged()
         except InputError as error:
             if dry_run or not (self.sent.sent + self.held.sent + self.held.replaced):
@@ -217,8 +231,25 @@ class Sending:
         if good != found.good:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
             raise Interrupted(self.sent.sent, self.held.sent, why)
+        self._note(marks, found.rows)
 
-    def _deliver(self, found: Survey, dry_run: bool) -> int:
+    def _start(self, mark: Mark | None, found: Survey) -> Mark:
+        fingerprint = str(found.fingerprint)
+        if mark is None or not mark.rows:
+            return Mark(fingerprint=fingerprint)
+        if mark.fingerprint != fingerprint:
+            self.log.warning(
+                "an earlier try had confirmed %s rows, but rows or arguments are not what they were then: all are sent"
+                " from the top; what is as it was has the same id",
+                f"{mark.rows:,}",
+            )
+            return Mark(fingerprint=fingerprint)
+        self.log.info(
+            "goes on after %s of %s rows that an earlier try had confirmed", f"{mark.rows:,}", f"{found.rows:,}"
+        )
+        return mark
+
+    def _deliver(self, found: Survey, dry_run: bool, marks: Marks | None) -> int:
         direct: list[DelayedMessage] = []
         held: list[DelayedMessage] = []
         good = 0
@@ -235,13 +266,21 @@ class Sending:
                 continue
             if number in found.repeats.copies:
                 continue
+            if number < self.start.rows:
+                self.earlier.add(item)
+                continue
             waits = held if self.route.holds(item, self.clock()) else direct
             waits.append(item)
             if len(waits) >= CHUNK:
                 self._flush(direct, held, dry_run)
-                self._progress("sent", self.sent.sent + self.held.sent, found.good)
+                self._note(marks, number + 1)
+                self._progress("sent", number + 1, found.rows)
         self._flush(direct, held, dry_run)
         return good
+
+    def _note(self, marks: Marks | None, rows: int) -> None:
+        if marks is not None:
+            marks.keep(self.start.after(rows, self.sent, self.held))
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
         if self._separate and direct:

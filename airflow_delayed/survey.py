@@ -10,6 +10,7 @@ from airflow_delayed.errors import InputError, MessageConflict, PastDue, some
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.ledger import Repeats
 from airflow_delayed.intake.rows import Problem
+from airflow_delayed.mark import Fingerprint
 from airflow_delayed.message import DelayedMessage
 
 
@@ -38,6 +39,8 @@ class Survey:
     conflicts: list[str] = field(default_factory=list)
     #: The number of each batch's first row, and the batch's place.
     places: list[tuple[int, str, int]] = field(default_factory=list)
+    #: Of all rows that were read.
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
 
     def place(self, number: int) -> str:
         """Name a row, counted over the whole source from 0."""

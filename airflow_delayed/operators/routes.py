@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
+from airflow_delayed.identity import scope_of
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 
@@ -47,6 +48,12 @@ def route_of(operator: DelayedSendOperator, closing: ExitStack) -> Route:
             "hold_over is %s here: more than that %s does not delay by itself", hold_over, operator.conn_id
         )
     return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+
+def way_of(operator: DelayedSendOperator) -> bytes:
+    """Return what stands for the way of a task's messages: on another one, none of them has been sent."""
+    names = ("conn_id", "store_conn_id", "on_conflict", "topology", "routing", "envelope")
+    return scope_of(*(str(getattr(operator, name)) for name in names))
 
 
 def _on_conflict(operator: DelayedSendOperator) -> OnConflict:
