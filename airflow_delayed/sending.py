@@ -21,7 +21,8 @@ from airflow_delayed.route import Route
 from airflow_delayed.survey import Survey
 
 #: Messages given to a transport at a time; so many, and no more, may come twice when a task is killed and tried again.
-CHUNK = 1000
+#: After each, Airflow is asked to keep how far it came, which takes it as long as a broker some hundred messages.
+CHUNK = 2000
 _FIRST = datetime.min.replace(tzinfo=UTC)
 #: Ids asked of the store at a time.
 ASKED = 1000
@@ -212,7 +213,7 @@ class Sending:
         ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
 
         :param dry_run: only count what would be sent.
-        :param marks: keeps how far it has come, after every 1000 messages. Without it all is sent.
+        :param marks: keeps how far it has come, after every 2000 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
         :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.

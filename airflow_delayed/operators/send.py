@@ -37,9 +37,9 @@ class DelayedSendOperator(BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
-    sent; a source is read twice for that. A retry means the same messages with the same ids, and goes on after the last
-    1000 that an earlier try had confirmed, if rows and arguments are as they were; else, and before Airflow 3.3, it
-    sends all from the top.
+    sent; a source is read twice for that. A retry means the same messages with the same ids, and goes on where
+    an earlier try was interrupted, if rows and arguments are as they were: at most 2000 messages come twice. Else, and
+    before Airflow 3.3, it sends all from the top.
 
     Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
     ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``; the parameters of these names are for rows
