@@ -37,7 +37,6 @@ __all__ = [
     "TaskDeferred",
     "TryStates",
     "conf",
-    "give_states",
     "stats",
 ]
 
@@ -65,12 +64,6 @@ class TryStates(dict[str, Any]):
     def delete(self, key: str) -> None:
         """Forget it."""
         self.pop(key, None)
-
-
-def give_states(context: Any) -> None:
-    """Put a stand-in into the context of an Airflow that has no task state store."""
-    if not KEEPS_STATE:
-        context.setdefault("task_state_store", TryStates())
 
 
 def stats() -> Any:

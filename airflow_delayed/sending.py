@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
+from airflow_delayed.delivery import Clock, DelayedDelivery, KeepsOpen, SendReport
 from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage, SendFailed
 from airflow_delayed.garbage import seldom_collected
 from airflow_delayed.identity import digest_of
@@ -19,6 +19,7 @@ from airflow_delayed.intake.ledger import Ledger, Repeats
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import Source
+from airflow_delayed.mark import Mark, Marks, fingerprint
 from airflow_delayed.message import UTC, DelayedMessage
 from airflow_delayed.route import Route
 from airflow_delayed.survey import Survey
@@ -26,7 +27,7 @@ from airflow_delayed.survey import Survey
 if TYPE_CHECKING:
     from airflow_delayed.intake.checked import Checked
 
-#: Messages given to a transport at a time.
+#: Messages given to a transport at a time; about so many may come twice when a task is killed and tried again.
 CHUNK = 5000
 #: Messages of which it is told at a time which way they go.
 AT_ONCE = 250
@@ -56,6 +57,7 @@ class Sending:
     :param began: when the first try of this send began.
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
+    :param way: stands for the connections and options that it goes by.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Sending:
         max_past: timedelta = timedelta(hours=1),
         clock: Clock,
         log: Log,
+        way: bytes = b"",
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -80,9 +83,14 @@ class Sending:
         self.max_past = max_past
         self.clock = clock
         self.log = log
+        self.way = way
+        #: What this try has sent and stored.
         self.sent = SendReport()
         self.held = SendReport()
         self.skipped = 0
+        #: Where this try began, and which messages earlier tries had confirmed.
+        self.start = Mark()
+        self.earlier = SendReport()
         self._good = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
@@ -244,20 +252,24 @@ class Sending:
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
 
-    def deliver(self, found: Survey, *, dry_run: bool = False) -> None:
-        """Send what the survey found, at once or into the store.
+    def deliver(self, found: Survey, *, dry_run: bool = False, marks: Marks | None = None) -> None:
+        """Send what the survey found, at once or into the store, from the row on up to which earlier tries have come.
 
-        ``sent`` and ``held`` count what was confirmed, also after an error.
+        ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
 
         :param dry_run: only count what would be sent.
+        :param marks: keeps how far it has come, after every 5000 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
         :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
+        if marks is not None:
+            self.start = self._start(marks.get(), found)
+        kept = self.route.delivery.kept_open() if isinstance(self.route.delivery, KeepsOpen) else nullcontext()
         try:
-            with seldom_collected():
-                good = self._deliver(found, dry_run)
+            with seldom_collected(), kept:
+                good = self._deliver(found, dry_run, marks)
             self.source.check_unchanged()
         except InputError as error:
             if dry_run or not (self.sent.sent + self.held.sent + self.held.replaced):
@@ -266,36 +278,70 @@ class Sending:
         if good != found.good:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
             raise Interrupted(self.sent.sent, self.held.sent, why)
+        self._mark(marks, found.rows)
 
-    def _deliver(self, found: Survey, dry_run: bool) -> int:
+    def _start(self, mark: Mark | None, found: Survey) -> Mark:
+        now = fingerprint(self.way, self.source.fingerprint(), repr((self._reader().rules, self.wanted)).encode())
+        if mark is None or not mark.rows:
+            return Mark(fingerprint=now)
+        if mark.fingerprint != now:
+            self.log.warning(
+                "an earlier try had confirmed %s rows, but the source or arguments are not what they were then: all is"
+                " sent from the top; what is as it was has the same id",
+                f"{mark.rows:,}",
+            )
+            return Mark(fingerprint=now)
+        self.log.info(
+            "goes on after %s of %s rows that an earlier try had confirmed", f"{mark.rows:,}", f"{found.rows:,}"
+        )
+        return mark
+
+    def _mark(self, marks: Marks | None, rows: int) -> None:
+        if marks is not None:
+            marks.keep(self.start.after(rows, self.sent, self.held))
+
+    def _deliver(self, found: Survey, dry_run: bool, marks: Marks | None) -> int:
         direct: list[DelayedMessage] = []
         held: list[DelayedMessage] = []
-        for some in self._going(found):
+        for rows, some in self._left(self._going(found)):
             # by the clock of now: what was far off in the survey may be near when its turn comes
             near, far = self.route.parted(some, self.clock())
             direct += near
             held += far
             if max(len(direct), len(held)) >= CHUNK:
                 self._flush(direct, held, dry_run)
-                self._progress("sent", self.sent.sent + self.held.sent, found.good)
+                self._mark(marks, rows)
+                self._progress("sent", rows, found.rows)
         self._flush(direct, held, dry_run)
         return self._good
 
-    def _going(self, found: Survey) -> Iterator[list[DelayedMessage]]:
-        """Yield what is sent, as the survey judged it, some at a time."""
+    def _left(self, going: Iterable[tuple[int, list[DelayedMessage]]]) -> Iterator[tuple[int, list[DelayedMessage]]]:
+        """Count what earlier tries had confirmed, and yield the others."""
+        for rows, some in going:
+            if rows <= self.start.rows:
+                self.earlier.add_all(some)
+            else:
+                yield rows, some
+
+    def _going(self, found: Survey) -> Iterator[tuple[int, list[DelayedMessage]]]:
+        """Yield what is sent, as the survey judged it, some at a time, with the number of rows up to there."""
         reader = self._reader()
         special = found.problem_count or found.repeats.copies or (found.past_due and self.past_due == "skip")
         for number, batch in self._batches():
             checked = None if special else reader.check(batch)
             if checked is not None:
                 self._good += checked.size
-                yield from checked.blocks()
+                for block in checked.blocks():
+                    number += len(block)
+                    yield number, block
             else:
                 items = self._chosen(enumerate(reader.read(batch), number), found)
                 while some := list(islice(items, AT_ONCE)):
-                    yield some
+                    yield some[-1][0] + 1, [message for _, message in some]
 
-    def _chosen(self, items: Iterable[tuple[int, DelayedMessage | Problem]], found: Survey) -> Iterator[DelayedMessage]:
+    def _chosen(
+        self, items: Iterable[tuple[int, DelayedMessage | Problem]], found: Survey
+    ) -> Iterator[tuple[int, DelayedMessage]]:
         for number, item in items:
             if isinstance(item, Problem):
                 continue
@@ -305,7 +351,7 @@ class Sending:
             if self._skips(item):
                 self.skipped += 1
             elif number not in found.repeats.copies:
-                yield item
+                yield number, item
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
         self.route.leave_known(direct, held)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
+from airflow_delayed.identity import scope_of
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.origin import Origin
@@ -59,6 +60,12 @@ def _origin(context: Context) -> Origin:
     ti = context["ti"]
     map_index = -1 if ti.map_index is None else ti.map_index
     return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
+
+
+def way_of(operator: DelayedSendOperator) -> bytes:
+    """Return what stands for the way of a task's messages: on another one, none of them has been sent."""
+    names = ("conn_id", "store_conn_id", "on_conflict", "topology", "routing", "envelope")
+    return scope_of(*(str(getattr(operator, name)) for name in names))
 
 
 def _on_conflict(operator: DelayedSendOperator) -> OnConflict:

@@ -10,42 +10,39 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_delayed import config, lineage, metrics
-from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf, give_states
+from airflow_delayed.compat import AirflowFailException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
-from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.errors import InputError
+from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import check_arguments
+from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try, waits
-from airflow_delayed.operators.routes import route_of
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try
+from airflow_delayed.operators.given import source_of
+from airflow_delayed.operators.leading import capped, wait
+from airflow_delayed.operators.marks import TaskMarks
+from airflow_delayed.operators.routes import route_of, way_of
 from airflow_delayed.operators.rules import rules_of
-from airflow_delayed.operators.storage import file_system, shown
-from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
 from airflow_delayed.store.conflicts import OnConflict
-from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-#: A wait that is no longer is slept on the worker: to be deferred and resumed takes about as long.
-BRIEF = timedelta(seconds=10)
 
 
 class DelayedSendOperator(lineage.Traced, BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
-    sent; a source is read twice for that. A retry sends the same messages with the same ids.
+    sent; a source is read twice for that. A retry means the same messages with the same ids, and goes on where
+    an earlier try was interrupted, if source and arguments are as they were: some 5000 messages at most come twice.
+    Else, and before Airflow 3.3, it sends all from the top.
 
     Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
     ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``; the parameters of these names are for rows
@@ -62,7 +59,8 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
     :param destination: the queue.
     :param delay: a timedelta or seconds.
     :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
-    :param headers: text by text, joined with the row's own.
+    :param headers: text by text, joined with the row's own. Unlike those, these are shown in the UI, as are all
+        arguments but ``messages``, ``value`` and ``body``.
     :param message_id: the id of the one message of ``value``.
     :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
         without a column ``message_id``, it is a hash of the run, the map index and all that the message says.
@@ -100,14 +98,15 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         ``[operators] default_deferrable``.
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
-        send, whose relative delays count from then. Only ids that are made from content can be new.
+        send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
+        task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
     :param sleep: how to wait on the worker, for tests.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
     :param clock: the present, for tests.
-    :return: a summary (sent, held, replaced, refused, duplicates, set_aside, skipped, first_due, last_due), never a
-        body.
+    :return: a summary (sent, held, replaced, refused, duplicates, set_aside, skipped, first_due, last_due) of all
+        tries, and how many of sent, held and replaced were earlier tries' (earlier_tries); never a body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
     :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
@@ -222,7 +221,6 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
-        give_states(context)
         anew = self.on_clear == "new_ids"
         began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan)
         try:
@@ -246,26 +244,9 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             self.log.warning(
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
                 " they can be cancelled",
-                f"{self._sending.sent.sent:,}",
-                f"{self._sending.held.sent:,}",
+                f"{self._sending.start.sent + self._sending.sent.sent:,}",
+                f"{self._sending.start.held + self._sending.held.sent:,}",
             )
-
-    def _survey(self, sending: Sending, route: Route) -> tuple[Survey, int]:
-        """Check everything, and return what was found and how many rows were set aside."""
-        if self.rejects is not None and not self.only_plan:
-            with Rejects(*self._rejects_file()) as rejects:
-                found = sending.survey(set_aside=rejects.add)
-            set_aside = rejects.count
-            if set_aside:
-                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(self.rejects))
-        else:
-            aside: list[Problem] = []
-            found = sending.survey(set_aside=None if self.rejects is None else aside.append)
-            set_aside = len(aside)
-        told.checked(self.log, self.conn_id, sending.source.name, found)
-        self._check_empty(found)
-        self._verify(found, route)
-        return found, set_aside
 
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
         route = route_of(self, context, closing)
@@ -275,7 +256,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
         def read(clock: Clock) -> Sending:
             return Sending(
-                self._open(context),
+                source_of(self, context),
                 wanted,
                 lambda: RowReader(rules),
                 route,
@@ -284,16 +265,18 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 max_past=self.max_past,
                 clock=clock,
                 log=self.log,
+                way=way_of(self),
             )
 
         clock = self.clock
         if self.lead is not None:
-            clock = self._wait(context, self._capped(self.lead, route), route, read)
+            clock = wait(self, context, capped(self, self.lead, route), route, read)
         sending = read(clock)
-        found, set_aside = self._survey(sending, route)
+        found, set_aside = survey(self, sending, route)
         self._sending = None if self.only_plan else sending
+        marks = None if self.only_plan else TaskMarks(context, self.log, anew=self.on_clear == "new_ids")
         try:
-            sending.deliver(found, dry_run=self.only_plan)
+            sending.deliver(found, dry_run=self.only_plan, marks=marks)
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             told.done(self.log, what, sending)
@@ -301,7 +284,8 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 self._name(sending, route)
                 metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
         if route.store is not None and not self.only_plan:
-            told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
+            held = sending.start.held + sending.held.sent
+            told.unvisited(self.log, route.store, self.conn_id, held, self.hold_over)
         if self.only_plan:
             told.plan(self.log, sending, found.sample, clock())
         summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
@@ -320,115 +304,3 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             if isinstance(route.delivery, lineage.Traceable):
                 outputs += [route.delivery.dataset(name) for name, _ in counts.most_common(lineage.NAMED)]
             self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
-
-    def _capped(self, lead: timedelta, route: Route) -> timedelta:
-        horizon = route.delivery.horizon
-        if route.store is not None or lead <= horizon:
-            return lead
-        self.log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
-        return horizon
-
-    def _wait(self, context: Context, lead: timedelta, route: Route, read: Callable[[Clock], Sending]) -> Clock:
-        """Return, when the first message is due within the lead, what to take for the present."""
-        first = read(self.clock).first_due(self.clock() + lead)
-        if first is None or (wake := first - lead) <= self.clock():
-            if not self.only_plan:
-                waits(context, False)
-            return self.clock
-        if self.only_plan:
-            self.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
-            return lambda: wake
-        if wake - self.clock() > BRIEF:
-            # what is wrong is better known now than then, and is judged by the moment when it will be sent
-            self._survey(read(lambda: wake), route)
-            self.log.info(
-                "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
-                " if the task is marked failed meanwhile",
-                wake.isoformat(),
-                lead,
-            )
-            route.close()
-            waits(context, True)
-            if self.deferrable:
-                from airflow_delayed.triggers.due_time import DueTimeTrigger
-
-                self.defer(trigger=DueTimeTrigger(first, lead=lead), method_name="resume")
-        while (left := (wake - self.clock()).total_seconds()) > 0:
-            self.sleep(pause(left))
-        # the rows may have changed meanwhile
-        return self._wait(context, lead, route, read)
-
-    def _rejects_file(self) -> tuple[Any, str]:
-        assert self.rejects is not None
-        fs, path = file_system(self.rejects)
-        if self.source is not None:
-            source = file_system(self.source)[1].rstrip("/")
-            if path == source or path.startswith(source + "/"):
-                raise InputError(f"rejects={shown(self.rejects)} lies in the source itself; give it a place of its own")
-        return fs, path
-
-    def _open(self, context: Context) -> Source:
-        if self.source is not None:
-            fs, path = file_system(self.source)
-            return open_source(
-                fs,
-                path,
-                shown_as=shown(self.source),
-                source_format=self.source_format,
-                require_success=self.require_success,
-                naive_ok=self.timezone is not None,
-            )
-        if self.messages is not None:
-            messages = self._rendered("messages", context)
-            if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
-                raise SourceError(
-                    f"messages= must be a list of messages, not {type(messages).__name__}; if another task returns it,"
-                    " has that run before? In .partial() an XComArg makes no dependency"
-                )
-            return ListSource(list(messages))
-        name = "value" if self.value is not None else "body"
-        return ListSource([{name: self._rendered(name, context)}], "parameters")
-
-    def _rendered(self, name: str, context: Context) -> Any:
-        """Render what is no template field, since it would be shown; but never what another task has returned.
-
-        Where it was expanded, its XCom has taken the argument's place already, and a body is no template.
-        """
-        given = getattr(self, name)
-        dag = context.get("dag")
-        declared = dag.get_task(self.task_id) if dag is not None else self
-        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs:
-            return given
-        return self.render_template(given, context)
-
-    def _check_empty(self, found: Survey) -> None:
-        if found.direct.sent + found.held.sent:
-            return
-        text = f"there is nothing to send: {found.rows:,} rows were read"
-        if self.on_empty == "fail":
-            raise InputError(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
-        if self.on_empty == "skip":
-            raise AirflowSkipException(text)
-        self.log.warning(text)
-
-    def _verify(self, found: Survey, route: Route) -> None:
-        if not found.destinations:
-            return
-        # some of what is held now may be near by the time it is sent
-        longest = max(found.longest, route.hold_over) if found.held.sent else found.longest
-        report = route.delivery.verify(found.destinations, max_delay=longest)
-        if report.missing_destinations:
-            raise DestinationMissing(
-                self.conn_id,
-                report.missing_destinations,
-                f"create it, or run TopologyInstallOperator(conn_id={self.conn_id!r}, destinations=[...],"
-                " create_destinations=True). Nothing was sent",
-            )
-        # what only blocks passes, and the messages wait until then
-        if report.unready:
-            raise TopologyError(self.conn_id, report)
-        told.doubts(self.log, route.delivery, report, found)
-        if route.store is not None and not route.holds_all:
-            report = route.store.verify(())
-            if not report.ok:
-                raise TopologyError(str(self.store_conn_id), report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -39,8 +40,14 @@ class LazyApp:
         if self._app is None:
             try:
                 self._app = self._create()
-            except Exception:
-                log.exception("The page of delayed deliveries stays closed, because it could not be made")
+            except Exception as error:
+                frames = "".join(traceback.format_tb(error.__traceback__))
+                log.error(
+                    "The page of delayed deliveries stays closed, because it could not be made: %s: %s\n%s",
+                    type(error).__name__,
+                    error,
+                    frames,
+                )
                 self._app = closed
         await self._app(scope, receive, send)
 

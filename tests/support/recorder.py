@@ -55,6 +55,9 @@ class Recorder:
             if message.message_id in self.refused:
                 failures.append((message.message_id, "refused"))
                 continue
+            if message in self.noted:
+                report.duplicates += 1
+                continue
             self.sent.append(message)
             report.add(message)
         if failures:
