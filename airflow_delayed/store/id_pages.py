@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, Table, func, select
 
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import Conditions, Place, Where, behind, first, of_table
+from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import place_of, token_of
 
@@ -104,6 +104,14 @@ class IdPages:
 
 def _token(where: Where, place: Place | None) -> str:
     return where if place is None else f"{where}.{token_of(*place)}"
+
+
+def check_token(after: str, where: Sequence[Where] = BOTH) -> None:
+    """Check a token of ids in these tables.
+
+    :raises ValueError: it is none.
+    """
+    _todo(where, after)
 
 
 def _todo(where: Sequence[Where], after: str | None) -> list[tuple[Where, Place | None]]:

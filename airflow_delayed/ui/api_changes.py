@@ -38,6 +38,9 @@ MOST = 5000
 #: Ids that are named of each outcome, of a change by filter.
 SHOWN = 100
 
+#: The only table that is looked into, of some changes.
+_WHERE = {"reschedule": "messages", "retry": "failed"}
+
 Work = Callable[..., Outcomes]
 
 
@@ -104,6 +107,8 @@ def _change(
     work: Callable[[DelayedStoreHook], Work],
 ) -> Changed:
     """Do it, or try it dry, and tell what became of the messages."""
+    if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
+        raise HTTPException(400, "after: it is of another change; give the last answer's next")
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     if change.filter is not None:
         arguments |= {**change.filter.criteria(), "limit": MOST, "after": change.after}

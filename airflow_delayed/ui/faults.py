@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from airflow.sdk.exceptions import AirflowException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -50,6 +51,9 @@ _KNOWN: tuple[tuple[type[Exception], int, Code, bool], ...] = (
     (TopologyError, 409, "not_ready", False),
     (InputError, 400, "invalid", False),
     (DelayedError, 409, "conflict", True),
+    # a connection that Airflow does not know, or a client that is not installed beside the api-server
+    (AirflowException, 409, "not_ready", True),
+    (ImportError, 409, "not_ready", True),
 )
 #: What Airflow and FastAPI themselves answer.
 _CODES: Mapping[int, Code] = {401: "login", 403: "forbidden", 404: "absent"}

@@ -27,7 +27,8 @@ _PLACES = {
 }
 
 
-def _views() -> list[dict[str, Any]]:
+def views() -> list[dict[str, Any]]:
+    """Return the page's places in Airflow's UI."""
     # Airflow mounts apps below the path of its own address
     top = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}/{ROUTE}/"
     return [
@@ -49,4 +50,4 @@ class DelayedPlugin(AirflowPlugin):
 
     name = "delayed_deliveries"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": f"/{ROUTE}", "name": NAME}]
-    external_views = _views()
+    external_views = views()

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from airflow_delayed.store.id_pages import check_token
 from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ID, MAX_TAG
 from airflow_delayed.store.stored import place_of
@@ -29,8 +30,15 @@ def _token(value: str) -> str:
 
 #: Where a list goes on.
 _After = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_token)]
+
+
+def _change_token(value: str) -> str:
+    check_token(value)
+    return value
+
+
 #: Where a change goes on.
-_From = Annotated[str, StringConstraints(max_length=2000)]
+_From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
 
 
 class Filter(BaseModel):
