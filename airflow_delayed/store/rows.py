@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.extremes import Extremes
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_TAG
@@ -22,13 +21,6 @@ def check_limits(message: DelayedMessage) -> None:
     _check_text("destination", message.destination, MAX_DESTINATION)
     if message.tag is not None:
         _check_text("tag", message.tag, MAX_TAG)
-
-
-def within_limits(extremes: Extremes) -> bool:
-    """Return whether messages within these bounds pass :func:`check_limits`; False where that is not sure."""
-    if extremes.longest_tag > MAX_TAG or extremes.null_in_tag:
-        return False
-    return all(len(name) <= MAX_DESTINATION and "\0" not in name for name in extremes.destinations)
 
 
 def _check_text(column: str, value: str, limit: int) -> None:
