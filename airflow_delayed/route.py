@@ -49,6 +49,17 @@ class Route:
         """Whether the transport is a store itself, in which everything waits."""
         return self.store is not None and self.store is self.delivery
 
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether all messages within these bounds pass :meth:`check`; False where that is not sure."""
+        if self.store is not None:
+            if not isinstance(self.store, ChecksMany) or not self.store.fits(extremes, now):
+                return False
+            if self.holds_all:
+                return True
+            # what is due later than that is handed over by then
+            extremes = replace(extremes, last_due=min(extremes.last_due, now + self.hold_over))
+        return isinstance(self.delivery, ChecksMany) and self.delivery.fits(extremes, now)
+
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the limits of all that it will pass through.
 
@@ -72,17 +83,6 @@ class Route:
         known = self.store.known([message.message_id for message in direct])
         held += (message for message in direct if message.message_id in known)
         direct[:] = [message for message in direct if message.message_id not in known]
-
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether all messages within these bounds pass :meth:`check`; False where that is not sure."""
-        if self.store is not None:
-            if not isinstance(self.store, ChecksMany) or not self.store.fits(extremes, now):
-                return False
-            if self.holds_all:
-                return True
-            # what is due later than that is handed over by then
-            extremes = replace(extremes, last_due=min(extremes.last_due, now + self.hold_over))
-        return isinstance(self.delivery, ChecksMany) and self.delivery.fits(extremes, now)
 
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""

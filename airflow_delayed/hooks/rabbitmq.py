@@ -185,16 +185,16 @@ class RabbitMQDelayHook(BaseHook):
         with self._upkeep() as upkeep:
             return upkeep.waiting(self._clock())
 
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return properties.fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
+
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.
 
         :raises LimitExceeded: its delay, destination or headers are beyond one.
         """
         properties.check(message, delay_seconds(message.due_at, now), self.topology)
-
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
-        return properties.fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.

@@ -21,13 +21,14 @@ from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, setup, storing
+from airflow_delayed.store.bounds import within_bounds
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import check_limits, check_queue_name, within_limits
-from airflow_delayed.store.schema import MAX_QUEUE_NAME, TABLE, store_tables
+from airflow_delayed.store.rows import check_limits, check_queue_name
+from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
 
 if TYPE_CHECKING:
@@ -130,6 +131,10 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         with database_errors(self.conn_id, self.engine):
             return setup.look(self.engine, self.tables, names, schema=self.schema)
 
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return within_bounds(extremes, queue_tables=self.deliver_conn_id is None)
+
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
 
@@ -138,11 +143,6 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         check_limits(message)
         if self.deliver_conn_id is None:
             check_queue_name(message.destination)
-
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
-        names = extremes.destinations if self.deliver_conn_id is None else ()
-        return within_limits(extremes) and all(len(name.encode()) <= MAX_QUEUE_NAME for name in names)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Store messages, in transactions of 1000; the same message again is counted as a duplicate.

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.extremes import Extremes
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
@@ -33,13 +32,6 @@ def check_queue_name(name: str) -> None:
         raise LimitExceeded(
             "destination", f"has {len(name.encode())} bytes; the name of a table has up to {MAX_QUEUE_NAME}"
         )
-
-
-def within_limits(extremes: Extremes) -> bool:
-    """Return whether messages within these bounds pass :func:`check_limits`; False where that is not sure."""
-    if extremes.longest_tag > MAX_TAG or extremes.null_in_tag:
-        return False
-    return all(len(name) <= MAX_DESTINATION and "\0" not in name for name in extremes.destinations)
 
 
 def _check_text(column: str, value: str, limit: int) -> None:
