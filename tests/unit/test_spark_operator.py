@@ -59,7 +59,7 @@ class Hook:
         self.modes = [file.stat().st_mode & 0o777 for file in self.files]
         options = dict(self.args.set)
         if self.summary is not None:
-            told = {"version": 1, "summary": self.summary, "partitions": 1, "other_attempts": None}
+            told = {"version": 1, "summary": self.summary, "partitions": 1, "repeated": 0, "other_attempts": None}
             Path(options["manifest"]).write_text(json.dumps({**told, "destinations": {"mail": 3}}))
 
 
