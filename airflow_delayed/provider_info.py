@@ -46,6 +46,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.operators.topology",
                     "airflow_delayed.operators.dispatch",
                     "airflow_delayed.operators.custom_dispatch",
+                    "airflow_delayed.operators.spark",
                 ],
             }
         ],

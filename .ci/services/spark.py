@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +19,8 @@ _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 #: What the command line of an executor has.
 _EXECUTOR = "CoarseGrainedExecutorBackend"
+#: What a worker writes into its log when its master knows it.
+_REGISTERED = "Successfully registered with master"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -72,7 +72,7 @@ def running(*, workers: int = 2, cores: int = 2, memory: str = "1g", env: Mappin
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_CONF_DIR": str(folder),
     }
-    port, ui = process.free_port(), process.free_port()
+    port = process.free_port()
     url = f"spark://{_LOOPBACK}:{port}"
     program = str(home / "bin/spark-class")
     try:
@@ -82,7 +82,7 @@ def running(*, workers: int = 2, cores: int = 2, memory: str = "1g", env: Mappin
                 log = folder / f"{name}.log"
                 return stack.enter_context(process.running([program, *command], log=log, env=settings, cwd=folder))
 
-            start("master", _MASTER, "--host", _LOOPBACK, "--port", str(port), "--webui-port", str(ui))
+            start("master", _MASTER, "--host", _LOOPBACK, "--port", str(port), "--webui-port", str(process.free_port()))
             started = [
                 start(
                     f"worker{number}",
@@ -92,17 +92,12 @@ def running(*, workers: int = 2, cores: int = 2, memory: str = "1g", env: Mappin
                 )
                 for number in range(workers)
             ]
-            process.wait_for(
-                "Spark", lambda: _alive(ui) == workers, seconds=120, log=folder / f"worker{workers - 1}.log"
-            )
+            for number in range(workers):
+                log = folder / f"worker{number}.log"
+                process.wait_for("Spark", lambda log=log: _REGISTERED in log.read_text(), seconds=180, log=log)
             yield Cluster(url, tuple(started))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(ui: int) -> int:
-    with urllib.request.urlopen(f"http://{_LOOPBACK}:{ui}/json/", timeout=10) as answer:
-        return int(json.load(answer)["aliveworkers"])
 
 
 def _descendants(pid: int) -> list[int]:

@@ -204,7 +204,9 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
         if not self.only_plan:
             ended(context)
         summary: dict[str, Any] = found["summary"]
-        self.log.info("%s", json.dumps({name: found[name] for name in ("summary", "partitions", "other_attempts")}))
+        self.log.info(
+            "%s", json.dumps({name: found[name] for name in ("summary", "partitions", "repeated", "other_attempts")})
+        )
         self._check_empty(summary)
         told = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
         add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **told})

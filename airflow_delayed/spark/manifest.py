@@ -14,14 +14,17 @@ from airflow_delayed.spark.options import Settings
 VERSION = 1
 
 
-def manifest_of(settings: Settings, done: Sequence[Counts], lost: Lost | None) -> dict[str, Any]:
+def manifest_of(settings: Settings, done: Sequence[tuple[int, Counts]], lost: Lost | None) -> dict[str, Any]:
     """Return what the file holds.
 
-    ``version``, ``anchor``, ``partitions``, ``summary``, ``destinations`` (and ``other_destinations``);
-    ``other_attempts`` with how many there were besides, what they had sent and stored, and whether that is ``exact``,
+    ``version``, ``anchor``, ``partitions``, how many of them were ``repeated``, ``summary``, ``destinations`` (and
+    ``other_destinations``); ``other_attempts`` with how many told of themselves besides, what they had sent and
+    stored, and whether that is ``exact``,
     or None where they had no place to tell.
+
+    :param done: of each partition how many attempts came before the one that succeeded, and its counts.
     """
-    counts, anchor = total(done), settings.rules.anchor
+    counts, anchor = total(one for _, one in done), settings.rules.anchor
     assert anchor is not None
     summary = counts.summary()
     if settings.dry_run:
@@ -30,6 +33,7 @@ def manifest_of(settings: Settings, done: Sequence[Counts], lost: Lost | None) -
         "version": VERSION,
         "anchor": anchor.isoformat(),
         "partitions": len(done),
+        "repeated": sum(1 for earlier, _ in done if earlier),
         "summary": summary,
         **counts.destinations(),
         "other_attempts": None

@@ -147,12 +147,13 @@ class DelayedWriter(DataSourceArrowWriter):
 
         done = _sent(messages)
         lost = self._lost(done)
-        told.committed(logger(), self._settings, [(one.earlier, one.counts) for one in done], lost)
+        counts = [(one.earlier, one.counts) for one in done]
+        told.committed(logger(), self._settings, counts, lost)
         if self._settings.manifest:
             from airflow_delayed.spark.manifest import manifest_of
             from airflow_delayed.spark.places import Place
 
-            Place(self._settings.manifest).write(manifest_of(self._settings, [one.counts for one in done], lost))
+            Place(self._settings.manifest).write(manifest_of(self._settings, counts, lost))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Tell what cannot be recalled."""

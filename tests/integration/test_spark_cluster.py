@@ -114,59 +114,78 @@ def world(vhost: VirtualHost, postgres_url: str, connections: Connections, conne
     run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
 
 
-def slowly(batches):
+# Spark takes functions within functions along; those of this module its executors would look for
+
+
+def slowly() -> Callable:
     """Let batches through at a rate that a fault can be made in time."""
-    for batch in batches:
-        time.sleep(0.2)
-        yield batch
+
+    def let_through(batches):
+        for batch in batches:
+            time.sleep(0.2)
+            yield batch
+
+    return let_through
 
 
-def failing_half_way(batches):
+def failing_half_way() -> Callable:
     """Fail the first attempt at each partition when half of its rows are through."""
-    from pyspark import TaskContext
 
-    for number, batch in enumerate(batches):
-        if number == ROWS // BATCH // 4 and TaskContext.get().attemptNumber() == 0:
-            raise RuntimeError("made to fail")
-        yield batch
+    def let_through(batches):
+        from pyspark import TaskContext
+
+        for number, batch in enumerate(batches):
+            if number == ROWS // BATCH // 4 and TaskContext.get().attemptNumber() == 0:
+                raise RuntimeError("made to fail")
+            yield batch
+
+    return let_through
 
 
-def straggling(batches):
+def straggling() -> Callable:
     """Let the first attempt at two of the partitions hang when half of its rows are through."""
-    from pyspark import TaskContext
 
-    context = TaskContext.get()
-    for number, batch in enumerate(batches):
-        if number == ROWS // BATCH // 4 and context.attemptNumber() == 0 and context.partitionId() in (0, 2):
-            time.sleep(120)
-        yield batch
+    def let_through(batches):
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        for number, batch in enumerate(batches):
+            if number == ROWS // BATCH // 4 and context.attemptNumber() == 0 and context.partitionId() in (0, 2):
+                time.sleep(600)
+            yield batch
+
+    return let_through
 
 
 def test_an_executor_is_killed_and_a_task_fails(cluster: service.Cluster, world: World) -> None:
     with application(cluster) as spark:
         killed: list[int] = []
+        over = threading.Event()
 
         def kill() -> None:
             # when some have arrived and some are stored, and most are still to come
             while not (world.store.count() and world.vhost.count("mail")):
-                time.sleep(0.1)
+                if over.wait(0.1):
+                    return
             killed.append(cluster.kill_executor())
 
-        killer = threading.Thread(target=kill, daemon=True)
+        killer = threading.Thread(target=kill)
         killer.start()
-        told = world.send(world.frame(spark, slowly))
-        killer.join(30)
+        try:
+            told = world.send(world.frame(spark, slowly()))
+        finally:
+            over.set()
+            killer.join()
         assert killed
         assert killed[0] not in cluster.executors()
-        assert told["other_attempts"]["attempts"] > 0
-        assert not told["other_attempts"]["exact"]
+        assert told["repeated"] > 0
         world.check(told)
 
         # the same job again, with each task failing half-way: the store knows all of it
-        told = world.send(world.frame(spark, failing_half_way))
-        assert told["other_attempts"] == {"attempts": 4, "sent": ROWS // 2, "held": 0, "exact": True}
+        told = world.send(world.frame(spark, failing_half_way()))
+        assert (told["partitions"], told["repeated"]) == (4, 4)
         assert told["summary"]["duplicates"] == ROWS
-        assert world.check(told).total() == ROWS // 2
+        assert world.check(told).total() <= ROWS // 2
 
 
 def test_speculation(cluster: service.Cluster, world: World) -> None:
@@ -174,11 +193,14 @@ def test_speculation(cluster: service.Cluster, world: World) -> None:
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.quantile": "0.5",
-        "spark.speculation.multiplier": "1.1",
+        # when half of the tasks have ended, the others are stragglers, however long that took
+        "spark.speculation.multiplier": "0.01",
+        "spark.speculation.efficiency.enabled": "false",
     }
     with application(cluster, **conf) as spark:
-        told = world.send(world.frame(spark, straggling))
-    assert told["other_attempts"]["attempts"] == 2
-    # of the stragglers one was in the middle of sending to the broker, and one of storing
-    assert told["summary"]["duplicates"] == told["other_attempts"]["held"] == ROWS // 4
-    assert world.check(told).total() == told["other_attempts"]["sent"] == ROWS // 4
+        told = world.send(world.frame(spark, straggling()))
+    # a copy of each straggler won; half of its rows the straggler itself had let through at most
+    assert (told["partitions"], told["repeated"]) == (4, 2)
+    assert told["other_attempts"]["attempts"] > 0
+    assert told["summary"]["duplicates"] <= ROWS // 4
+    assert world.check(told).total() <= ROWS // 4

@@ -117,10 +117,11 @@ def test_a_job_that_failed(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_manifest(tmp_path: Path) -> None:
     file = Place(str(tmp_path / "new/folder/manifest.json"))
     file.write({"old": True})
-    file.write(manifest_of(SETTINGS, [counts(sent=3), counts(held=2)], Lost(1, counts(sent=9), exact=True)))
+    file.write(manifest_of(SETTINGS, [(0, counts(sent=3)), (2, counts(held=2))], Lost(1, counts(sent=9), exact=True)))
     found = check_manifest(file.read(), "it")
     assert (found["summary"]["sent"], found["summary"]["held"], found["partitions"]) == (3, 2, 2)
     assert found["other_attempts"] == {"attempts": 1, "sent": 9, "held": 0, "exact": True}
+    assert found["repeated"] == 1
     assert found["anchor"] == NOW.isoformat()
     assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["manifest.json"]
     for other in ([], {"version": 0, "summary": {}}, {"version": 1}):

@@ -1,0 +1,218 @@
+"""DelayedSparkSendOperator's arguments and what the job is told, without Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk import DAG, Asset
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.execution_time.context import OutletEventAccessors
+
+from airflow_delayed.delivery import TopologyReport
+from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.operators import spark as module
+from airflow_delayed.operators.spark import DelayedSparkSendOperator
+from airflow_delayed.operators.spark_arguments import application_arguments
+from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
+from airflow_delayed.spark import job
+from airflow_delayed.spark.options import settings_of
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+MINIMAL = {"task_id": "send", "conn_id": "broker", "source": "s3a://b/rows"}
+SUMMARY = {"rows": 3, "sent": 1, "held": 2, "replaced": 0, "duplicates": 0}
+
+
+class States(dict):
+    def set(self, key, value, retention=None):
+        self[key] = value
+
+    def delete(self, key):
+        self.pop(key, None)
+
+
+def context() -> dict:
+    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="send", map_index=2, max_tries=0)
+    return {"ti": ti, "task_state_store": States(), "outlet_events": OutletEventAccessors()}
+
+
+class Hook:
+    """Takes the job, in place of spark-submit, and writes a manifest as the job would."""
+
+    _should_track_driver_status = _is_yarn_cluster_mode = False
+
+    def __init__(self, operator: DelayedSparkSendOperator, summary: dict | None) -> None:
+        self.operator = operator
+        self.summary = summary
+
+    def _should_track_driver_via_k8s_api(self) -> bool:
+        return False
+
+    def submit(self, application: str) -> None:
+        self.application = application
+        self.args = job.arguments(self.operator.application_args)
+        self.files = [Path(file) for file in self.operator.files.split(",")] if self.operator.files else []
+        self.texts = [file.read_text() for file in self.files]
+        self.modes = [file.stat().st_mode & 0o777 for file in self.files]
+        options = dict(self.args.set)
+        if self.summary is not None:
+            told = {"version": 1, "summary": self.summary, "partitions": 1, "repeated": 0, "other_attempts": None}
+            Path(options["manifest"]).write_text(json.dumps({**told, "destinations": {"mail": 3}}))
+
+
+@pytest.fixture
+def run(connect, monkeypatch: pytest.MonkeyPatch):
+    connect("broker", conn_type="rabbitmq", host="nowhere.invalid", password='hu"sh', extra={"keyfile": "/k"})
+    connect("db", conn_type="sqlite", host="/nowhere/store.db")
+
+    class Seen:
+        def verify(self, destinations, max_delay=None):
+            return TopologyReport()
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(module, "delivery_for", lambda conn_id, **options: Seen())
+    monkeypatch.setattr(module, "store_for", lambda *conn_ids: Seen())
+
+    def execute(summary: dict | None = SUMMARY, given: dict | None = None, **arguments):
+        operator = DelayedSparkSendOperator(**{**MINIMAL, "clock": lambda: NOW, **arguments})
+        hook = operator._hook = Hook(operator, summary)
+        return operator.execute(given or context()), hook
+
+    return execute
+
+
+def test_the_job_gets_what_the_arguments_say(run) -> None:
+    result, hook = run(
+        destination="mail",
+        store_conn_id="db",
+        hold_over=timedelta(minutes=10),
+        headers={"a": "b=c"},
+        id_columns=["x", "y"],
+        source_format="csv",
+        source_schema="a string",
+        source_options={"header": "true"},
+        query="SELECT '=' FROM source",
+        partitions=4,
+        check_first=True,
+        connections_per_executor=2,
+        window=10,
+        past_due="skip",
+        on_conflict="keep",
+    )
+    assert result == SUMMARY
+    assert hook.application == job.__file__
+    args = hook.args
+    assert (args.source, args.format, args.schema, args.read) == (
+        "s3a://b/rows",
+        "csv",
+        "a string",
+        [("header", "true")],
+    )
+    assert (args.query, args.partitions, args.check_first) == ("SELECT '=' FROM source", 4, True)
+    settings = settings_of(dict(args.set), NOW + timedelta(days=1))
+    assert (settings.deliver, settings.store, settings.hold_over) == ("broker", "db", timedelta(minutes=10))
+    assert settings.rules.headers == {"a": "b=c"}
+    assert settings.rules.id_columns == ("x", "y")
+    assert (settings.rules.anchor, settings.rules.destination) == (NOW, "mail")
+    assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
+    assert dict(args.set)["scope"] == '["d", "r", "send", 2]'
+
+
+def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:
+    _, hook = run(store_conn_id="db")
+    assert hook.modes == [0o600]
+    assert not hook.files[0].exists()
+    assert dict(hook.args.set)["connections_file"] == hook.files[0].name
+    known = json.loads(hook.texts[0])
+    assert known["broker"]["password"] == 'hu"sh'
+    assert known["db"] == {"conn_type": "sqlite", "host": "/nowhere/store.db"}
+    assert not [word for word in hook.operator.application_args if "hu" in word]
+    _, hook = run(connections="cluster")
+    assert (hook.files, "connections_file" in dict(hook.args.set)) == ([], False)
+
+
+def test_a_retry_means_the_same(run) -> None:
+    given = context()
+    _, first = run(given=given, summary={**SUMMARY})
+    given["task_state_store"].set("airflow_delayed.began", NOW.isoformat())
+    _, again = run(given=given, clock=lambda: NOW + timedelta(hours=1))
+    for name in ("anchor", "scope"):
+        assert dict(first.args.set)[name] == dict(again.args.set)[name]
+
+
+def test_the_event_and_the_empty(run) -> None:
+    asset = Asset("reminders")
+    given = context()
+    run(given=given, outlets=[asset])
+    extra = given["outlet_events"][asset].extra
+    assert (extra["conn_id"], extra["held"], extra["destinations"]) == ("broker", 2, {"mail": 3})
+    empty = {**dict.fromkeys(SUMMARY, 0), "rows": 7}
+    assert run(summary=empty)[0] == empty
+    with pytest.raises(AirflowFailException, match="nothing to send: 7 rows were read"):
+        run(summary=empty, on_empty="fail")
+    with pytest.raises(AirflowSkipException):
+        run(summary=empty, on_empty="skip")
+
+
+def test_no_manifest(run) -> None:
+    with pytest.raises(DelayedError, match=r"its counts are not at .*give manifest= a URL that both can open"):
+        run(summary=None)
+
+
+def test_what_cannot_be_seen_from_here_is_no_error(run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    class Away:
+        def verify(self, destinations, max_delay=None):
+            raise TransportUnavailable("connection 'broker': no route")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(module, "delivery_for", lambda conn_id, **options: Away())
+    assert run()[0] == SUMMARY
+
+
+def test_what_an_airflow_url_says_of_its_connection_is_not_sparks() -> None:
+    operator = DelayedSparkSendOperator(**MINIMAL, attempts="s3://conn_id@bucket/attempts")
+    told = application_arguments(operator, context(), NOW, "s3://conn_id@bucket/a.json", connections_file=None)
+    options = dict(job.arguments(told).set)
+    assert (options["manifest"], options["attempts"]) == ("s3://bucket/a.json", "s3://bucket/attempts")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"source": None}, "give table=, source=, query="),
+        ({"table": "t"}, "give table=, source=, query="),
+        ({"delay": 1, "due_at": "2026-01-01T00:00:00Z"}, "say the same thing"),
+        ({"past_due": "perhaps"}, "past_due='perhaps' is none of"),
+        ({"connections": "options"}, "connections='options' is none of 'file', 'cluster'"),
+        ({"hold_over": 5}, "hold_over=5 must be a timedelta"),
+        ({"partitions": 0}, "partitions=0 must be a whole number"),
+        ({"on_conflict": "perhaps"}, "none of 'error'"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        DelayedSparkSendOperator(**{**MINIMAL, **arguments})
+
+
+def test_it_can_be_expanded() -> None:
+    with DAG("d"):
+        mapped = DelayedSparkSendOperator.partial(task_id="send", conn_id="broker").expand(source=["a", "b"])
+    assert mapped.operator_class is DelayedSparkSendOperator
+    assert {"conn_id", "source", "query", "manifest", "conf"} <= {*mapped.template_fields}
+    assert "application_args" not in mapped.template_fields
+
+
+def test_environment_and_file(connect) -> None:
+    connect("broker", conn_type="rabbitmq", host="h", password="hush", extra={"a": 1})
+    (text,) = spark_environment(["broker"]).values()
+    assert json.loads(text) == {"conn_type": "rabbitmq", "host": "h", "password": "hush", "extra": {"a": 1}}
+    with spark_connections_file(["broker"]) as path:
+        assert json.loads(Path(path).read_text()) == {"broker": json.loads(text)}
+    assert not Path(path).parent.exists()
