@@ -15,11 +15,13 @@ Where a cleared task is to be another send (``anew``), it has two moments and a 
 that is tried again by its ``max_tries``, which Airflow raises when it clears a task, by the tries that it had, and
 never else. (A task that is cleared while it runs is only tried again.)
 
-Airflow before 3.3 has no task state store. There both moments are each try's own, and there is no mark.
+Airflow before 3.3 has no task state store. There both moments are each try's own, a wait within it notwithstanding, and
+there is no mark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -45,14 +47,28 @@ class FirstTry:
     anchor: datetime
     began: datetime
 
+    def state(self) -> dict[str, str]:
+        """Return them as a deferred task takes them along."""
+        return {"anchor": self.anchor.isoformat(), "began": self.began.isoformat()}
 
-def first_try(context: Context, now: datetime, *, anew: bool = False, keep: bool = True) -> FirstTry:
+    @classmethod
+    def restored(cls, state: Mapping[str, str]) -> FirstTry:
+        """Return what a deferred task has taken along."""
+        return cls(*(utc(name, datetime.fromisoformat(state[name])) for name in ("anchor", "began")))
+
+
+def first_try(
+    context: Context, now: datetime, *, anew: bool = False, keep: bool = True, before: FirstTry | None = None
+) -> FirstTry:
     """Return when the first try began; the first call makes it so.
 
     :param anew: a cleared task is another send.
     :param keep: without it nothing is written, as befits a dry run.
+    :param before: what was returned before this try was deferred; only Airflow before 3.3 has nothing better.
     """
     states = states_of(context)
+    if states is None and before is not None:
+        return before
     waited = None if states is None else states.get(_WAITS)
     if keep and waited is not None and waited != turn_of(context):
         ended(context, anew=anew)

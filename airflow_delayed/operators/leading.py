@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Clock
 from airflow_delayed.operators.checks import survey
-from airflow_delayed.operators.first_try import waits
+from airflow_delayed.operators.first_try import FirstTry, waits
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
@@ -32,10 +32,16 @@ def capped(operator: DelayedSendOperator, lead: timedelta, route: Route) -> time
 
 
 def wait(
-    operator: DelayedSendOperator, context: Context, lead: timedelta, route: Route, read: Callable[[Clock], Sending]
+    operator: DelayedSendOperator,
+    context: Context,
+    lead: timedelta,
+    began: FirstTry,
+    route: Route,
+    read: Callable[[Clock], Sending],
 ) -> Clock:
     """Return, when the first message is due within the lead, what to take for the present.
 
+    :param began: when the first try began.
     :param read: begins to read the rows, with what is taken for the present.
     :raises TaskDeferred: it goes on in the triggerer.
     """
@@ -61,8 +67,10 @@ def wait(
         if operator.deferrable:
             from airflow_delayed.triggers.due_time import DueTimeTrigger
 
-            operator.defer(trigger=DueTimeTrigger(first, lead=lead), method_name="resume")
+            operator.defer(
+                trigger=DueTimeTrigger(first, lead=lead), method_name="resume", kwargs={"first_try": began.state()}
+            )
     while (left := (wake - operator.clock()).total_seconds()) > 0:
         operator.sleep(pause(left))
     # the rows may have changed meanwhile
-    return wait(operator, context, lead, route, read)
+    return wait(operator, context, lead, began, route, read)

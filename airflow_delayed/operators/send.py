@@ -221,8 +221,17 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
+        return self._try(context, None)
+
+    def resume(
+        self, context: Context, event: object = None, first_try: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
+        return self._try(context, None if first_try is None else FirstTry.restored(first_try))
+
+    def _try(self, context: Context, before: FirstTry | None) -> dict[str, Any]:
         anew = self.on_clear == "new_ids"
-        began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan)
+        began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan, before=before)
         try:
             with ExitStack() as closing:
                 summary = self._execute(context, began, closing)
@@ -233,10 +242,6 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         if not self.only_plan:
             ended(context, anew=anew)
         return summary
-
-    def resume(self, context: Context, event: object = None) -> dict[str, Any]:
-        """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
-        return self.execute(context)
 
     def on_kill(self) -> None:
         """Tell what can be recalled, and what cannot."""
@@ -270,7 +275,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
         clock = self.clock
         if self.lead is not None:
-            clock = wait(self, context, capped(self, self.lead, route), route, read)
+            clock = wait(self, context, capped(self, self.lead, route), began, route, read)
         sending = read(clock)
         found, set_aside = survey(self, sending, route)
         self._sending = None if self.only_plan else sending
