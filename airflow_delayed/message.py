@@ -19,9 +19,9 @@ UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
-_PRINTABLE = re.compile("[!-~]+")
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
+_ID = re.compile(f"[!-~]{{1,{MAX_ID_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,13 @@ class DelayedMessage:
         check_text("destination", self.destination)
         if not isinstance(self.body, bytes):
             raise InvalidMessage("body", f"must be bytes, not {type(self.body).__name__}")
-        object.__setattr__(self, "due_at", utc("due_at", self.due_at))
-        _check_id(self.message_id)
-        _check_headers(self.headers)
+        due_at = utc("due_at", self.due_at)
+        if due_at is not self.due_at:
+            object.__setattr__(self, "due_at", due_at)
+        if not isinstance(self.message_id, str) or not _ID.fullmatch(self.message_id):
+            raise _wrong_id(self.message_id)
+        if self.headers != {}:
+            _check_headers(self.headers)
         if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
             raise InvalidMessage("tag", "must be text, or absent")
         if self.tag is not None:
@@ -65,11 +69,10 @@ class DelayedMessage:
                 raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
 
 
-def _check_id(message_id: str) -> None:
+def _wrong_id(message_id: object) -> InvalidMessage:
     if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_LENGTH:
-        raise InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
-    if not _PRINTABLE.fullmatch(message_id):
-        raise InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
+        return InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
+    return InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:

@@ -56,7 +56,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         for so long; a queue table gets it when it is due. It must be longer than the time between two runs and a
         worker's start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15
         minutes.
-    :param batch_size: messages a transaction.
+    :param batch_size: messages that are claimed at a time.
     :param until: None makes one pass; "empty" goes on until the store has none left for these connections; a timedelta
         goes on for that long.
     :param consistency: "exactly_once" allows queue tables alone, "at_least_once" all.

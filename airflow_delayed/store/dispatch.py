@@ -1,9 +1,9 @@
 """Handing over what is due, through the connection of each row. No Airflow here.
 
 A batch is claimed in one short transaction, which notes in the table ``_past`` who holds it until when; sent, with no
-transaction open; and settled in another one, which deletes what was confirmed. Whoever is killed in between leaves the
-rows where they are, free again when their lease ends, so each message is handed over at least once. Into a queue table
-of the same database it goes exactly once: there all is one transaction.
+transaction open; and settled in another one, which deletes what was confirmed, and claims what comes next. Whoever is
+killed in between leaves the rows where they are, free again when their lease ends, so each message is handed over at
+least once. Into a queue table of the same database it goes exactly once: there all is one transaction.
 """
 
 from __future__ import annotations

@@ -68,8 +68,10 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
 
     :raises InvalidMessage: the row was not written by this package and says something that cannot be sent.
     """
+    given = bytes(row["Headers"])
     try:
-        headers = json.loads(bytes(row["Headers"]))
+        # text is read at once, while bytes are looked at first: they could be UTF-16
+        headers = json.loads(given.decode()) if given != b"{}" else {}
     except ValueError:
         raise InvalidMessage("headers", "are not a JSON object in UTF-8") from None
     if not isinstance(headers, dict):
