@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -137,6 +138,18 @@ class SendReport:
         """Count a message that was confirmed."""
         self.sent += 1
         self._note(message)
+
+    def add_all(self, messages: Collection[DelayedMessage]) -> None:
+        """Count messages, one at least, that were confirmed."""
+        dues = [message.due_at for message in messages]
+        self.merge(
+            SendReport(
+                sent=len(messages),
+                first_due=min(dues),
+                last_due=max(dues),
+                by_destination=Counter(message.destination for message in messages),
+            )
+        )
 
     def add_replaced(self, message: DelayedMessage) -> None:
         """Count a message that took the place of another."""

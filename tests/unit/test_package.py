@@ -39,6 +39,12 @@ def test_core_knows_neither_airflow_nor_a_client(statement):
     assert loaded_by(statement) & heavy == set()
 
 
+def test_a_store_can_be_filled_without_airflow():
+    """As Spark's executors do."""
+    modules = ("storing", "schema", "engine", "setup", "versions", "origin")
+    assert "airflow" not in loaded_by("import " + ", ".join(f"airflow_delayed.store.{name}" for name in modules))
+
+
 def test_metadata_fits_airflows_schema():
     import jsonschema
 
