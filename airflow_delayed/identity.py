@@ -13,6 +13,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from math import isfinite
 from numbers import Integral
+from struct import Struct
 from typing import Any
 from uuid import UUID
 
@@ -23,8 +24,11 @@ _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
 
+_HEAD = Struct(">cQ").pack
+
+
 def _part(kind: bytes, value: bytes) -> bytes:
-    return kind + len(value).to_bytes(8, "big") + value
+    return _HEAD(kind, len(value)) + value
 
 
 def _text(value: str) -> bytes:
@@ -46,13 +50,10 @@ def content_digest(
     scope: bytes = b"",
 ) -> bytes:
     """Return 16 bytes that stand for everything a message says; the order of its headers says nothing."""
-    parts = [
-        scope,
-        _text(destination),
-        _part(b"t", b"%d" % due_us),
-        _part(b"b", body),
-        _part(b"n", b"%d" % len(headers)),
-    ]
+    # as _text and _part say; a job has millions of messages
+    to, due, count = destination.encode(), b"%d" % due_us, b"%d" % len(headers)
+    parts = [scope, _HEAD(b"s", len(to)), to, _HEAD(b"t", len(due)), due, _HEAD(b"b", len(body)), body]
+    parts += _HEAD(b"n", len(count)), count
     for name in sorted(headers):
         parts += _text(name), _text(headers[name])
     if tag is not None:

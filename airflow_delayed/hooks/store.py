@@ -74,7 +74,6 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         self.table: Table = self.tables.messages
         self.on_conflict = check_on_conflict(on_conflict)
         self.origin = origin
-        self._clock = clock
         self._checked = False
 
     @cached_property
@@ -145,19 +144,19 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             check_queue_name(message.destination)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
+        """Store messages, in transactions of 2500; the same message again is counted as a duplicate.
 
         An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
 
-        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 1000
+        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 2500
             was stored.
-        :raises LimitExceeded: a message does not fit; nothing of its 1000 was stored.
+        :raises LimitExceeded: a message does not fit; nothing of its 2500 was stored.
         :raises TopologyError: the table is missing.
         """
 
         def checked() -> Iterator[DelayedMessage]:
             for message in messages:
-                self.check(message, self._clock())
+                self.check(message, message.due_at)
                 yield message
 
         with database_errors(self.conn_id, self.engine, self.tables):
@@ -165,7 +164,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             return storing.store(
                 self.engine,
                 self.tables,
-                checked(),
+                # what else there is to check is checked there
+                checked() if self.deliver_conn_id is None else messages,
                 self.deliver_conn_id,
                 on_conflict=self.on_conflict,
                 origin=self.origin,

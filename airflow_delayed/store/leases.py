@@ -17,7 +17,7 @@ from sqlalchemy.sql.dml import Insert, ReturningInsert
 
 from airflow_delayed.store.arrays import among, as_table
 from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
-from airflow_delayed.store.claims import slices
+from airflow_delayed.store.claims import portions, slices
 from airflow_delayed.store.schema import Tables
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
@@ -58,7 +58,7 @@ def held(connection: Connection, tables: Tables, ids: Sequence[str], now: dateti
 def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str]]:
     """Return digest and outcome of the ids that are remembered, or held."""
     past, found = tables.past, {}
-    for some in slices(ids):
+    for some in portions(connection, ids):
         known = among(connection, past.c.Id, some)
         for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(known)):
             found[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.Outcome)

@@ -49,15 +49,23 @@ def place(
     rows: Mapping[str, Row],
     on_conflict: OnConflict,
     deliver_conn_id: str | None,
+    *,
+    fresh: bool = False,
 ) -> Placed:
     """Store rows, given by id and ordered by it: whoever stores the same ones waits for the other, and none for both.
 
+    :param fresh: none of the ids is expected to wait here already.
+    :raises sqlalchemy.exc.IntegrityError: with ``fresh``, one does; the transaction is to be made anew without it.
     :raises MessageConflict: with "error"; the transaction is to be rolled back.
     :raises Overtaken: others change the same rows at this moment; the transaction is to be made anew.
     """
     now = claims.database_time(connection)
     given = {name: {**row, "StoredAt": now} for name, row in rows.items()}
-    placed = Placed(new=claims.insert_new(connection, tables.messages, list(given.values())))
+    if fresh:
+        claims.insert_all(connection, tables.messages, list(given.values()))
+        placed = Placed(new=set(given))
+    else:
+        placed = Placed(new=claims.insert_new(connection, tables.messages, list(given.values())))
     old = [name for name in given if name not in placed.new]
     _look_back(connection, tables, given, placed, on_conflict)
     there = claims.present(connection, tables.messages, old)

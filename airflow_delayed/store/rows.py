@@ -11,6 +11,9 @@ from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
 
+#: ``json.dumps`` would make an encoder for each message.
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def check_limits(message: DelayedMessage) -> None:
     """Check a message against the store's columns; the limits count characters.
@@ -53,7 +56,7 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
         "Destination": message.destination,
         "State": message.body,
         "Time": message.due_at,
-        "Headers": json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")).encode(),
+        "Headers": _JSON(dict(message.headers)).encode(),
         "RetryCount": 0,
         "DeliverConnId": deliver_conn_id,
         "Tag": message.tag,
