@@ -12,10 +12,12 @@ from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 from sqlalchemy import Connection, Engine, Table
 
+from airflow_delayed import lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import LimitExceeded, UnsupportedConnection
 from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
+from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, setup, storing
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
@@ -200,7 +202,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     ) -> Dispatcher:
         """Return a dispatcher of this store.
 
-        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`. What it does is counted
+            by Airflow's Stats.
         :raises TopologyError: its tables are missing, or those of another release.
         """
         # what cannot be is told before anything is asked of the database
@@ -211,6 +214,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             transports=transports,
             deliver_conn_ids=deliver_conn_ids,
             schema=self.schema,
+            meter=metrics.count_verdicts(self.conn_id),
             **policy,
         )
         with database_errors(self.conn_id, self.engine, self.tables):
@@ -224,6 +228,18 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
+
+    def dataset(self, destination: str) -> Dataset:
+        """Return OpenLineage's name of a queue table of this database."""
+        with database_errors(self.conn_id, self.engine), self.engine.connect():
+            # which schema is the connection's own is known only then
+            dialect, url = self.engine.dialect, self.engine.url
+        schema = self.schema or dialect.default_schema_name
+        return lineage.table(dialect.name, url.host, url.port, url.database, schema, destination)
+
+    def own_dataset(self) -> Dataset:
+        """Return OpenLineage's name of the store's own table."""
+        return self.dataset(self.table.name)
 
     def close(self) -> None:
         """Close all connections."""

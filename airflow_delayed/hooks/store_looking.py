@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -24,16 +23,12 @@ from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import Remembered, StoredMessage
 
-#: Gauges are looked for no more often; in seconds.
-GAUGE_PAUSE = 30.0
-
 
 class StoreLooking:
     """List, count, and tell what is known of a message and who changed what; all of it read-only."""
 
     conn_id: str
     tables: Tables
-    _gauged: float | None = None
 
     @property
     def engine(self) -> Engine:
@@ -186,8 +181,8 @@ class StoreLooking:
         with self._ready():
             return listing.dispatchers(self.engine, self.tables)
 
-    def gauges(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Emit the counts as gauges through Airflow's Stats, no more often than every 30 seconds.
+    def gauges(self) -> None:
+        """Emit the counts as gauges through Airflow's Stats.
 
         ``delayed.store.waiting``, ``.due``, ``.overdue`` (by a minute), ``.in_flight``, ``.retrying``, ``.failed``,
         ``.expired`` and ``.remembered``, each with the tag ``conn_id``; ``delayed.store.oldest_due_seconds`` is how
@@ -195,14 +190,11 @@ class StoreLooking:
         """
         from airflow.sdk.observability import stats
 
-        if self._gauged is not None and monotonic() - self._gauged < GAUGE_PAUSE:
-            return
         found = self.counts(hours=0)
         late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
         tags = {"conn_id": self.conn_id}
         for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
             stats.gauge(f"delayed.store.{name}", value, tags=tags)
-        self._gauged = monotonic()
 
     def _check_version(self) -> None:
         """Check that the tables are of this release."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -13,11 +14,13 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from airflow_delayed import config, lineage, metrics
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, SourceError, TopologyError
 from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import check_arguments
@@ -25,7 +28,7 @@ from airflow_delayed.operators.events import describe
 from airflow_delayed.operators.first_try import FirstTry, ended, first_try, waits
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.rules import rules_of
-from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.storage import file_system, shown
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 BRIEF = timedelta(seconds=10)
 
 
-class DelayedSendOperator(BaseOperator):
+class DelayedSendOperator(lineage.Traced, BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
@@ -69,7 +72,7 @@ class DelayedSendOperator(BaseOperator):
     :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
         StoreDispatchOperator hands it over.
     :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
-        itself is held in any case.
+        itself is held in any case. By default ``[delayed] hold_over``, 15 minutes.
     :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
         anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
         or was cancelled, which is counted as refused. What is due within ``hold_over`` is looked up there too, and
@@ -80,7 +83,7 @@ class DelayedSendOperator(BaseOperator):
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.
     :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
-    :param max_past: see ``past_due``.
+    :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
     :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
@@ -132,6 +135,7 @@ class DelayedSendOperator(BaseOperator):
         "envelope",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json"}
+    operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -151,13 +155,13 @@ class DelayedSendOperator(BaseOperator):
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta = timedelta(minutes=15),
+        hold_over: timedelta | None = None,
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
         rejects: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta = timedelta(hours=1),
+        max_past: timedelta | None = None,
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
@@ -188,13 +192,13 @@ class DelayedSendOperator(BaseOperator):
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = hold_over
+        self.hold_over = config.hold_over() if hold_over is None else hold_over
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
         self.rejects = rejects
         self.past_due = past_due
-        self.max_past = max_past
+        self.max_past = config.max_past() if max_past is None else max_past
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.require_success = require_success
@@ -209,6 +213,8 @@ class DelayedSendOperator(BaseOperator):
         self.on_clear = on_clear
         self.clock = clock
         self.sleep = sleep
+        #: The connection of the store that messages were left in.
+        self.held_in: str | None = None
         self._sending: Sending | None = None
         check_arguments(self)
         for hidden in (messages, value, body):
@@ -251,7 +257,7 @@ class DelayedSendOperator(BaseOperator):
                 found = sending.survey(set_aside=rejects.add)
             set_aside = rejects.count
             if set_aside:
-                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", self.rejects)
+                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(self.rejects))
         else:
             aside: list[Problem] = []
             found = sending.survey(set_aside=None if self.rejects is None else aside.append)
@@ -263,6 +269,8 @@ class DelayedSendOperator(BaseOperator):
 
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
         route = route_of(self, context, closing)
+        if route.store is not None and not self.only_plan:
+            self.held_in = self.conn_id if route.holds_all else self.store_conn_id
         wanted, rules = rules_of(self, context, began.anchor)
 
         def read(clock: Clock) -> Sending:
@@ -289,6 +297,9 @@ class DelayedSendOperator(BaseOperator):
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
             told.done(self.log, what, sending)
+            if not self.only_plan:
+                self._name(sending, route)
+                metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
         if route.store is not None and not self.only_plan:
             told.unvisited(self.log, route.store, self.conn_id, sending.held.sent, self.hold_over)
         if self.only_plan:
@@ -296,6 +307,19 @@ class DelayedSendOperator(BaseOperator):
         summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
         describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
         return summary
+
+    def _name(self, sending: Sending, route: Route) -> None:
+        """Tell OpenLineage where messages came from and went to: through the store, if that took any."""
+        if not lineage.wanted():
+            return
+        with lineage.never_failing():
+            counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
+            outputs: list[lineage.Dataset] = []
+            if sending.held.by_destination and isinstance(route.store, lineage.TraceableStore):
+                outputs.append(route.store.own_dataset())
+            if isinstance(route.delivery, lineage.Traceable):
+                outputs += [route.delivery.dataset(name) for name, _ in counts.most_common(lineage.NAMED)]
+            self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
 
     def _capped(self, lead: timedelta, route: Route) -> timedelta:
         horizon = route.delivery.horizon
@@ -340,7 +364,7 @@ class DelayedSendOperator(BaseOperator):
         if self.source is not None:
             source = file_system(self.source)[1].rstrip("/")
             if path == source or path.startswith(source + "/"):
-                raise InputError(f"rejects={self.rejects} lies in the source itself; give it a place of its own")
+                raise InputError(f"rejects={shown(self.rejects)} lies in the source itself; give it a place of its own")
         return fs, path
 
     def _open(self, context: Context) -> Source:
@@ -349,7 +373,7 @@ class DelayedSendOperator(BaseOperator):
             return open_source(
                 fs,
                 path,
-                shown_as=self.source,
+                shown_as=shown(self.source),
                 source_format=self.source_format,
                 require_success=self.require_success,
                 naive_ok=self.timezone is not None,

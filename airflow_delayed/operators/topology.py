@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for
 from airflow_delayed.errors import InputError, UnsupportedOption
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.settings import QueueSettings, settings_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class TopologyInstallOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "destinations", "topology", "routing")
+    operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(

@@ -25,6 +25,7 @@ from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import BreakerTripped
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.settling import Verdict
+from airflow_delayed.store.tally import Meter
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Desk:
     :param clock: is set by the database's at each claim.
     :param sleep: waits between tries; in seconds.
     :param stop: set when no more is to be claimed and no failure waited for.
+    :param meter: is told what became of each batch.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Desk:
         sleep: Callable[[float], object],
         monotonic: Callable[[], float],
         stop: Event,
+        meter: Meter | None = None,
     ) -> None:
         self.tables = tables
         self.dispatcher = dispatcher
@@ -74,6 +77,7 @@ class Desk:
         self.sleep = sleep
         self.monotonic = monotonic
         self.stop = stop
+        self.meter = meter
         #: By the monotonic clock; nothing more is claimed then.
         self.claim_until: float | None = None
         self._engine = engine

@@ -92,7 +92,7 @@ class Lane:
         self.reach = window + self._ahead
         #: When all was claimed that was there; by the monotonic clock.
         self._claimed: float | None = None
-        self.tally = Tally(conn_id)
+        self.tally = Tally(conn_id, desk.meter)
         #: Why it is left alone for the rest of the run.
         self.unavailable: str | None = None
         self.cause: BaseException | None = None

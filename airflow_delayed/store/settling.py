@@ -49,6 +49,8 @@ class Verdict:
     failed: list[tuple[Row, str]] = field(default_factory=list)
     expired: list[Row] = field(default_factory=list)
     untried: list[Row] = field(default_factory=list)
+    #: When it was known: right after sending, by the database's clock.
+    at: datetime | None = None
 
     @property
     def others(self) -> list[Row]:
@@ -70,6 +72,7 @@ class Verdict:
             [(row, reason) for row, reason in self.failed if row["Id"] in ids],
             [row for row in self.expired if row["Id"] in ids],
             [row for row in self.untried if row["Id"] in ids],
+            self.at,
         )
 
 

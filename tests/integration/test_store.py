@@ -28,6 +28,20 @@ def test_the_connections_type_leads_to_the_hook(store: Store):
     assert store_for(store.conn_id, store.conn_id).deliver_conn_id is None
 
 
+def test_tables_are_named_as_openlineage_has_it(store: Store):
+    hook = store.installed("reminders", deliver_conn_id=None)
+    own, queue = hook.own_dataset(), hook.dataset("reminders")
+    assert own.namespace == queue.namespace
+    given = hook.get_connection(store.conn_id)
+    where = {
+        "sqlite": (f"sqlite://{given.host}", ""),
+        "postgresql": (f"postgres://{given.host}:{given.port}", f"{given.schema}.{store.schema}."),
+        "mysql": (f"mysql://{given.host}:{given.port}", f"{store.schema}."),
+    }
+    namespace, prefix = where[hook.engine.dialect.name]
+    assert (own, queue) == ((namespace, f"{prefix}delayed_messages"), (namespace, f"{prefix}reminders"))
+
+
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)

@@ -105,6 +105,10 @@ def test_what_went_wrong_is_in_the_event(cycles):
     with pytest.raises(AirflowException, match="SQS is away"):
         sensor.execute_complete({}, event)
 
+    # the texts of others may show anything, and events are logged
+    cycles(fail(RuntimeError("hush")))
+    assert asyncio.run(payload(trigger))["error"] == "RuntimeError"
+
     cycles(lambda stop: Counts(moved_back=1, oldest=50_000))
     event = asyncio.run(payload(trigger))
     assert event["status"] == "retention"
