@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from airflow_delayed import __version__
+from airflow_delayed import __version__, config
 from airflow_delayed.ui import configured, security
 from airflow_delayed.ui.models import Connections, ConnectionShown
 from airflow_delayed.ui.route import GuardedRoute
@@ -20,7 +20,7 @@ def connections(user: security.User) -> Connections:
     return Connections(
         user=security.name_of(user),
         version=__version__,
-        body_limit=configured.body_limit(),
+        body_limit=config.page_body_limit(),
         connections=[
             ConnectionShown(
                 connection_id=one.connection_id, kind=one.kind, queue=one.queue, may=rights[one.connection_id]

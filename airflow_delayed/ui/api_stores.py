@@ -7,9 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
 
+from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.stored import StoredMessage
-from airflow_delayed.ui import configured, security, shown
+from airflow_delayed.ui import security, shown
 from airflow_delayed.ui.models import Body, MessageDetail, Messages, StoreSummary
 from airflow_delayed.ui.parts import AskingDep, is_store
 from airflow_delayed.ui.requests import Listing, MessageId
@@ -75,7 +76,7 @@ def body(connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDe
     """Return a body; needs the right to read the connection."""
 
     def look(hook: DelayedStoreHook) -> Body:
-        content = hook.content(id, body_limit=configured.body_limit())
+        content = hook.content(id, body_limit=config.page_body_limit())
         if content is None:
             raise HTTPException(404, "the store has no message of this id; a body is not kept once it is handed over")
         return shown.body(id, content)
