@@ -116,7 +116,7 @@ def test_a_row_that_is_wrong_ends_the_attempt() -> None:
 
 def test_a_row_beyond_a_limit_of_the_transport_is_named() -> None:
     broker = Transport(too_long={"m3"})
-    with pytest.raises(PartitionFailed, match="its row 4, column body: has too many bytes. It had sent nothing"):
+    with pytest.raises(PartitionFailed, match=r"its row 4, column body: has too many bytes. It had sent nothing"):
         Attempt(broker).run(batches({f"m{number}": HOUR for number in range(5)}))
     assert broker.ids == []
 
