@@ -67,7 +67,6 @@ def running(*, workers: int = 2, cores: int = 2, memory: str = "1g", env: Mappin
     settings = {
         **env,
         "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": _LOOPBACK,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_CONF_DIR": str(folder),
@@ -78,20 +77,20 @@ def running(*, workers: int = 2, cores: int = 2, memory: str = "1g", env: Mappin
     try:
         with contextlib.ExitStack() as stack:
 
-            def start(name: str, *command: str) -> subprocess.Popen[bytes]:
-                log = folder / f"{name}.log"
-                return stack.enter_context(process.running([program, *command], log=log, env=settings, cwd=folder))
+            def start(name: str, host: str, *command: str) -> subprocess.Popen[bytes]:
+                log, environ = folder / f"{name}.log", {**settings, "SPARK_LOCAL_IP": host}
+                return stack.enter_context(process.running([program, *command], log=log, env=environ, cwd=folder))
 
-            start("master", _MASTER, "--host", _LOOPBACK, "--port", str(port), "--webui-port", str(process.free_port()))
-            started = [
-                start(
-                    f"worker{number}",
-                    *(_WORKER, "--host", _LOOPBACK, "--port", str(process.free_port())),
-                    *("--webui-port", str(process.free_port()), "--cores", str(cores), "--memory", memory),
-                    *("--work-dir", str(folder / f"work{number}"), url),
-                )
-                for number in range(workers)
-            ]
+            ui = ("--webui-port", str(process.free_port()))
+            start("master", _LOOPBACK, _MASTER, "--host", _LOOPBACK, "--port", str(port), *ui)
+            started = []
+            for number in range(workers):
+                # each on a loopback address of its own: a straggler's copy is never run on the straggler's host
+                host = f"127.0.0.{number + 1}"
+                command = [_WORKER, "--host", host, "--port", str(process.free_port())]
+                command += ["--webui-port", str(process.free_port()), "--cores", str(cores), "--memory", memory]
+                command += ["--work-dir", str(folder / f"work{number}"), url]
+                started.append(start(f"worker{number}", host, *command))
             for number in range(workers):
                 log = folder / f"worker{number}.log"
                 process.wait_for("Spark", lambda log=log: _REGISTERED in log.read_text(), seconds=180, log=log)

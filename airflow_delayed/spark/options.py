@@ -94,7 +94,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     _check_together(given)
     read = _Reader(given)
     anchor = read.one("anchor", lambda text: utc("anchor", parse_time("anchor", text))) or now
-    max_past = read.one("max_past", _span) or timedelta(hours=1)
+    max_past = read.span("max_past", timedelta(hours=1))
     return Settings(
         deliver=given["deliver"],
         rules=_rules(read, anchor),
@@ -105,7 +105,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
             ignore_others=read.choice("unknown_columns", "fail", "ignore") == "ignore",
         ),
         store=given.get("store"),
-        hold_over=read.one("hold_over", _span) or timedelta(minutes=15),
+        hold_over=read.span("hold_over", timedelta(minutes=15)),
         on_conflict=read.one("on_conflict", check_on_conflict),
         past_due=read.choice("past_due", "fail", "send", "skip"),
         max_past=max_past,
@@ -178,6 +178,11 @@ class _Reader:
             return parse(self.given[name])
         except (InputError, ValueError) as error:
             raise InputError(f"the option {name} cannot be read: {error}") from None
+
+    def span(self, name: str, default: timedelta) -> timedelta:
+        """Return an option that is seconds, none of them too."""
+        found = self.one(name, _span)
+        return default if found is None else found
 
     def choice(self, name: str, *choices: str) -> str:
         """Return an option that is one of a few, by default the first."""

@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DelayedError, InputError, PastDue
+from airflow_delayed.errors import DelayedError, InputError, InvalidMessage, PastDue
 from airflow_delayed.intake.arrow import to_batch
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader
@@ -111,7 +111,10 @@ class PartitionSend:
         if route is None:
             self._direct.append(message)
             return
-        route.check(message, now)
+        try:
+            route.check(message, now)
+        except InvalidMessage as error:
+            raise InputError(f"its row {self.counts.rows:,}, column {error.column}: {error.problem}") from None
         (self._held if route.holds(message, now) else self._direct).append(message)
 
     def _flush(self) -> None:

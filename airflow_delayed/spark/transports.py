@@ -79,7 +79,7 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     waits = find(settings.store, settings.connections_file)
     if not is_store(waits):
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
-    store = Store(waits, deliver.conn_id, clock=clock, on_conflict=settings.on_conflict or "error")
+    store = Store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error")
     hold_over = min(settings.hold_over, delivery.horizon)
     return Route(delivery=delivery, store=cast(HoldingStore, store), hold_over=hold_over)
 
@@ -101,7 +101,7 @@ def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Tra
         return RabbitMQ(connection, clock=clock, **given)
     if connection.conn_type == "aws":
         return Sqs(connection, clock=clock, **given)
-    return Store(connection, None, clock=clock, **given)
+    return Store(connection, None, **given)
 
 
 class RabbitMQ:
@@ -260,16 +260,13 @@ class Store:
         is a queue table.
     """
 
-    def __init__(
-        self, connection: Connection, deliver: str | None, *, clock: Clock, on_conflict: OnConflict = "error"
-    ) -> None:
+    def __init__(self, connection: Connection, deliver: str | None, *, on_conflict: OnConflict = "error") -> None:
         from airflow_delayed.spark.databases import engine_of
         from airflow_delayed.store.schema import store_tables
 
         self._conn_id = connection.conn_id
         self._deliver = deliver
         self._on_conflict = on_conflict
-        self._clock = clock
         self._engine = engine_of(connection)
         self._tables = store_tables()
         self._checked = False

@@ -24,9 +24,12 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from services import spark as service
 
-#: Rows of each half; Spark has them in four partitions, in Arrow batches of 250.
-ROWS = 4000
-BATCH = 250
+#: A cluster starts in seconds, or in minutes on a machine that has much else to do.
+pytestmark = pytest.mark.timeout(900)
+
+#: Rows of each half; Spark has them in four partitions of eight Arrow batches.
+ROWS = 2000
+BATCH = 125
 HOUR = timedelta(hours=1)
 
 

@@ -120,6 +120,13 @@ def test_a_row_that_is_wrong_ends_the_attempt() -> None:
     assert (broker.ids, attempt.sending.counts.out) == (["m0", "m1"], 2)
 
 
+def test_a_row_beyond_a_limit_of_the_transport_is_named() -> None:
+    broker = Transport(too_long={"m3"})
+    with pytest.raises(PartitionFailed, match=r"its row 4, column body: has too many bytes. It had sent nothing"):
+        Attempt(broker).run(batches({f"m{number}": HOUR for number in range(5)}))
+    assert broker.ids == []
+
+
 def test_what_was_confirmed_before_a_failure_counts() -> None:
     broker = Transport(lost_after=3, counts_when_lost=True)
     attempt = Attempt(broker)

@@ -144,6 +144,11 @@ def test_what_is_not_given() -> None:
     assert (settings.wanted.destination, settings.past_due, settings.dry_run) == (False, "fail", False)
 
 
+def test_no_time_at_all_is_a_time_too() -> None:
+    settings = settings_of({"deliver": "broker", "hold_over": "0", "max_past": "0", "delay": "0"}, NOW)
+    assert (settings.hold_over, settings.oldest, settings.rules.due_at) == (timedelta(0), NOW, NOW)
+
+
 def test_relative_delays_count_from_the_anchor() -> None:
     settings = settings_of({"deliver": "b", "delay": "90", "anchor": "2026-01-31T13:00:00+01:00"}, NOW + timedelta(1))
     assert settings.rules.due_at == NOW + timedelta(seconds=90)
