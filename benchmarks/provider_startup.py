@@ -18,6 +18,7 @@ amazon provider, hidden likewise.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -82,7 +83,7 @@ def start(shown: Shown) -> float:
         manager.extra_links_class_names,
         manager.trigger,
         manager.cli_command_functions,
-        dict(ProvidersManagerTaskRuntime().hooks),
+        ProvidersManagerTaskRuntime().hooks,
         plugins_manager.get_plugin_info(),
     ]
     ended = time.process_time()
@@ -124,6 +125,8 @@ def main() -> None:
         for name in forked(loaded, STARTS["few"]):
             with suppress(ImportError):  # a name that only its parent makes
                 import_module(name)
+        # or one collection of garbage more, or less, would be the larger part of a difference
+        gc.freeze()
         for name in names:
             forked(start, STARTS[name])  # compiles what is not yet
         rounds = []
