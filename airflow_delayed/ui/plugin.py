@@ -6,15 +6,13 @@ Every component of Airflow imports this module, so it imports next to nothing it
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 from airflow_delayed.ui.lazy import LazyApp
+from airflow_delayed.ui.links import ROUTE, base_path
 
-#: Where the app is mounted, and the page's route within Airflow's UI.
-ROUTE = "delayed-deliveries"
 NAME = "Delayed deliveries"
 
 #: The places of the page, with the query that each is opened with; Airflow's UI fills in the names, URI-encoded.
@@ -30,7 +28,7 @@ _PLACES = {
 def views() -> list[dict[str, Any]]:
     """Return the page's places in Airflow's UI."""
     # Airflow mounts apps below the path of its own address
-    top = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}/{ROUTE}/"
+    top = f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
     return [
         {
             "name": NAME,

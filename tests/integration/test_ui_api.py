@@ -286,3 +286,13 @@ def test_each_change_leaves_its_mark(store: Store, hook: DelayedStoreHook, page:
     assert '"outcomes": {"cancelled": 1, "handed over": 1}' in told[0][2]
     assert '"filter": {"tag": "t"}' in told[1][2]
     assert "body of" not in str(told)
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_a_database_ends_by_itself_what_nobody_waits_for(store: Store, page: Page):
+    store.installed()
+    hook = page.asking.store(store.conn_id, lambda hook: hook)
+    limits = {"postgresql": ("SHOW statement_timeout", "30s"), "mysql": ("SELECT @@max_statement_time", 30)}
+    question, wanted = limits[hook.engine.dialect.name]
+    (row,) = store.sql(hook, question)
+    assert row[0] == wanted

@@ -71,10 +71,3 @@ def test_one_that_never_answers_is_not_waited_for(
         assert sum(one.name == "delayed-deliveries" for one in threading.enumerate()) == 4
         # the other is asked by threads of its own
         assert page.asking.store(store.conn_id, lambda hook: hook.count(), seconds=60) == 0
-
-
-def test_a_database_ends_by_itself_what_nobody_waits_for(store: Store, page: Page):
-    store.installed()
-    hook = page.asking.store(store.conn_id, lambda hook: hook)
-    (row,) = store.sql(hook, "SHOW statement_timeout")
-    assert row[0] == "30s"

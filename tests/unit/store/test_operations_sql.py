@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_mock_engine, select
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 
 from airflow_delayed.errors import DelayedError
@@ -13,6 +13,7 @@ from airflow_delayed.store.content import beginning as first_bytes
 from airflow_delayed.store.content import length
 from airflow_delayed.store.counts import beginning
 from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.engine import limit_statements
 from airflow_delayed.store.look import locking
 from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import MessageState, in_state
@@ -101,3 +102,10 @@ def test_each_state_is_a_condition(dialect, state):
         state is MessageState.IN_FLIGHT,
         state is not MessageState.IN_FLIGHT,
     )
+
+
+def test_statements_of_a_database_that_is_not_known_are_not_limited():
+    oracle = create_mock_engine("sqlite://", lambda *_: None)
+    oracle.dialect.name = "oracle"
+    with pytest.raises(DelayedError, match="limit statements in oracle"):
+        limit_statements(oracle, 30)

@@ -86,5 +86,6 @@ def test_the_plugin_is_light_for_all_who_load_it():
     assert {name for name in loaded if name.startswith("airflow_delayed.")} == {
         "airflow_delayed.ui",
         "airflow_delayed.ui.lazy",
+        "airflow_delayed.ui.links",
         "airflow_delayed.ui.plugin",
     }
