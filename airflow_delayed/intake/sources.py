@@ -172,9 +172,11 @@ class ParquetSource(FileSource):
                     # what is ignored is not read at all
                     used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
                     first = 1
-                    for records in parquet.iter_batches(batch_size=BATCH_ROWS, columns=used):
-                        yield to_batch(records, file, first)
-                        first += records.num_rows
+                    # of all row groups at once pyarrow would hold the whole file
+                    for group in range(parquet.num_row_groups):
+                        for records in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=used):
+                            yield to_batch(records, file, first)
+                            first += records.num_rows
                 except (pa.ArrowException, OSError, EOFError) as error:
                     raise SourceError(f"{file.path} cannot be read as Parquet: {error}") from error
 
