@@ -27,10 +27,10 @@ from airflow_delayed.survey import Survey
 if TYPE_CHECKING:
     from airflow_delayed.intake.checked import Checked
 
-#: Messages given to a transport at a time; about so many may come twice when a task is killed and tried again.
-CHUNK = 5000
+#: Messages given to a transport at a time; no more may come twice when a task is killed and tried again.
+CHUNK = 2500
 #: Messages of which it is told at a time which way they go.
-AT_ONCE = 250
+AT_ONCE = 256
 _FIRST = datetime.min.replace(tzinfo=UTC)
 #: Ids asked of the store at a time.
 ASKED = 1000
@@ -258,7 +258,7 @@ class Sending:
         ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
 
         :param dry_run: only count what would be sent.
-        :param marks: keeps how far it has come, after every 5000 messages. Without it all is sent.
+        :param marks: keeps how far it has come, after every 2500 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
         :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
@@ -308,7 +308,7 @@ class Sending:
             near, far = self.route.parted(some, self.clock())
             direct += near
             held += far
-            if max(len(direct), len(held)) >= CHUNK:
+            if max(len(direct), len(held)) + AT_ONCE > CHUNK:
                 self._flush(direct, held, dry_run)
                 self._mark(marks, rows)
                 self._progress("sent", rows, found.rows)

@@ -41,7 +41,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
     sent; a source is read twice for that. A retry means the same messages with the same ids, and goes on where
-    an earlier try was interrupted, if source and arguments are as they were: some 5000 messages at most come twice.
+    an earlier try was interrupted, if source and arguments are as they were: at most 2500 messages come twice.
     Else, and before Airflow 3.3, it sends all from the top.
 
     Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
@@ -74,7 +74,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
         or was cancelled, which is counted as refused. That goes for what is due within ``hold_over`` as well: it is
         looked up in the store, left to it if that knows it, and noted there once the transport has confirmed it. So a
-        retry, or a nightly job that runs anew, sends nothing twice; but for one chunk of up to 5000 messages, with
+        retry, or a nightly job that runs anew, sends nothing twice; but for one chunk of up to 2500 messages, with
         the same ids, if the first was killed between a confirm and its note.
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
