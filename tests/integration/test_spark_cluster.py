@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -69,12 +69,13 @@ class World:
     store: DelayedStoreHook
     connections: Connections
     folder: Path
+    #: The rows are the same in every job.
+    now: datetime = field(default_factory=utcnow)
 
     def frame(self, spark: SparkSession, fault: Callable) -> DataFrame:
         """Half of the rows for the broker, half for the store; ``fault`` sees each Arrow batch on its way."""
-        now = utcnow()
-        near = rows(spark, ROWS, due_at=now, prefix="near", partitions=2)
-        far = rows(spark, ROWS, due_at=now + HOUR, prefix="far", partitions=2)
+        near = rows(spark, ROWS, due_at=self.now, prefix="near", partitions=2)
+        far = rows(spark, ROWS, due_at=self.now + HOUR, prefix="far", partitions=2)
         both = near.union(far)
         return both.mapInArrow(fault, both.schema)
 
