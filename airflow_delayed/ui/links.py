@@ -37,4 +37,6 @@ def page_link(
         "map_index": None if map_index is None or map_index < 0 else str(map_index),
     }
     query = urlencode({name: value for name, value in wanted.items() if value is not None}, quote_via=quote, safe="")
-    return f"{base_path(base_url)}/plugin/{ROUTE}" + (f"?{query}" if query else "")
+    top = base_path(base_url)
+    # Airflow's UI opens in its frame what follows the page's route, with the query
+    return f"{top}/plugin/{ROUTE}" + (f"{top}/{ROUTE}/?{query}" if query else "")

@@ -34,7 +34,7 @@ def test_a_part_of_the_page():
     run_id = "scheduled__2026-01-01T00:00:00+00:00"
     link = page_link("/", store="db", dag_id="d", run_id=run_id, task_id="t", map_index=3)
     assert link == (
-        "/plugin/delayed-deliveries?store=db&dag_id=d"
+        "/plugin/delayed-deliveries/delayed-deliveries/?store=db&dag_id=d"
         "&run_id=scheduled__2026-01-01T00%3A00%3A00%2B00%3A00&task_id=t&map_index=3"
     )
     assert "map_index" not in page_link("/", task_id="t", map_index=-1)
@@ -45,7 +45,8 @@ def test_a_part_of_the_page():
 def test_whatever_a_name_holds_comes_out_again(names):
     parts = urlsplit(page_link("https://air.example/airflow", **names))
     assert (parts.scheme, parts.netloc, parts.fragment) == ("", "", "")
-    assert parts.path == "/airflow/plugin/delayed-deliveries"
+    page = "/airflow/plugin/delayed-deliveries"
+    assert parts.path == (f"{page}/airflow/delayed-deliveries/" if names else page)
     assert parse_qs(parts.query, strict_parsing=bool(names)) == {name: [value] for name, value in names.items()}
 
 
