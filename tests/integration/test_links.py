@@ -43,7 +43,7 @@ def test_links(tmp_path, connect, run_dag, monkeypatch):
     asked = f"store=reminders_db&dag_id=links&run_id={run.run_id.replace(':', '%3A').replace('+', '%2B')}&task_id=send"
     assert links(run, TopologyInstallOperator, DelayedSendOperator, StoreDispatchOperator) == {
         "install": f"Delayed deliveries: {PAGE}",
-        "send[0]": f"Messages in the store: {PAGE}?{asked}&map_index=0",
-        "send[1]": f"Messages in the store: {PAGE}?{asked}&map_index=1",
-        "dispatch": f"Delayed deliveries: {PAGE}?store=reminders_db",
+        "send[0]": f"Messages in the store: {PAGE}/airflow/delayed-deliveries/?{asked}&map_index=0",
+        "send[1]": f"Messages in the store: {PAGE}/airflow/delayed-deliveries/?{asked}&map_index=1",
+        "dispatch": f"Delayed deliveries: {PAGE}/airflow/delayed-deliveries/?store=reminders_db",
     }
