@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Table, select
 
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import BOTH, Place, first, of_table, with_runs
+from airflow_delayed.store.ordered import BOTH, Conditions, Place, first, of_table, with_runs
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import Remembered, StoredMessage, columns, place_of, stored
 
@@ -114,11 +114,17 @@ def _page(
 ) -> list[StoredMessage]:
     """Return the first messages of both tables behind a place."""
     found: list[StoredMessage] = []
+    more: Conditions = []
     for where in BOTH:
         shown, of_run = columns(tables, where)
-        statement = first(connection, tables, where, criteria, now, shown, after=place, size=size, of_run=of_run)
+        statement = first(
+            connection, tables, where, criteria, now, shown, after=place, size=size, more=more, of_run=of_run
+        )
         if statement is not None:
-            found += (stored(row._mapping, now) for row in connection.execute(statement))
+            found += [stored(row._mapping, now) for row in connection.execute(statement)]
+        if len(found) == size:
+            # what failed and is due later is not of this page
+            more = [tables.failed.c.Time <= found[-1].due_at]
     return _sorted(found)[:size]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true
 
@@ -39,12 +40,14 @@ def first(
     :param of_run: columns of the table of runs, null where none was named.
     """
     table: Table = getattr(tables, where)
-    each = criteria.sent_by is not None and connection.dialect.name == "postgresql"
-    run: Run = tables.runs.c.Seq if each else None
-    if criteria.sent_by is not None and not each:
+    each, run = False, cast(Run, None)
+    if criteria.sent_by is not None:
         numbers = runs.numbers(connection, tables, criteria.sent_by)
-        # of more than one the database finds its way
-        run = numbers[0] if len(numbers) == 1 else None
+        if len(numbers) == 1:
+            # of one run, the database knows how many messages it has
+            (run,) = numbers
+        elif connection.dialect.name == "postgresql":
+            each, run = True, tables.runs.c.Seq
     meant = of_table(tables, where, criteria, now, run=run)
     if meant is None:
         return None
@@ -59,6 +62,7 @@ def first(
     return statement.select_from(with_runs(tables, table)) if of_run else statement
 
 
+@lru_cache(maxsize=32)
 def with_runs(tables: Tables, table: Table) -> FromClause:
     """Return messages with their runs."""
     return table.outerjoin(tables.runs, table.c.Run == tables.runs.c.Seq)
