@@ -107,8 +107,10 @@ class Page:
     def press(self, key: str) -> None:
         """Press a key, such as Enter or Escape."""
         codes = {"Backspace": 8, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
-        for kind in ("rawKeyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+        # only what makes a text presses a button
+        down = {"type": "keyDown", "text": "\r"} if key == "Enter" else {"type": "rawKeyDown"}
+        for event in (down, {"type": "keyUp"}):
+            self._call("Input.dispatchKeyEvent", **event, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def resize(self, width: int, height: int) -> None:
         """Give the page another size, in CSS pixels."""
@@ -124,7 +126,7 @@ class Page:
         left, top = 0.0, 0.0
         if self.frame is not None:
             around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
-            left, top = self.evaluate(f"[{around}.x, {around}.y]")
+            left, top = self.wait_for(f"[{around}.x, {around}.y]")
         before: dict[str, float] | None = None
         # what still moves is not clicked
         while (now := self.wait_for(box)) != before:

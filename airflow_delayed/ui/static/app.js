@@ -42,7 +42,8 @@ async function start() {
 
 function firstList(stores) {
   const given = new URLSearchParams(location.search);
-  const filter = Object.fromEntries(FIELDS.map((name) => [name, given.get(name) ?? ""]));
+  // what Airflow knows no name for stays in braces, such as the map index of a task that is not mapped
+  const filter = Object.fromEntries(FIELDS.map((name) => [name, (given.get(name) ?? "").replace(/^\{[A-Z_]+\}$/, "")]));
   const store = stores.find(({ connection_id: name }) => name === given.get("store"));
   // who comes from a DAG or a task looks for its messages
   if (filter.dag_id) overview.before(section);
