@@ -62,7 +62,7 @@ def run_dag(env: dict[str, str], folder: Path, consumer: Consumer) -> None:
     due: dict[str, float] = {}
     tell_again = 0.0
     with process.running(command, log=log, env=env) as child:
-        while child.poll() is None:
+        while not process.ended(child):
             time.sleep(0.2)
             for task in re.findall(r"starting task_id=(\w+)", log.read_text(errors="replace")):
                 if task in STEPS and task not in told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -10,10 +11,13 @@ from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
+from operator import attrgetter
 from typing import Protocol, cast, runtime_checkable
 
 from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.origin import Origin
 
 Clock = Callable[[], datetime]
 
@@ -137,6 +141,13 @@ class SendReport:
         self.sent += 1
         self._note(message)
 
+    def add_all(self, messages: Sequence[DelayedMessage]) -> None:
+        """Count messages that were confirmed."""
+        if messages:
+            dues = list(map(attrgetter("due_at"), messages))
+            counts = Counter(map(attrgetter("destination"), messages))
+            self.merge(SendReport(len(messages), first_due=min(dues), last_due=max(dues), by_destination=counts))
+
     def add_replaced(self, message: DelayedMessage) -> None:
         """Count a message that took the place of another."""
         self.replaced += 1
@@ -229,6 +240,15 @@ class Adviser(Protocol):
 
 
 @runtime_checkable
+class ChecksMany(Protocol):
+    """A transport whose limits can be compared with what bounds many messages. Not all have."""
+
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether ``check`` passes all messages within these bounds; False where that is not sure."""
+        ...
+
+
+@runtime_checkable
 class KeepsOpen(Protocol):
     """A transport that makes a connection for each send, and need not. Not all have."""
 
@@ -240,12 +260,19 @@ class KeepsOpen(Protocol):
 class HoldingStore(DelayedDelivery, Protocol):
     """A store, in which messages wait until a dispatcher hands them over."""
 
+    #: The run of a task that sends, if one does; may be set at any time.
+    origin: Origin | None
+
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
         """Return the ids whose content is not what these digests stand for, where storing them is an error for that."""
         ...
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that wait there, have failed there, or are remembered to have gone from there."""
+        ...
+
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages that their transport has confirmed, and that never waited there."""
         ...
 
     def last_seen(self) -> datetime | None:
@@ -280,9 +307,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     :raises UnsupportedConnection: nothing serves that type.
     :raises UnsupportedOption: that transport has no such option.
     """
-    from airflow.sdk import BaseHook
-
-    conn_type = BaseHook.get_connection(conn_id).conn_type
+    conn_type = type_of(conn_id)
     others = {entry.name: entry.value for entry in entry_points(group="airflow_delayed.delivery")}
     targets = {**others, **BUILT_IN}
     if conn_type not in targets:
@@ -291,6 +316,13 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     given = {name: value for name, value in options.items() if value is not None}
     check_options(conn_id, conn_type, hook, given)
     return cast(DelayedDelivery, hook(conn_id, **given, **({"clock": clock} if clock else {})))
+
+
+def type_of(conn_id: str) -> str | None:
+    """Return a connection's type."""
+    from airflow.sdk import BaseHook
+
+    return BaseHook.get_connection(conn_id).conn_type
 
 
 def check_options(

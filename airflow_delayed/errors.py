@@ -26,6 +26,17 @@ class DelayedError(Exception):
     """The base of all errors of this package."""
 
 
+class InvalidOption(DelayedError):
+    """An option of the section ``[delayed]`` in Airflow's configuration cannot be read."""
+
+    def __init__(self, option: str, text: str, advice: str) -> None:
+        super().__init__(
+            f"option {option} in section [delayed] of Airflow's configuration is {text!r}; {advice}"
+            f" (airflow.cfg, or the environment's AIRFLOW__DELAYED__{option.upper()})"
+        )
+        self.option = option
+
+
 class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 

@@ -7,12 +7,14 @@ characters. The position of a row is never a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
 from math import isfinite
 from numbers import Integral
+from struct import Struct
+from typing import Any
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
@@ -22,8 +24,11 @@ _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
 
+_HEAD = Struct(">cQ").pack
+
+
 def _part(kind: bytes, value: bytes) -> bytes:
-    return kind + len(value).to_bytes(8, "big") + value
+    return _HEAD(kind, len(value)) + value
 
 
 def _text(value: str) -> bytes:
@@ -45,13 +50,10 @@ def content_digest(
     scope: bytes = b"",
 ) -> bytes:
     """Return 16 bytes that stand for everything a message says; the order of its headers says nothing."""
-    parts = [
-        scope,
-        _text(destination),
-        _part(b"t", b"%d" % due_us),
-        _part(b"b", body),
-        _part(b"n", b"%d" % len(headers)),
-    ]
+    # as _text and _part say; a job has millions of messages
+    to, due, count = destination.encode(), b"%d" % due_us, b"%d" % len(headers)
+    parts = [scope, _HEAD(b"s", len(to)), to, _HEAD(b"t", len(due)), due, _HEAD(b"b", len(body)), body]
+    parts += _HEAD(b"n", len(count)), count
     for name in sorted(headers):
         parts += _text(name), _text(headers[name])
     if tag is not None:
@@ -117,3 +119,37 @@ def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a t
     raise InvalidMessage(
         column, f"{type(value).__name__} cannot be part of a key; use text, whole numbers, times or dates"
     )
+
+
+# The same for many rows at once; the parts are joined by airflow_delayed.intake.parts.
+
+
+def text_part(value: str) -> bytes:
+    """Return a text as a part of what is hashed."""
+    return _text(value)
+
+
+def headers_part(headers: Mapping[str, str]) -> bytes:
+    """Return headers as a part of what is hashed: how many, then each in the order of the names."""
+    pairs = [_text(name) + _text(headers[name]) for name in sorted(headers)]
+    return _part(b"n", b"%d" % len(headers)) + b"".join(pairs)
+
+
+def content_digests(tails: Iterable[bytes], scope: bytes = b"") -> list[bytes]:
+    """Return what :func:`content_digest` does, of messages whose parts after the scope are joined already."""
+    return _digests(tails, blake2b(scope, digest_size=16, person=_CONTENT))
+
+
+def key_digests(keys: Iterable[bytes]) -> list[bytes]:
+    """Return the bytes of :func:`key_id`, of keys whose parts are joined already."""
+    return _digests(keys, blake2b(digest_size=16, person=_KEY))
+
+
+def _digests(texts: Iterable[bytes], begun: Any) -> list[bytes]:
+    digests = []
+    for text in texts:
+        # a copy is made in half the time of a new one with these parameters
+        one = begun.copy()
+        one.update(text)
+        digests.append(one.digest())
+    return digests

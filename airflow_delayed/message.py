@@ -6,9 +6,12 @@ Promise: never early. Whatever is rounded here is rounded up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from itertools import repeat
+from typing import Any
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 
@@ -16,9 +19,9 @@ UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
-_PRINTABLE = re.compile("[!-~]+")
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
+_ID = re.compile(f"[!-~]{{1,{MAX_ID_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,13 @@ class DelayedMessage:
         check_text("destination", self.destination)
         if not isinstance(self.body, bytes):
             raise InvalidMessage("body", f"must be bytes, not {type(self.body).__name__}")
-        object.__setattr__(self, "due_at", utc("due_at", self.due_at))
-        _check_id(self.message_id)
-        _check_headers(self.headers)
+        due_at = utc("due_at", self.due_at)
+        if due_at is not self.due_at:
+            object.__setattr__(self, "due_at", due_at)
+        if not isinstance(self.message_id, str) or not _ID.fullmatch(self.message_id):
+            raise _wrong_id(self.message_id)
+        if self.headers != {}:
+            _check_headers(self.headers)
         if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
             raise InvalidMessage("tag", "must be text, or absent")
         if self.tag is not None:
@@ -62,11 +69,10 @@ class DelayedMessage:
                 raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
 
 
-def _check_id(message_id: str) -> None:
+def _wrong_id(message_id: object) -> InvalidMessage:
     if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_LENGTH:
-        raise InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
-    if not _PRINTABLE.fullmatch(message_id):
-        raise InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
+        return InvalidMessage("message_id", f"must be text of 1 to {MAX_ID_LENGTH} characters")
+    return InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
@@ -91,6 +97,19 @@ def check_text(column: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidMessage(column, "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+
+
+def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
+    """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
+
+    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC.
+    """
+    messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
+    for name, values in fields.items():
+        # a slot's own setter, called for all messages without a step of Python's in between
+        put = getattr(DelayedMessage, name).__set__
+        deque(map(put, messages, values), maxlen=0)
+    return messages
 
 
 def utc(column: str, moment: datetime) -> datetime:
@@ -146,9 +165,17 @@ def _plain(column: str, moment: datetime) -> datetime:
     return plain + MICROSECOND if getattr(moment, "nanosecond", 0) else plain
 
 
+def _machine_time() -> datetime:
+    return datetime.now(UTC)
+
+
+#: airflow_delayed.testing puts a clock in its place that a test moves.
+_present = _machine_time
+
+
 def utcnow() -> datetime:
     """Return the machine's time; everything that needs a clock takes one, and this is the default."""
-    return datetime.now(UTC)
+    return _present()
 
 
 def microseconds(moment: datetime) -> int:
@@ -203,11 +230,18 @@ def _seconds(value: int | float | str) -> timedelta:
     return timedelta(microseconds=whole)
 
 
-def due_after(anchor: datetime, delay: timedelta, column: str = "delay") -> datetime:
+def due_after(anchor: datetime | None, delay: timedelta, column: str = "delay") -> datetime:
     """Return the due time of a relative delay, counted from its anchor.
 
-    :raises InvalidMessage: it lies beyond the year 9999.
+    :param anchor: None: it is not known any more.
+    :raises InvalidMessage: it lies beyond the year 9999, or cannot be known.
     """
+    if anchor is None:
+        raise InvalidMessage(
+            column,
+            "counts from when the task's first try began, and this is a later try: Airflow keeps that from 3.3 on; give"
+            " due_at instead, or run the DAG anew",
+        )
     try:
         return anchor + delay
     except OverflowError:

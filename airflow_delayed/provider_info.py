@@ -14,6 +14,17 @@ def _one_of(default: str, *others: str) -> dict[str, Any]:
     }
 
 
+def _option(description: str, kind: str, *, default: str, example: str) -> dict[str, Any]:
+    """Return an option of Airflow's configuration; all of them came with the first release."""
+    return {
+        "description": description,
+        "version_added": "0.1.0",
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata (Airflow's ``provider_info.schema.json``)."""
     return {
@@ -61,7 +72,77 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "plugins": [{"name": "delayed_deliveries", "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}],
+        "extra-links": ["airflow_delayed.links.StoredMessagesLink", "airflow_delayed.links.DeliveriesLink"],
         "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
+        "config": {
+            "delayed": {
+                "description": "What holds for all delayed deliveries of an installation unless a task says otherwise,"
+                " and what the page of delayed deliveries shows.",
+                "options": {
+                    "hold_over": _option(
+                        "What is due later than this many seconds from now waits in a store, where a send has one."
+                        " At least the time between two dispatches and a worker's start.",
+                        "float",
+                        default="900",
+                        example="600",
+                    ),
+                    "lookahead": _option(
+                        "How many seconds before its due time a dispatcher hands a message over. At least the time"
+                        " between two dispatches and a worker's start.",
+                        "float",
+                        default="900",
+                        example="600",
+                    ),
+                    "remember": _option(
+                        "For how many seconds a dispatcher remembers the ids of what was handed over or cancelled, so"
+                        " that a late retry neither repeats nor revives. By default 14 days.",
+                        "float",
+                        default="1209600",
+                        example="2592000",
+                    ),
+                    "max_past": _option(
+                        "How many seconds before its first try began a send may find messages due without asking its"
+                        " past_due=.",
+                        "float",
+                        default="3600",
+                        example="300",
+                    ),
+                    "deliver_conn_ids": _option(
+                        "The connections that a StoreDispatchOperator delivers through if it names none, with commas in"
+                        " between. Whoever may write into a store can have messages sent through these.",
+                        "string",
+                        default="",
+                        example="aws_default,rabbitmq_default",
+                    ),
+                    "page_stores": _option(
+                        "The SQL connections whose stores the page of delayed deliveries shows, with commas between.",
+                        "string",
+                        default="",
+                        example="reminders_db",
+                    ),
+                    "page_rabbitmq": _option(
+                        "The RabbitMQ connections that the page shows, with commas in between.",
+                        "string",
+                        default="",
+                        example="rabbitmq_default",
+                    ),
+                    "page_sqs": _option(
+                        "The SQS queues that the page shows, each as conn_id:queue, with commas in between. A queue is"
+                        " named as messages name it as their destination.",
+                        "string",
+                        default="",
+                        example="aws_default:reminders,aws_default:invoices",
+                    ),
+                    "page_body_limit": _option(
+                        "How many bytes of a message's body the page shows to those who may see it; 0 shows none.",
+                        "integer",
+                        default="16384",
+                        example="0",
+                    ),
+                },
+            }
+        },
         # SQS uses amazon's own type "aws", and the store the SQL connections that are there
         "connection-types": [
             {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_delayed.delivery import DelayedDelivery, HoldingStore
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.delivery import ChecksMany, DelayedDelivery, HoldingStore
+from airflow_delayed.extremes import Extremes
+from airflow_delayed.message import MICROSECOND, DelayedMessage, microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +26,39 @@ class Route:
         """Return whether a message waits in the store."""
         return self.store is not None and (self.holds_all or message.due_at - now > self.hold_over)
 
+    def parted(
+        self, messages: list[DelayedMessage], now: datetime
+    ) -> tuple[list[DelayedMessage], list[DelayedMessage]]:
+        """Return the messages that go straight to the transport, and those that wait in the store."""
+        if self.store is None or self.holds_all:
+            return (messages, []) if self.store is None else ([], messages)
+        direct: list[DelayedMessage] = []
+        held: list[DelayedMessage] = []
+        for message in messages:
+            (held if self.holds(message, now) else direct).append(message)
+        return direct, held
+
+    def held_from(self, now: datetime) -> int:
+        """Return after which moment :meth:`holds` is true, in microseconds since 1970."""
+        if self.store is None:
+            return sys.maxsize
+        return -sys.maxsize if self.holds_all else microseconds(now) + self.hold_over // MICROSECOND
+
     @property
     def holds_all(self) -> bool:
         """Whether the transport is a store itself, in which everything waits."""
         return self.store is not None and self.store is self.delivery
+
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether all messages within these bounds pass :meth:`check`; False where that is not sure."""
+        if self.store is not None:
+            if not isinstance(self.store, ChecksMany) or not self.store.fits(extremes, now):
+                return False
+            if self.holds_all:
+                return True
+            # what is due later than that is handed over by then
+            extremes = replace(extremes, last_due=min(extremes.last_due, now + self.hold_over))
+        return isinstance(self.delivery, ChecksMany) and self.delivery.fits(extremes, now)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the limits of all that it will pass through.

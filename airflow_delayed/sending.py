@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport
-from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage
+from airflow_delayed.delivery import Clock, DelayedDelivery, KeepsOpen, SendReport
+from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage, SendFailed
+from airflow_delayed.garbage import seldom_collected
 from airflow_delayed.identity import digest_of
-from airflow_delayed.intake.batch import row_of
+from airflow_delayed.intake.batch import Batch, row_of
 from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.ledger import Ledger
+from airflow_delayed.intake.ledger import Ledger, Repeats
 from airflow_delayed.intake.rows import Problem, RowReader
+from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import Source
+from airflow_delayed.mark import Mark, Marks, fingerprint
 from airflow_delayed.message import UTC, DelayedMessage
 from airflow_delayed.route import Route
 from airflow_delayed.survey import Survey
 
-#: Messages given to a transport at a time.
-CHUNK = 5000
+if TYPE_CHECKING:
+    from airflow_delayed.intake.checked import Checked
+
+#: Messages given to a transport at a time; no more may come twice when a task is killed and tried again.
+CHUNK = 2500
+#: Messages of which it is told at a time which way they go.
+AT_ONCE = 256
 _FIRST = datetime.min.replace(tzinfo=UTC)
 #: Ids asked of the store at a time.
 ASKED = 1000
@@ -47,6 +57,7 @@ class Sending:
     :param began: when the first try of this send began.
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
+    :param way: stands for the connections and options that it goes by.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class Sending:
         max_past: timedelta = timedelta(hours=1),
         clock: Clock,
         log: Log,
+        way: bytes = b"",
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -71,9 +83,15 @@ class Sending:
         self.max_past = max_past
         self.clock = clock
         self.log = log
+        self.way = way
+        #: What this try has sent and stored.
         self.sent = SendReport()
         self.held = SendReport()
         self.skipped = 0
+        #: Where this try began, and which messages earlier tries had confirmed.
+        self.start = Mark()
+        self.earlier = SendReport()
+        self._good = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
         self._ask: dict[str, bytes] = {}
@@ -87,8 +105,8 @@ class Sending:
         Rows that break a rule are left out here: the survey judges them.
         """
         first: datetime | None = None
-        for _, item in self._items(self._reader(), None):
-            if isinstance(item, Problem) or (self.past_due == "skip" and self._is_past(item)):
+        for _, item in self._items(self._reader()):
+            if isinstance(item, Problem) or self._skips(item):
                 continue
             if first is None or item.due_at < first:
                 first = item.due_at
@@ -104,17 +122,23 @@ class Sending:
         """
         found = Survey()
         reader = self._reader()
-        ledger = Ledger()
+        sieve = Sieve()
         try:
-            for number, item in self._items(reader, found):
-                found.rows += 1
-                self._look(item, number, found, ledger, set_aside)
-                if found.rows % 1000 == 0:
-                    self._progress("checked", found.rows)
+            for number, batch in self._batches():
+                found.note_place(number, batch)
+                found.rows += batch.size
+                checked = reader.check(batch)
+                if checked is None or not self._look_at_all(checked, found, sieve):
+                    items = reader.by_row(batch) if checked is None else checked.messages()
+                    for place, item in enumerate(items, number):
+                        self._look(item, place, found, sieve, set_aside)
+                self._progress("checked", found.rows)
             self._ask_store(found)
-            found.repeats = ledger.repeats()
+            again = sieve.again()
         finally:
-            ledger.close()
+            sieve.close()
+        if again:
+            found.repeats = self._repeats(again, found)
         found.judge(
             invalid_rows_fail=set_aside is None, stale_rows_fail=self.past_due == "fail", max_past=self.max_past
         )
@@ -128,21 +152,54 @@ class Sending:
             )
         return found
 
-    def _items(self, reader: RowReader, found: Survey | None) -> Iterator[tuple[int, DelayedMessage | Problem]]:
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
         number = 0
         for batch in self.source.batches(self.wanted):
-            if found is not None:
-                found.note_place(number, batch)
-            for item in reader.read(batch):
-                yield number, item
-                number += 1
+            yield number, batch
+            number += batch.size
+
+    def _items(self, reader: RowReader) -> Iterator[tuple[int, DelayedMessage | Problem]]:
+        for number, batch in self._batches():
+            yield from enumerate(reader.read(batch), number)
+
+    def _repeats(self, again: set[int], found: Survey) -> Repeats:
+        """Read the rows once more to tell what repeats an id, of those whose ids have these hashes."""
+        ledger = Ledger()
+        try:
+            for number, item in self._items(self._reader()):
+                if isinstance(item, Problem) or hash(item.message_id) not in again or self._skips(item):
+                    continue
+                if self._refusal(item, number, found) is None:
+                    ledger.add(item.message_id, digest_of(item), number)
+            return ledger.repeats()
+        finally:
+            ledger.close()
+
+    def _look_at_all(self, checked: Checked, found: Survey, sieve: Sieve) -> bool:
+        """Count rows at once, unless something is special about one of them."""
+        extremes = checked.extremes()
+        if extremes.first_due < self.oldest or not self.route.fits(extremes, self._judged_at):
+            return False
+        found.note_all(checked, self.route, self._horizon, self.clock())
+        ids = checked.message_ids()
+        sieve.add(ids)
+        if self.route.store is not None:
+            self._note_digests(zip(ids, checked.digests(), strict=True), found)
+        return True
+
+    def _note_digests(self, digests: Iterable[tuple[str, bytes]], found: Survey) -> None:
+        for message_id, digest in digests:
+            # what is due soon may wait in the store from an earlier run
+            self._ask[message_id] = digest
+            if len(self._ask) >= ASKED:
+                self._ask_store(found)
 
     def _look(
         self,
         item: DelayedMessage | Problem,
         number: int,
         found: Survey,
-        ledger: Ledger,
+        sieve: Sieve,
         set_aside: Callable[[Problem], None] | None,
     ) -> None:
         problem = item if isinstance(item, Problem) else self._refusal(item, number, found)
@@ -162,11 +219,9 @@ class Sending:
             if self.past_due == "skip":
                 return
         now = self.clock()
-        digest = digest_of(item)
-        # what is due soon may wait in the store from an earlier run
-        self._ask[item.message_id] = digest
-        if len(self._ask) >= ASKED:
-            self._ask_store(found)
+        sieve.add((item.message_id,))
+        if self.route.store is not None:
+            self._note_digests([(item.message_id, digest_of(item))], found)
         if self.route.holds(item, now):
             found.held.add(item)
         else:
@@ -178,7 +233,6 @@ class Sending:
                 found.far_delays += delay
         if len(found.sample) < SHOWN:
             found.sample.append(item)
-        ledger.add(item.message_id, digest, number)
 
     def _ask_store(self, found: Survey) -> None:
         if self._ask and self.route.store is not None and len(found.conflicts) < SHOWN:
@@ -192,22 +246,30 @@ class Sending:
             return Problem(found.place(number), error.column, error.problem, row_of(message))
         return None
 
+    def _skips(self, message: DelayedMessage) -> bool:
+        return self.past_due == "skip" and self._is_past(message)
+
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
 
-    def deliver(self, found: Survey, *, dry_run: bool = False) -> None:
-        """Send what the survey found, at once or into the store.
+    def deliver(self, found: Survey, *, dry_run: bool = False, marks: Marks | None = None) -> None:
+        """Send what the survey found, at once or into the store, from the row on up to which earlier tries have come.
 
-        ``sent`` and ``held`` count what was confirmed, also after an error.
+        ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
 
         :param dry_run: only count what would be sent.
+        :param marks: keeps how far it has come, after every 2500 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
         :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
+        if marks is not None:
+            self.start = self._start(marks.get(), found)
+        kept = self.route.delivery.kept_open() if isinstance(self.route.delivery, KeepsOpen) else nullcontext()
         try:
-            good = self._deliver(found, dry_run)
+            with seldom_collected(), kept:
+                good = self._deliver(found, dry_run, marks)
             self.source.check_unchanged()
         except InputError as error:
             if dry_run or not (self.sent.sent + self.held.sent + self.held.replaced):
@@ -216,31 +278,80 @@ class Sending:
         if good != found.good:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
             raise Interrupted(self.sent.sent, self.held.sent, why)
+        self._mark(marks, found.rows)
 
-    def _deliver(self, found: Survey, dry_run: bool) -> int:
+    def _start(self, mark: Mark | None, found: Survey) -> Mark:
+        now = fingerprint(self.way, self.source.fingerprint(), repr((self._reader().rules, self.wanted)).encode())
+        if mark is None or not mark.rows:
+            return Mark(fingerprint=now)
+        if mark.fingerprint != now:
+            self.log.warning(
+                "an earlier try had confirmed %s rows, but the source or arguments are not what they were then: all is"
+                " sent from the top; what is as it was has the same id",
+                f"{mark.rows:,}",
+            )
+            return Mark(fingerprint=now)
+        self.log.info(
+            "goes on after %s of %s rows that an earlier try had confirmed", f"{mark.rows:,}", f"{found.rows:,}"
+        )
+        return mark
+
+    def _mark(self, marks: Marks | None, rows: int) -> None:
+        if marks is not None:
+            marks.keep(self.start.after(rows, self.sent, self.held))
+
+    def _deliver(self, found: Survey, dry_run: bool, marks: Marks | None) -> int:
         direct: list[DelayedMessage] = []
         held: list[DelayedMessage] = []
-        good = 0
-        for number, item in self._items(self._reader(), None):
+        for rows, some in self._left(self._going(found)):
+            # by the clock of now: what was far off in the survey may be near when its turn comes
+            near, far = self.route.parted(some, self.clock())
+            direct += near
+            held += far
+            if max(len(direct), len(held)) + AT_ONCE > CHUNK:
+                self._flush(direct, held, dry_run)
+                self._mark(marks, rows)
+                self._progress("sent", rows, found.rows)
+        self._flush(direct, held, dry_run)
+        return self._good
+
+    def _left(self, going: Iterable[tuple[int, list[DelayedMessage]]]) -> Iterator[tuple[int, list[DelayedMessage]]]:
+        """Count what earlier tries had confirmed, and yield the others."""
+        for rows, some in going:
+            if rows <= self.start.rows:
+                self.earlier.add_all(some)
+            else:
+                yield rows, some
+
+    def _going(self, found: Survey) -> Iterator[tuple[int, list[DelayedMessage]]]:
+        """Yield what is sent, as the survey judged it, some at a time, with the number of rows up to there."""
+        reader = self._reader()
+        special = found.problem_count or found.repeats.copies or (found.past_due and self.past_due == "skip")
+        for number, batch in self._batches():
+            checked = None if special else reader.check(batch)
+            if checked is not None:
+                self._good += checked.size
+                for block in checked.blocks():
+                    number += len(block)
+                    yield number, block
+            else:
+                items = self._chosen(enumerate(reader.read(batch), number), found)
+                while some := list(islice(items, AT_ONCE)):
+                    yield some[-1][0] + 1, [message for _, message in some]
+
+    def _chosen(
+        self, items: Iterable[tuple[int, DelayedMessage | Problem]], found: Survey
+    ) -> Iterator[tuple[int, DelayedMessage]]:
+        for number, item in items:
             if isinstance(item, Problem):
                 continue
-            try:
-                self.route.check(item, self._judged_at)
-            except InvalidMessage:
+            if found.problem_count and self._refusal(item, number, found):
                 continue  # the survey set it aside
-            good += 1
-            if self.past_due == "skip" and self._is_past(item):
+            self._good += 1
+            if self._skips(item):
                 self.skipped += 1
-                continue
-            if number in found.repeats.copies:
-                continue
-            waits = held if self.route.holds(item, self.clock()) else direct
-            waits.append(item)
-            if len(waits) >= CHUNK:
-                self._flush(direct, held, dry_run)
-                self._progress("sent", self.sent.sent + self.held.sent, found.good)
-        self._flush(direct, held, dry_run)
-        return good
+            elif number not in found.repeats.copies:
+                yield number, item
 
     def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
         self.route.leave_known(direct, held)
@@ -250,11 +361,11 @@ class Sending:
             (self.route.store, held, self.held),
         ):
             if dry_run:
-                for message in messages:
-                    report.add(message)
+                report.add_all(messages)
             elif messages:
                 assert delivery is not None
-                hand_over(delivery, messages, report)
+                note = self.route.store.note_sent if self.route.store is not None and messages is direct else None
+                hand_over(delivery, messages, report, note)
             messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
@@ -264,12 +375,33 @@ class Sending:
             self._told = time.monotonic()
 
 
-def hand_over(delivery: DelayedDelivery, messages: list[DelayedMessage], report: SendReport) -> None:
-    """Send, and add to the report what was confirmed, also after an error."""
+def hand_over(
+    delivery: DelayedDelivery,
+    messages: list[DelayedMessage],
+    report: SendReport,
+    note: Callable[[list[DelayedMessage]], None] | None = None,
+) -> None:
+    """Send messages, and note those that were confirmed.
+
+    Whoever is killed in between sends them again, with the same ids.
+    """
     try:
         report.merge(delivery.send(messages))
     except DelayedError as error:
         partly = getattr(error, "report", None)
         if isinstance(partly, SendReport):
             report.merge(partly)
+        if note is not None and isinstance(error, SendFailed):
+            # what goes wrong first is what is told
+            with suppress(DelayedError):
+                note(_confirmed(messages, error))
         raise
+    if note is not None:
+        note(messages)
+
+
+def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
+    """Return the messages that were confirmed, or none if their transport does not tell which."""
+    failed = {message_id for message_id, _ in error.failures}
+    others = [message for message in messages if message.message_id not in failed]
+    return others if error.report.sent + error.report.duplicates == len(others) else []

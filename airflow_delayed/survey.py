@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import InputError, MessageConflict, PastDue, some
+from airflow_delayed.errors import SHOWN, InputError, MessageConflict, PastDue, some
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.ledger import Repeats
 from airflow_delayed.intake.rows import Problem
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.message import MICROSECOND, DelayedMessage, microseconds
+from airflow_delayed.route import Route
+
+if TYPE_CHECKING:
+    from airflow_delayed.intake.checked import Checked
+    from airflow_delayed.intake.tally import Tally
 
 
 @dataclass(slots=True)
@@ -54,6 +60,24 @@ class Survey:
         if batch.size:
             self.places.append((number, batch.origin, batch.first_row))
 
+    def note_all(self, checked: Checked, route: Route, horizon: timedelta, now: datetime) -> None:
+        """Count messages that are within all limits and not past due.
+
+        :param horizon: how far the transport itself delays cheaply.
+        """
+        self.good += checked.size
+        direct, held = checked.tally().parted(route.held_from(now))
+        for tally, report in ((direct, self.direct), (held, self.held)):
+            if tally.size:
+                report.merge(_report_of(tally))
+        if direct.size:
+            self.longest = max(self.longest, direct.last_due - now)
+            far = direct.parted(microseconds(now) + horizon // MICROSECOND)[1]
+            self.far += far.size
+            self.far_delays += timedelta(microseconds=far.total_us() - far.size * microseconds(now))
+        if len(self.sample) < SHOWN:
+            self.sample += checked.first(SHOWN - len(self.sample)).messages()
+
     def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta) -> None:
         """Let nothing be sent if something is wrong.
 
@@ -84,6 +108,15 @@ class Survey:
                 f" try began; the first is {self.first_past}. Nothing was sent. If this is a backfill, pass"
                 " past_due='skip'; to deliver them now, past_due='send'"
             )
+
+
+def _report_of(tally: Tally) -> SendReport:
+    return SendReport(
+        sent=tally.size,
+        first_due=tally.first_due,
+        last_due=tally.last_due,
+        by_destination=tally.by_destination(),
+    )
 
 
 def _more(count: int) -> str:

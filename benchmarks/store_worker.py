@@ -34,12 +34,15 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook  # noqa: E402
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
 from airflow_delayed.operators.dispatch import transport  # noqa: E402
+from airflow_delayed.store.origin import Origin  # noqa: E402
 from airflow_delayed.store.rows import to_row  # noqa: E402
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"
 QUEUE = "orders"
 BODY = b"x" * 200
 CLAIMED = 500
+#: As DelayedSendOperator gives it.
+ORIGIN = Origin(dag_id="benchmark", run_id="manual", task_id="store")
 
 
 class NoBroker:
@@ -71,7 +74,7 @@ class NoBroker:
 
 def hook(url: str) -> DelayedStoreHook:
     os.environ[f"AIRFLOW_CONN_{STORE.upper()}"] = url
-    return DelayedStoreHook(STORE, BROKER)
+    return DelayedStoreHook(STORE, BROKER, origin=ORIGIN)
 
 
 def messages(count: int, *, ahead: float = 3600, spread: int = 1_000_000) -> Iterator[DelayedMessage]:
@@ -93,8 +96,8 @@ def copy(url: str, count: int, server: int) -> None:
     with closing(hook(url)) as store:
         store.install([])
         table, now = store.table, utcnow()
-        names = ["StoredAt", *to_row(next(messages(1)), BROKER)]
-        rows = [(now, *to_row(message, BROKER).values()) for message in messages(count)]
+        names = ["StoredAt", *to_row(next(messages(1)), BROKER, 1)]
+        rows = [(now, *to_row(message, BROKER, 1).values()) for message in messages(count)]
     into = ", ".join(f'"{name}"' for name in names)
 
     def work() -> int:

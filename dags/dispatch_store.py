@@ -5,6 +5,8 @@ left for a run that begins late. If one has not ended by then, messages may be l
 
 Connections: `delayed_store` (sqlite, postgres, ...) holds, `delayed_sqs` (aws) delivers. The pool `delayed_dispatch`
 keeps other tasks from taking its place: `airflow pools set delayed_dispatch 1 "Dispatchers of the store"`.
+
+The deadline needs Airflow 3.2; on 3.1 leave it out.
 """
 
 from __future__ import annotations

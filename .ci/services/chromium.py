@@ -32,8 +32,8 @@ PROGRAM = "/usr/bin/chromium"
 #: Seconds for which an element is waited for.
 PATIENCE = 30.0
 #: The first visible element of a selector that has a text (its own, or its value) in it, brought into view.
-_FIND = """((selector, text) => {
-  for (const found of document.querySelectorAll(selector)) {
+_FIND = """((page, selector, text) => {
+  for (const found of page.querySelectorAll(selector)) {
     const box = found.getBoundingClientRect();
     const said = (found.innerText || found.value || found.getAttribute('aria-label') || '');
     if (box.width && box.height && (text === null || said.includes(text))) {
@@ -46,10 +46,15 @@ _FIND = """((selector, text) => {
 
 
 class Page:
-    """A tab. ``problems`` are the errors that its scripts and requests had so far."""
+    """A tab. ``problems`` are the errors that its scripts and requests had so far.
+
+    While ``frame`` is the selector of a frame (of the same origin), what is looked for is looked for in there: by
+    ``click`` and ``fill``, and by scripts under the name ``page``, which is the document.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self.problems: list[str] = []
+        self.frame: str | None = None
         self._socket = socket
         self._number = 0
         for domain in ("Page", "Runtime", "Log"):
@@ -65,7 +70,8 @@ class Page:
 
         Raises RuntimeError with what the script threw.
         """
-        found = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        expression = f"(async () => {{ const page = {self._document()}; return ({script}); }})()"
+        found = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in found:
             raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
         return found["result"].get("value")
@@ -83,7 +89,7 @@ class Page:
 
     def text(self) -> str:
         """Return what the page says."""
-        return str(self.evaluate("document.body.innerText"))
+        return str(self.evaluate("page.body.innerText"))
 
     def click(self, selector: str, *, text: str | None = None) -> None:
         """Click the first visible element of a CSS selector, with this text in it."""
@@ -94,29 +100,42 @@ class Page:
     def fill(self, selector: str, value: str) -> None:
         """Type into a field, in place of what stands there."""
         self.click(selector)
-        self.evaluate("document.activeElement.select && document.activeElement.select()")
+        self.evaluate("page.activeElement.select && page.activeElement.select()")
         self.press("Backspace")
         self._call("Input.insertText", text=value)
 
     def press(self, key: str) -> None:
         """Press a key, such as Enter or Escape."""
         codes = {"Backspace": 8, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
-        for kind in ("rawKeyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+        # only what makes a text presses a button
+        down = {"type": "keyDown", "text": "\r"} if key == "Enter" else {"type": "rawKeyDown"}
+        for event in (down, {"type": "keyUp"}):
+            self._call("Input.dispatchKeyEvent", **event, key=key, code=key, windowsVirtualKeyCode=codes[key])
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page another size, in CSS pixels."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, path: Path) -> None:
         """Save what is visible as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def _place(self, selector: str, text: str | None) -> tuple[float, float]:
-        find = f"{_FIND}({json.dumps(selector)}, {json.dumps(text)})"
+        find = f"{_FIND}(page, {json.dumps(selector)}, {json.dumps(text)})"
         box = f"(found => found && found.getBoundingClientRect().toJSON())({find})"
+        left, top = 0.0, 0.0
+        if self.frame is not None:
+            around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
+            left, top = self.wait_for(f"[{around}.x, {around}.y]")
         before: dict[str, float] | None = None
         # what still moves is not clicked
         while (now := self.wait_for(box)) != before:
             before = now
             time.sleep(0.1)
-        return now["x"] + now["width"] / 2, now["y"] + now["height"] / 2
+        return left + now["x"] + now["width"] / 2, top + now["y"] + now["height"] / 2
+
+    def _document(self) -> str:
+        return "document" if self.frame is None else f"document.querySelector({json.dumps(self.frame)}).contentDocument"
 
     def _call(self, method: str, **params: object) -> dict[str, Any]:
         self._number += 1

@@ -16,6 +16,7 @@ from services import packages, process
 _PROGRAM = "/usr/sbin/mariadbd"
 _ADMIN = "/usr/bin/mariadb-admin"
 _INSTALL = "/usr/bin/mariadb-install-db"
+_SYSTEM_USER = "mysql"
 _USER = "delayed"
 _DATABASE = "delayed"
 
@@ -39,7 +40,7 @@ class MariaDB:
             # run on the first start only, and on the later ones without effect
             f"--init-file={self._folder / 'first.sql'}",
         ]
-        self._child.enter_context(process.running(_as_mysql(command), log=log, cwd=self._folder))
+        self._child.enter_context(process.running(command, log=log, cwd=self._folder, user=_SYSTEM_USER))
         probe = [_ADMIN, "--no-defaults", "--silent", "--protocol=tcp", "--host=127.0.0.1", f"--port={self._port}"]
         # it answers also who may not enter
         process.wait_for(
@@ -85,21 +86,19 @@ def running() -> Iterator[MariaDB]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _as_mysql(command: Sequence[str]) -> list[str]:
-    """MariaDB refuses to run as root."""
-    if os.geteuid() != 0:
-        return list(command)
-    return ["setpriv", "--reuid", "mysql", "--regid", "mysql", "--clear-groups", *command]
-
-
 def _own(path: Path) -> None:
     if os.geteuid() == 0:
-        shutil.chown(path, "mysql", "mysql")
+        shutil.chown(path, _SYSTEM_USER, _SYSTEM_USER)
 
 
 def _call(command: Sequence[str], folder: Path) -> None:
     done = subprocess.run(
-        _as_mysql(command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        [*process.as_user(_SYSTEM_USER), *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout[-2000:]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -18,6 +17,7 @@ from services import packages, process
 #: Where Debian 12 keeps the programs; other versions are found by their number.
 _DEBIAN_12 = "/usr/lib/postgresql/15/bin/postgres"
 _DATABASE = "delayed"
+_USER = "postgres"
 
 
 class Postgres:
@@ -38,7 +38,9 @@ class Postgres:
         command = [str(self._programs / "postgres"), "-D", str(self._folder / "data")]
         for option in options:
             command += ["-c", option]
-        self._server = self._child.enter_context(process.running(_as_postgres(command), log=log, cwd=self._folder))
+        # INT is PostgreSQL's fast shutdown; TERM would wait for its clients
+        running = process.running(command, log=log, cwd=self._folder, user=_USER, farewell="INT")
+        self._server = self._child.enter_context(running)
         probe = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
         process.wait_for(
             "PostgreSQL", lambda: subprocess.run(probe, check=False, timeout=10).returncode == 0, seconds=60, log=log
@@ -46,11 +48,9 @@ class Postgres:
 
     def stop(self) -> None:
         """Stop the server: its clients are cut off, its data stay."""
-        if self._server is not None and self._server.poll() is None:
-            # INT is PostgreSQL's fast shutdown; TERM would wait for its clients
-            self._server.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(30)
+        if self._server is not None and not process.ended(self._server):
+            os.kill(self._server.pid, signal.SIGINT)
+            process.wait(self._server, seconds=30)
         self._server = None
         self._child.close()
 
@@ -97,22 +97,14 @@ def _programs() -> Path:
     return found[-1].parent
 
 
-def _as_postgres(command: Sequence[str]) -> list[str]:
-    """PostgreSQL refuses to run as root."""
-    if os.geteuid() != 0:
-        return list(command)
-    return ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", *command]
-
-
 def _own(path: Path) -> None:
     if os.geteuid() == 0:
-        user = pwd.getpwnam("postgres")
-        os.chown(path, user.pw_uid, user.pw_gid)
+        shutil.chown(path, _USER, _USER)
 
 
 def _call(command: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> None:
     done = subprocess.run(
-        _as_postgres(command),
+        [*process.as_user(_USER), *command],
         cwd=folder,
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,

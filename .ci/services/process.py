@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,25 +35,59 @@ def wait_for(what: str, ready: Callable[[], object], *, seconds: float = 60, log
     raise RuntimeError(f"{what} did not come up within {seconds:.0f} s: {problem}{tail}")
 
 
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended. Unlike poll() it leaves the process's number taken, which stop() relies on."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def wait(process: subprocess.Popen[bytes], *, seconds: float) -> bool:
+    """Wait for a process to end, and return whether it did."""
+    deadline = time.monotonic() + seconds
+    while not ended(process) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return ended(process)
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process and its whole group, unless poll() or wait() has seen its end.
+
+    Its number may be given to another's process then, such as the server of a test run beside this one.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
 def stop(process: subprocess.Popen[bytes], *, seconds: float = 15) -> None:
     """End a process and its whole group: TERM first, KILL if it does not go."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    signal_group(process, signal.SIGTERM)
+    wait(process, seconds=seconds)
+    signal_group(process, signal.SIGKILL)
     process.wait()
 
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    user: str | None = None,
+    farewell: str = "TERM",
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a process group of its own until the block ends; its output goes to the log."""
+    """Run a server in a process group of its own until the block ends; its output goes to the log.
+
+    It gets a signal also when this process is killed before that.
+
+    :param user: as whom it runs, if this process is root's.
+    :param farewell: that signal.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command,
+            [*as_user(user), *_ends_with_us(farewell), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -64,3 +99,17 @@ def running(
         yield process
     finally:
         stop(process)
+
+
+def as_user(user: str | None) -> list[str]:
+    """Return a command's beginning by which root runs it as another user: databases and brokers refuse to be root's."""
+    if user is None or os.geteuid() != 0:
+        return []
+    return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+
+
+def _ends_with_us(farewell: str) -> list[str]:
+    # the kernel means the thread that starts it, and forgets it when the user changes, so it comes after that
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return ["setpriv", "--pdeathsig", farewell]

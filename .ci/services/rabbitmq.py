@@ -55,9 +55,9 @@ class Broker:
         epmd = ["epmd", "-port", self._environment["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
         with contextlib.ExitStack() as stack:
             # in the foreground, so that it ends with us; else the node would leave one behind as a daemon
-            stack.enter_context(process.running([*_as_user(), *epmd], log=log, env=self._environment))
+            stack.enter_context(process.running(epmd, log=log, env=self._environment, user=USER))
             process.wait_for("epmd", lambda: _answers(int(self._environment["ERL_EPMD_PORT"])), seconds=15, log=log)
-            server = stack.enter_context(process.running([*_as_user(), PROGRAM], log=log, env=self._environment))
+            server = stack.enter_context(process.running([PROGRAM], log=log, env=self._environment, user=USER))
             self._server = server
             process.wait_for("RabbitMQ", lambda: self._ready(server), seconds=120, log=log)
             self._running = stack.pop_all()
@@ -69,14 +69,13 @@ class Broker:
     def kill(self) -> None:
         """Kill the node, which saves seconds where its data is not needed any more, and stop its epmd."""
         if self._server:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)
+            process.signal_group(self._server, signal.SIGKILL)
         self.stop()
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl on the node, and return what it says; takes one to two seconds."""
         done = subprocess.run(
-            [*_as_user(), CONTROL, *arguments],
+            [*process.as_user(USER), CONTROL, *arguments],
             env={**os.environ, **self._environment},
             check=True,
             capture_output=True,
@@ -86,8 +85,8 @@ class Broker:
         return done.stdout
 
     def _ready(self, server: subprocess.Popen[bytes]) -> bool:
-        if server.poll() is not None:
-            raise RuntimeError(f"it ended with status {server.returncode}")
+        if process.ended(server):
+            raise RuntimeError("it has ended")
         return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self.port + MANAGEMENT_OFFSET)
 
     def _configure(self, tls: CertificateFiles | None) -> dict[str, str]:
@@ -158,10 +157,6 @@ def running(tls: CertificateFiles | None = None) -> Iterator[Broker]:
             broker.kill()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _as_user() -> list[str]:
-    return ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"] if os.geteuid() == 0 else []
 
 
 def _free_pair() -> int:

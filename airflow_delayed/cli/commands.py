@@ -22,7 +22,8 @@ from airflow_delayed.store.outcomes import Outcome, Outcomes
 
 #: How many ids of each outcome are named after a change by filter.
 NAMED = 5
-#: What a table shows of a message.
+#: What a table shows of a change, and of a message.
+AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts")
 COLUMNS = ("message_id", "destination", "due_at", "state", "tag", "retry_count", "last_error")
 
 
@@ -112,6 +113,17 @@ def erase_(args: Namespace) -> None:
 
 
 @suppress_logs_and_warning
+def audit_(args: Namespace) -> None:
+    """``airflow delayed audit``."""
+    since = None if args.since is None else parse_moment("--since", args.since)
+    with _store(args) as store:
+        found = list(store.audit(message_id=args.message_id, since=since, limit=args.limit or None, after=args.after))
+        show([asdict(one) for one in found], args.output, AUDIT_COLUMNS)
+        if args.limit and len(found) == args.limit:
+            print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
+
+
+@suppress_logs_and_warning
 def dispatchers_(args: Namespace) -> None:
     """``airflow delayed dispatchers``."""
     with _store(args) as store:
@@ -121,7 +133,7 @@ def dispatchers_(args: Namespace) -> None:
 @contextmanager
 def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Give the store, and turn what goes wrong into a line of text."""
-    from airflow.sdk.exceptions import AirflowException
+    from airflow_delayed.compat import AirflowException
 
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")

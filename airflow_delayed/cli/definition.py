@@ -31,7 +31,7 @@ _STATE = Arg(
     help="Only what stands so, may be given several times: waiting, due, 'in flight', retrying, failed, expired",
     action="append",
 )
-_LIMIT = Arg(("--limit",), help="At most so many messages; 0: all (default: 100)", type=int, default=100)
+_LIMIT = Arg(("--limit",), help="At most so many; 0: all (default: 100)", type=int, default=100)
 _AFTER = Arg(("--after",), help="Go on where a list ended, with the token that it gave")
 _OVERDUE = Arg(
     ("--overdue",), help="Due for longer than so many seconds counts as overdue (default: 60)", type=float, default=60
@@ -48,6 +48,9 @@ _REASON = Arg(
     choices=("failed", "expired", "remembered"),
 )
 _DRY_RUN = Arg(("--dry-run",), help="Change nothing, and tell what would happen", action="store_true")
+
+_OF_ID = Arg(("--message-id",), help="Only changes that name this id, which those by a filter do not")
+_SINCE = Arg(("--since",), help="Only what began then or later: 2026-01-31T09:30:00+01:00")
 
 _STORE = (_CONN_ID, _TABLE, _SCHEMA)
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
@@ -88,6 +91,11 @@ def get_delayed_commands() -> list[CLICommand]:
                     "Remove messages and all that is known of them but the id",
                     (*_STORE, _IDS, *_FILTER, *_CHANGE),
                     _SAFE,
+                ),
+                _command(
+                    "audit",
+                    "Tell who changed what, the newest first",
+                    (*_STORE, _OF_ID, _SINCE, _LIMIT, _AFTER, *_SHOWN),
                 ),
                 _command("dispatchers", "Tell who dispatches, and who did lately", (*_STORE, *_SHOWN)),
             ),

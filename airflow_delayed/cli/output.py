@@ -42,4 +42,6 @@ def plain(value: Any) -> Any:
 def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(str(one) for one in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_cell(one)}" for name, one in value.items())
     return "" if value is None else str(value)

@@ -13,6 +13,8 @@ from airflow.sdk import BaseHook
 
 from airflow_delayed.delivery import Clock, SendReport, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.extremes import Extremes
+from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels, plan, properties
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology, topology_of
@@ -183,6 +185,10 @@ class RabbitMQDelayHook(BaseHook):
         with self._upkeep() as upkeep:
             return upkeep.waiting(self._clock())
 
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return properties.fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
+
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.
 
@@ -293,6 +299,13 @@ class RabbitMQDelayHook(BaseHook):
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
+
+    def dataset(self, destination: str) -> Dataset:
+        """Return OpenLineage's name of a queue, by the first host of the connection."""
+        from airflow_delayed.rabbitmq.hosts import host_name
+
+        first = self._hosts()[0]
+        return rabbitmq_queue(host_name(first), first.virtual_host, destination)
 
     def test_connection(self) -> tuple[bool, str]:
         """Log in within a few seconds; say in plain words what is wrong, or what answered.

@@ -21,6 +21,7 @@ from airflow_delayed.errors import (
     TopologyError,
     TransportUnavailable,
 )
+from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.sqs import cost, queues, visibility
 from airflow_delayed.sqs.access import name_queues
@@ -278,6 +279,14 @@ class SqsDelayHook(BaseHook):
     def advice(self, messages: int, delays: timedelta) -> str | None:
         """Return what to tell of messages that are due beyond the horizon: what they cost, and what is cheaper."""
         return cost.advice(messages, delays)
+
+    def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
+        """Return OpenLineage's name of a destination's queue, or of its delay queue.
+
+        :raises TopologyError: there is no such queue.
+        """
+        meta = self._client.meta
+        return sqs_queue(meta.partition, meta.region_name, self._directory.wanted(destination, fifo))
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask SQS for one queue, once and for a few seconds; return whether it answered and what to show."""

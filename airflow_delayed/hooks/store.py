@@ -6,25 +6,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
-from sqlalchemy import Connection, Engine, Table
 
+import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed import lineage, metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import UnsupportedConnection
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.hooks.store_adoption import StoreAdoption
 from airflow_delayed.hooks.store_operations import StoreOperations
+from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store import claims, heartbeat, setup, storing
+from airflow_delayed.store.bounds import within_bounds
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
+from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
 from airflow_delayed.store.rows import check_limits, check_queue_name
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine, Table
 
 
 class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
@@ -43,6 +51,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         "error" stores nothing; "keep" leaves the old one as it is; "replace" changes due time, content, destination
         and delivering connection in one step, also of a message that has failed, unless it is being handed over, was
         handed over or was cancelled.
+    :param origin: the run of a task that ``send`` stores for; its messages are found by it.
     :param clock: for the interface's sake. The store goes by the database's clock alone.
     """
 
@@ -54,6 +63,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         table: str = TABLE,
         schema: str | None = None,
         on_conflict: OnConflict = "error",
+        origin: Origin | None = None,
         clock: Clock = utcnow,
     ) -> None:
         super().__init__()
@@ -63,7 +73,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         self.tables = store_tables(table, schema)
         self.table: Table = self.tables.messages
         self.on_conflict = check_on_conflict(on_conflict)
-        self._clock = clock
+        self.origin = origin
         self._checked = False
 
     @cached_property
@@ -120,6 +130,10 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         with database_errors(self.conn_id, self.engine):
             return setup.look(self.engine, self.tables, names, schema=self.schema)
 
+    def fits(self, extremes: Extremes, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return within_bounds(extremes, queue_tables=self.deliver_conn_id is None)
+
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
 
@@ -130,25 +144,31 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             check_queue_name(message.destination)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Store messages, in transactions of 1000; the same message again is counted as a duplicate.
+        """Store messages, in transactions of 2500; the same message again is counted as a duplicate.
 
         An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
 
-        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 1000
+        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 2500
             was stored.
-        :raises LimitExceeded: a message does not fit; nothing of its 1000 was stored.
+        :raises LimitExceeded: a message does not fit; nothing of its 2500 was stored.
         :raises TopologyError: the table is missing.
         """
 
         def checked() -> Iterator[DelayedMessage]:
             for message in messages:
-                self.check(message, self._clock())
+                self.check(message, message.due_at)
                 yield message
 
         with database_errors(self.conn_id, self.engine, self.tables):
             self._check_version()
             return storing.store(
-                self.engine, self.tables, checked(), self.deliver_conn_id, on_conflict=self.on_conflict
+                self.engine,
+                self.tables,
+                # what else there is to check is checked there
+                checked() if self.deliver_conn_id is None else messages,
+                self.deliver_conn_id,
+                on_conflict=self.on_conflict,
+                origin=self.origin,
             )
 
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
@@ -166,6 +186,17 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
         """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""
         with self._reading() as connection:
             return known(connection, self.tables, ids)
+
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages, without their content, that their transport has confirmed and that never waited here.
+
+        To ``send`` them after that is a duplicate or a conflict, as if a dispatcher had handed them over.
+
+        :raises TopologyError: the table is missing.
+        """
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            storing.note_sent(self.engine, self.tables, messages)
 
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
@@ -191,7 +222,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
     ) -> Dispatcher:
         """Return a dispatcher of this store.
 
-        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`. What it does is counted
+            by Airflow's Stats.
         :raises TopologyError: its tables are missing, or those of another release.
         """
         # what cannot be is told before anything is asked of the database
@@ -202,6 +234,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             transports=transports,
             deliver_conn_ids=deliver_conn_ids,
             schema=self.schema,
+            meter=metrics.count_verdicts(self.conn_id),
             **policy,
         )
         with database_errors(self.conn_id, self.engine, self.tables):
@@ -215,6 +248,18 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
             self.engine.connect().execution_options(read_only=True) as connection,
         ):
             return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
+
+    def dataset(self, destination: str) -> Dataset:
+        """Return OpenLineage's name of a queue table of this database."""
+        with database_errors(self.conn_id, self.engine), self.engine.connect():
+            # which schema is the connection's own is known only then
+            dialect, url = self.engine.dialect, self.engine.url
+        schema = self.schema or dialect.default_schema_name
+        return lineage.table(dialect.name, url.host, url.port, url.database, schema, destination)
+
+    def own_dataset(self) -> Dataset:
+        """Return OpenLineage's name of the store's own table."""
+        return self.dataset(self.table.name)
 
     def close(self) -> None:
         """Close all connections."""

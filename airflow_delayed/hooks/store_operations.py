@@ -1,122 +1,40 @@
-"""What a user of a store sees and changes: the part of DelayedStoreHook that has nothing to do with storing."""
+"""What a user changes in a store: the part of DelayedStoreHook for those who change their mind."""
 
 from __future__ import annotations
 
 import getpass
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine
-
+from airflow_delayed.hooks.store_looking import StoreLooking, ids_of
 from airflow_delayed.message import delay_of, due_after, utc
-from airflow_delayed.store import counts, listing
 from airflow_delayed.store.changes import Cancel, Change, Erase, Reschedule, Retry
-from airflow_delayed.store.counts import StoreCounts
-from airflow_delayed.store.criteria import OWN, Criteria, states_of
-from airflow_delayed.store.engine import database_errors
-from airflow_delayed.store.listing import DispatcherSeen
+from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.operations import REMEMBERED, Operations
+from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.outcomes import Outcomes
-from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import MessageState
-from airflow_delayed.store.stored import Remembered, StoredMessage
 
 #: What ``purge`` removes.
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
-#: Gauges are looked for no more often; in seconds.
-GAUGE_PAUSE = 30.0
 
 
-class StoreOperations:
-    """List, count, cancel, reschedule, retry, purge, erase; each safe beside dispatchers at work.
+class StoreOperations(StoreLooking):
+    """Cancel, reschedule, retry, purge, erase; each safe beside dispatchers at work.
 
     The changes are by ids or by a filter, and at least one criterion must be given. They work on a thousand messages a
     transaction, say for each id whether they came in time, wait up to half a second in all for messages that are being
     handed over, and leave a row in the audit table: who, when, what, and how many; no content.
 
+    A filter may name ``sent_by`` too: what these runs of tasks stored. With ``limit`` a change by filter looks at no
+    more than so many messages, and ``next`` of what it returns is to be given as ``after`` to go on.
+
     ``actor`` is who does it, for the audit; by default the task, or the user of the operating system.
     ``dry_run=True`` changes nothing and tells what would happen.
     """
-
-    conn_id: str
-    tables: Tables
-    _gauged: float | None = None
-
-    @property
-    def engine(self) -> Engine:
-        """The connection's engine."""
-        raise NotImplementedError
-
-    def list(
-        self,
-        *,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        tag: str | None = None,
-        due_from: datetime | None = None,
-        due_until: datetime | None = None,
-        state: str | Sequence[str] | None = None,
-        ids: Iterable[str] | None = None,
-        limit: int | None = None,
-        after: str | None = None,
-    ) -> Iterator[StoredMessage]:
-        """Yield what is in the store, failed and expired messages too, ordered by due time and id.
-
-        Read in pages of 1000, by key: a page deep in a long list costs what the first does. Neither body nor headers
-        are read, and no transaction is open between two pages.
-
-        :param deliver_conn_id: the connection that delivers; the store's own ``conn_id`` for its queue tables.
-        :param due_from: due then or later; aware.
-        :param due_until: due before then; aware.
-        :param state: "waiting", "due", "in flight", "retrying", "failed" or "expired", or several of them.
-        :param ids: only these.
-        :param limit: at most so many.
-        :param after: go on behind a message, by its ``token``.
-        :raises ValueError: an unknown state, or ``after`` is no token.
-        :raises TopologyError: the table is missing.
-        """
-        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state)
-        chosen = None if ids is None else _ids(ids)
-        with self._ready():
-            yield from listing.listed(self.engine, self.tables, criteria, ids=chosen, limit=limit, after=after)
-
-    def get(self, message_id: str) -> StoredMessage | Remembered | None:
-        """Return what is known of an id: where its message stands, or what became of it and when; None: nothing."""
-        with self._ready():
-            return listing.known(self.engine, self.tables, message_id)
-
-    def counts(
-        self,
-        *,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        tag: str | None = None,
-        overdue: timedelta = timedelta(minutes=1),
-        hours: int = 24,
-        by_destination: bool = False,
-    ) -> StoreCounts:
-        """Count what is in the store.
-
-        It reads the rows that are due within a day, and counts all others by an index without looking at them: those
-        of the failed and of the remembered too. A filter, or ``by_destination``, has it read all rows that are meant.
-        A message that failed more than a day before it is due counts as waiting; the messages of a dispatcher that
-        died more than an hour ago count as remembered as well, until they are handed over.
-
-        :param overdue: due for longer than this counts as overdue.
-        :param hours: count by hour what comes due in so many hours, 0 to 744, the present one included.
-        :param by_destination: count by destination.
-        :raises ValueError: ``hours`` or ``overdue`` is out of range.
-        """
-        criteria = self._criteria(destination, deliver_conn_id, tag)
-        with self._ready():
-            return counts.count(
-                self.engine, self.tables, criteria, overdue=overdue, hours=hours, by_destination=by_destination
-            )
 
     def cancel(
         self,
@@ -128,6 +46,9 @@ class StoreOperations:
         due_from: datetime | None = None,
         due_until: datetime | None = None,
         state: str | Sequence[str] | None = None,
+        sent_by: SentBy | None = None,
+        limit: int | None = None,
+        after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
     ) -> Outcomes:
@@ -138,8 +59,8 @@ class StoreOperations:
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
-        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state)
-        return self._change(Cancel(), ids, criteria, dry_run, actor)
+        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state, sent_by)
+        return self._change(Cancel(), ids, criteria, dry_run, actor, limit, after)
 
     def reschedule(
         self,
@@ -153,6 +74,9 @@ class StoreOperations:
         due_from: datetime | None = None,
         due_until: datetime | None = None,
         state: str | Sequence[str] | None = None,
+        sent_by: SentBy | None = None,
+        limit: int | None = None,
+        after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
     ) -> Outcomes:
@@ -167,13 +91,13 @@ class StoreOperations:
         :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
         :raises NaiveTime: ``due_at`` has no time zone.
         """
-        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state)
+        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state, sent_by)
         if (due_at is None) == (delay is None):
             raise ValueError("reschedule: give due_at= or delay=, and not both")
         if due_at is None:
             with self._ready():
                 due_at = due_after(self._operations.now(), delay_of(delay or 0))
-        return self._change(Reschedule(utc("due_at", due_at)), ids, criteria, dry_run, actor)
+        return self._change(Reschedule(utc("due_at", due_at)), ids, criteria, dry_run, actor, limit, after)
 
     def retry(
         self,
@@ -184,6 +108,9 @@ class StoreOperations:
         tag: str | None = None,
         due_from: datetime | None = None,
         due_until: datetime | None = None,
+        sent_by: SentBy | None = None,
+        limit: int | None = None,
+        after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
     ) -> Outcomes:
@@ -193,8 +120,8 @@ class StoreOperations:
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
-        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until)
-        return self._change(Retry(), ids, criteria, dry_run, actor)
+        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, None, sent_by)
+        return self._change(Retry(), ids, criteria, dry_run, actor, limit, after)
 
     def erase(
         self,
@@ -206,6 +133,9 @@ class StoreOperations:
         due_from: datetime | None = None,
         due_until: datetime | None = None,
         state: str | Sequence[str] | None = None,
+        sent_by: SentBy | None = None,
+        limit: int | None = None,
+        after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
     ) -> Outcomes:
@@ -218,8 +148,8 @@ class StoreOperations:
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
-        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state)
-        return self._change(Erase(), ids, criteria, dry_run, actor)
+        criteria = self._criteria(destination, deliver_conn_id, tag, due_from, due_until, state, sent_by)
+        return self._change(Erase(), ids, criteria, dry_run, actor, limit, after)
 
     def purge(
         self,
@@ -244,78 +174,31 @@ class StoreOperations:
         with self._ready():
             return self._operations.purge(older_than, reasons, who=actor or acting(), dry_run=dry_run)
 
-    def dispatchers(self) -> Sequence[DispatcherSeen]:
-        """Return who dispatches, and who did lately."""
-        with self._ready():
-            return listing.dispatchers(self.engine, self.tables)
-
-    def gauges(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Emit the counts as gauges through Airflow's Stats, no more often than every 30 seconds.
-
-        ``delayed.store.waiting``, ``.due``, ``.overdue`` (by a minute), ``.in_flight``, ``.retrying``, ``.failed``,
-        ``.expired`` and ``.remembered``, each with the tag ``conn_id``; ``delayed.store.oldest_due_seconds`` is how
-        long the oldest has been due. Reads what :meth:`counts` reads.
-        """
-        from airflow.sdk.observability import stats
-
-        if self._gauged is not None and monotonic() - self._gauged < GAUGE_PAUSE:
-            return
-        found = self.counts(hours=0)
-        late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
-        tags = {"conn_id": self.conn_id}
-        for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
-            stats.gauge(f"delayed.store.{name}", value, tags=tags)
-        self._gauged = monotonic()
-
-    def _check_version(self) -> None:
-        """Check that the tables are of this release."""
-        raise NotImplementedError
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            yield
-
     @cached_property
     def _operations(self) -> Operations:
         return Operations(self.engine, self.tables)
 
-    def _criteria(
-        self,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        tag: str | None = None,
-        due_from: datetime | None = None,
-        due_until: datetime | None = None,
-        state: str | Sequence[str] | None = None,
-    ) -> Criteria:
-        return Criteria(
-            destination=destination,
-            deliver_conn_id=OWN if deliver_conn_id == self.conn_id else deliver_conn_id,
-            tag=tag,
-            due_from=due_from,
-            due_until=due_until,
-            states=states_of(state),
-        )
-
     def _change(
-        self, change: Change, ids: Iterable[str] | None, criteria: Criteria, dry_run: bool, actor: str | None
+        self,
+        change: Change,
+        ids: Iterable[str] | None,
+        criteria: Criteria,
+        dry_run: bool,
+        actor: str | None,
+        limit: int | None,
+        after: str | None,
     ) -> Outcomes:
         if ids is not None and criteria.given:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
         if ids is None and not criteria.given:
             raise ValueError(f"{change.action}: give ids, tag= or another filter; nothing is meant by all there is")
+        if ids is not None and not (limit is None and after is None):
+            raise ValueError(f"{change.action}: limit= and after= are for a filter")
         who = actor or acting()
         with self._ready():
             if ids is not None:
-                return self._operations.by_ids(change, _ids(ids), who=who, dry_run=dry_run)
-            return self._operations.by_criteria(change, criteria, who=who, dry_run=dry_run)
-
-
-def _ids(ids: Iterable[str]) -> Sequence[str]:
-    # a text alone would be taken letter by letter
-    return [ids] if isinstance(ids, str) else [*ids]
+                return self._operations.by_ids(change, ids_of(ids), who=who, dry_run=dry_run)
+            return self._operations.by_criteria(change, criteria, who=who, dry_run=dry_run, limit=limit, after=after)
 
 
 def acting() -> str:

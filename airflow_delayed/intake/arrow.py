@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_delayed.errors import UnsupportedColumns
 from airflow_delayed.intake.batch import COLUMNS, Batch
 from airflow_delayed.intake.files import SourceFile
+from airflow_delayed.intake.kinds import ceil_to_microseconds, is_binary, is_text
 
 _SPARK_ADVICE = (
     "in the Spark job set spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or pass timezone= (timezone='UTC' for"
@@ -46,32 +46,50 @@ def _fits(name: str, kind: pa.DataType) -> bool:
     if wanted == "a number":
         return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
     if wanted == "a map of text to text":
-        return pa.types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type)
-    return _is_text(kind) or (wanted == "text or binary" and _is_binary(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+        return pa.types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
+    return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
 
 
 def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch:
-    """Return a record batch as Python values, with the columns that the file's folders hold."""
-    columns: dict[str, Sequence[object]] = {
-        name: _values(records.column(index)) for index, name in enumerate(records.schema.names)
-    }
-    for name, value in file.partition.items():
-        columns.setdefault(name, [value] * records.num_rows)
+    """Return a record batch with the columns that the file's folders hold; as Python values when they are asked for."""
+    columns = Columns(records, file.partition)
     return Batch(
         columns=columns,
         size=records.num_rows,
         origin=file.path,
         first_row=first_row,
         ids_given="message_id" in columns,
+        records=records,
+        partition=file.partition,
     )
+
+
+class Columns(Mapping[str, Sequence[object]]):
+    """A record batch's columns as Python values, each made when it is asked for first."""
+
+    def __init__(self, records: pa.RecordBatch, partition: Mapping[str, str | None]) -> None:
+        self._records = records
+        self._partition = partition
+        self._names = {name: index for index, name in enumerate(records.schema.names)}
+        self._made: dict[str, Sequence[object]] = {}
+
+    def __getitem__(self, name: str) -> Sequence[object]:
+        if name not in self._made:
+            if name in self._names:
+                self._made[name] = _values(self._records.column(self._names[name]))
+            else:
+                self._made[name] = [self._partition[name]] * self._records.num_rows
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        # not Mapping's, which would make the values
+        return name in self._names or name in self._partition
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._names, *self._partition]))
+
+    def __len__(self) -> int:
+        return len({*self._names, *self._partition})
 
 
 def _values(column: pa.Array) -> list[object]:
@@ -80,7 +98,7 @@ def _values(column: pa.Array) -> list[object]:
             # the moment is the same, and no zone's name has to be known here
             column = column.cast(pa.timestamp(column.type.unit, tz="UTC"))
         if column.type.unit == "ns":
-            column = _ceil_to_microseconds(column)
+            column = ceil_to_microseconds(column)
     try:
         values: list[object] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -104,11 +122,3 @@ class Unreadable:
 
     def __str__(self) -> str:
         return f"{self.kind} out of range"
-
-
-def _ceil_to_microseconds(column: pa.Array) -> pa.Array:
-    """Never early: nanoseconds beyond a microsecond count as a whole one."""
-    whole = pa.timestamp("us", tz=column.type.tz)
-    floor = column.cast(whole, safe=False)
-    exact = pc.equal(floor.cast(column.type), column)
-    return pc.if_else(exact, floor, pc.add(floor.cast(pa.int64()), 1).cast(whole))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_delayed.message import DelayedMessage
 
@@ -32,6 +33,7 @@ class Batch:
     :param first_row: the number of the first row in its origin, counted from 1.
     :param broken: rows that could not be read, by index: what is at fault, and why.
     :param ids_given: the rows have a column of ids, so that a null in it is an error.
+    :param records: the same rows as an Arrow record batch, without the columns of ``partition``, for all rows alike.
     """
 
     columns: Mapping[str, Sequence[object]]
@@ -40,6 +42,8 @@ class Batch:
     first_row: int = 1
     broken: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     ids_given: bool = False
+    records: Any = field(default=None, repr=False)
+    partition: Mapping[str, str | None] = field(default_factory=dict)
 
     def place(self, index: int) -> str:
         """Name a row for a person."""

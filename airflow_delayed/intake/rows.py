@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
@@ -18,6 +18,10 @@ from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.columns import NULL_ID
 from airflow_delayed.localtime import Shift, resolve
 from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
+
+if TYPE_CHECKING:
+    from airflow_delayed.intake.checked import Checked
+    from airflow_delayed.intake.checks import Checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,12 @@ class Problem:
 class RowRules:
     """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
 
-    :param anchor: what relative delays count from: when the task's first try began.
+    :param anchor: what relative delays count from: when the task's first try began; None: that is not known.
     :param scope: what sets this run's messages apart from another's, where ids are made from content.
     :param zone: what times without an offset mean; without it they are an error.
     """
 
-    anchor: datetime
+    anchor: datetime | None
     scope: bytes = b""
     destination: str | None = None
     due_at: datetime | None = None
@@ -63,14 +67,36 @@ class Shifts:
 
 
 class RowReader:
-    """Turns batches into messages; a row that breaks a rule becomes a Problem, and the next row goes on."""
+    """Turns batches into messages; a row that breaks a rule becomes a Problem, and the next row goes on.
+
+    A batch of Arrow's that has nothing wrong and nothing unusual is read by its columns, several times as fast.
+    """
 
     def __init__(self, rules: RowRules) -> None:
         self.rules = rules
         self.shifts = Shifts()
+        self._checks: Checks | None = None
 
     def read(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
         """Yield, for each row in its order, a message or a problem."""
+        checked = self.check(batch)
+        if checked is None:
+            yield from self.by_row(batch)
+        else:
+            yield from checked.messages()
+
+    def check(self, batch: Batch) -> Checked | None:
+        """Return a batch's rows checked by their columns; None if they have to be read one by one."""
+        if batch.records is None:
+            return None
+        if self._checks is None:
+            from airflow_delayed.intake.checks import Checks
+
+            self._checks = Checks(self.rules)
+        return self._checks.check(batch)
+
+    def by_row(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
+        """Yield what :meth:`read` does, found row by row."""
         columns = batch.columns
 
         def column(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ class Source(Protocol):
         :raises UnsupportedColumns: columns are missing, unknown or of a wrong type.
         :raises SourceError: a file cannot be read.
         """
+        ...
+
+    def fingerprint(self) -> bytes:
+        """Return what changes when the rows do; it may also change when they do not."""
         ...
 
     def check_unchanged(self) -> None:
@@ -64,6 +69,13 @@ class ListSource:
             yield batch_of(rows, self.name, first, broken)
             first += len(chunk)
 
+    def fingerprint(self) -> bytes:
+        """Return a hash of all that the messages say."""
+        found = blake2b(digest_size=16)
+        for entry in self._messages:
+            found.update(repr(row_of(entry) if isinstance(entry, DelayedMessage) else entry).encode())
+        return found.digest()
+
     def check_unchanged(self) -> None:
         """Nothing can change a list that the task holds."""
 
@@ -76,6 +88,10 @@ class FileSource:
         self._fs = fs
         self._listing = listing
         self._files = listing()
+
+    def fingerprint(self) -> bytes:
+        """Return names, sizes, and times or etags of the files."""
+        return repr([(file.path, file.version) for file in self._files]).encode()
 
     def check_unchanged(self) -> None:
         """Compare the files with those that were listed first."""
@@ -156,9 +172,11 @@ class ParquetSource(FileSource):
                     # what is ignored is not read at all
                     used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
                     first = 1
-                    for records in parquet.iter_batches(batch_size=BATCH_ROWS, columns=used):
-                        yield to_batch(records, file, first)
-                        first += records.num_rows
+                    # of all row groups at once pyarrow would hold the whole file
+                    for group in range(parquet.num_row_groups):
+                        for records in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=used):
+                            yield to_batch(records, file, first)
+                            first += records.num_rows
                 except (pa.ArrowException, OSError, EOFError) as error:
                     raise SourceError(f"{file.path} cannot be read as Parquet: {error}") from error
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk import XComArg
 
+from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
 from airflow_delayed.store.conflicts import check_on_conflict
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def check_arguments(operator: DelayedSendOperator) -> None:
         raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
     if operator.on_clear == "new_ids" and (operator.message_id is not None or operator.id_columns is not None):
         raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
+    if operator.lead is not None and not KEEPS_STATE:
+        raise NeedsAirflow("lead=", "3.3", "to go on as it began; a store (store_conn_id=) can hold messages before")
     spans = {"hold_over": operator.hold_over, "max_past": operator.max_past}
     for name, span in {**spans, **({} if operator.lead is None else {"lead": operator.lead})}.items():
         if not isinstance(span, timedelta) or span < timedelta(0):

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow.sdk import BaseOperator
 
+from airflow_delayed import config, metrics
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.store.custom_dispatch import CustomDispatcher
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import DelayedMessageStore
+from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,7 +37,7 @@ class CustomStoreDispatchOperator(BaseOperator):
     :param name: the store's name, by which it may call its tables.
     :param deliver_conn_id: the connection that delivers.
     :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
-        for so long.
+        for so long. By default ``[delayed] lookahead``, 15 minutes.
     :param batch_size: messages that are fetched at a time, from a store that can fetch several.
     :param until: None makes one pass; "empty" goes on until the store has none left.
     :param set_up: make the store's infrastructure where it is missing; False if the task may not.
@@ -51,7 +53,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         store: str,
         name: str,
         deliver_conn_id: str,
-        lookahead: timedelta = timedelta(minutes=15),
+        lookahead: timedelta | None = None,
         batch_size: int = 500,
         until: Literal["empty"] | None = None,
         set_up: bool = True,
@@ -69,7 +71,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         self.store = store
         self.name = name
         self.deliver_conn_id = deliver_conn_id
-        self.lookahead = lookahead
+        self.lookahead = config.lookahead() if lookahead is None else lookahead
         self.batch_size = batch_size
         self.until = until
         self.set_up = set_up
@@ -96,7 +98,13 @@ class CustomStoreDispatchOperator(BaseOperator):
             policy=self._policy(),
             set_up=self.set_up,
         )
-        return dispatcher.run(self.until).summary()
+        try:
+            report = dispatcher.run(self.until)
+        except DispatchFailed as error:
+            metrics.count_report(self.name, self.deliver_conn_id, error.report)
+            raise
+        metrics.count_report(self.name, self.deliver_conn_id, report)
+        return report.summary()
 
     def _policy(self) -> DispatchPolicy:
         return DispatchPolicy(

@@ -9,11 +9,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed import config, lineage, metrics
+from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
@@ -22,7 +23,6 @@ from airflow_delayed.store.report import DispatchFailed
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_delayed.hooks.store import DelayedStoreHook
 
 #: How long the pass may take that is made before the triggerer goes on; in seconds.
 HERE = 30.0
@@ -30,7 +30,7 @@ HERE = 30.0
 REASONS = 10
 
 
-class StoreDispatchOperator(BaseOperator):
+class StoreDispatchOperator(lineage.Traced, BaseOperator):
     """Hands over what a store holds and is due within ``lookahead``, with the delay that remains, and removes it.
 
     A message is handed over at least once, into a queue table of the store's database exactly once. Any number of
@@ -46,16 +46,17 @@ class StoreDispatchOperator(BaseOperator):
     with all messages as they were, and a retry helps.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``forgotten``,
-    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then is told as
-    gauges, see DelayedStoreHook.gauges.
+    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then, and every half
+    minute while it stays, is told as gauges, see DelayedStoreHook.gauges.
 
     :param conn_id: the store, a SQL connection.
     :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
-        ``conn_id`` stands for queue tables in its database.
+        ``conn_id`` stands for queue tables in its database. By default ``[delayed] deliver_conn_ids``.
     :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
         for so long; a queue table gets it when it is due. It must be longer than the time between two runs and a
-        worker's start: one shorter than the DAG's schedule is an error.
-    :param batch_size: messages a transaction.
+        worker's start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15
+        minutes.
+    :param batch_size: messages that are claimed at a time.
     :param until: None makes one pass; "empty" goes on until the store has none left for these connections; a timedelta
         goes on for that long.
     :param consistency: "exactly_once" allows queue tables alone, "at_least_once" all.
@@ -72,7 +73,8 @@ class StoreDispatchOperator(BaseOperator):
     :param maximum_recovery_failures_per_second: how often noting a failure in the store, or sending to the error
         destination, may fail, over 30 s, until the task fails.
     :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
-    :param remember: how long the ids of what was handed over or cancelled are remembered.
+    :param remember: how long the ids of what was handed over or cancelled are remembered; by default
+        ``[delayed] remember``, 14 days.
     :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
@@ -84,13 +86,14 @@ class StoreDispatchOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "deliver_conn_ids", "error_destination", "table", "schema")
+    operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
         self,
         *,
         conn_id: str,
-        deliver_conn_ids: Sequence[str] | str,
-        lookahead: timedelta = timedelta(minutes=15),
+        deliver_conn_ids: Sequence[str] | str | None = None,
+        lookahead: timedelta | None = None,
         batch_size: int = 500,
         until: timedelta | Literal["empty"] | None = None,
         consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
@@ -101,7 +104,7 @@ class StoreDispatchOperator(BaseOperator):
         time_to_trigger_dispatch_circuit_breaker: timedelta = timedelta(seconds=30),
         maximum_recovery_failures_per_second: float = 1,
         max_rate: float | None = None,
-        remember: timedelta = timedelta(days=14),
+        remember: timedelta | None = None,
         claim_timeout: timedelta = timedelta(seconds=30),
         table: str = "delayed_messages",
         schema: str | None = None,
@@ -112,8 +115,8 @@ class StoreDispatchOperator(BaseOperator):
         if until not in (None, "empty") and not (isinstance(until, timedelta) and until > timedelta(0)):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
         self.conn_id = conn_id
-        self.deliver_conn_ids = deliver_conn_ids
-        self.lookahead = lookahead
+        self.deliver_conn_ids = list(config.deliver_conn_ids()) if deliver_conn_ids is None else deliver_conn_ids
+        self.lookahead = config.lookahead() if lookahead is None else lookahead
         self.batch_size = batch_size
         self.until = until
         self.consistency = consistency
@@ -124,13 +127,18 @@ class StoreDispatchOperator(BaseOperator):
         self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
         self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
         self.max_rate = max_rate
-        self.remember = remember
+        self.remember = config.remember() if remember is None else remember
         self.claim_timeout = claim_timeout
         self.table = table
         self.schema = schema
         self.deferrable = deferrable
         self._policy()
-        if isinstance(conn_id, str) and isinstance(deliver_conn_ids, str | list | tuple):
+        if deliver_conn_ids is None and not self.deliver_conn_ids:
+            raise ValueError(
+                "deliver_conn_ids= is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
+                " configuration is empty; name the connections that messages may be delivered through"
+            )
+        if isinstance(conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
             names = self._deliver_conn_ids()
             # what is a template is checked when it is rendered
             if not any("{{" in name for name in (conn_id, *names)):
@@ -151,9 +159,11 @@ class StoreDispatchOperator(BaseOperator):
             closing(store.dispatcher(self._deliver_conn_ids(), transport, **self._policy())) as dispatcher,
         ):
             self._check_lookahead(context, dispatcher)
+            self._name(store)
             try:
                 if not self.deferrable or self.until is None:
-                    return dispatcher.run(self.until).summary()
+                    with metrics.Gauges(store):
+                        return dispatcher.run(self.until).summary()
                 # what waits is sooner done here, and what is wrong with a connection or the store is an error at once
                 end = store.now() + self.until if isinstance(self.until, timedelta) else None
                 dispatcher.once(HERE)
@@ -162,7 +172,7 @@ class StoreDispatchOperator(BaseOperator):
             except DispatchFailed as error:
                 raise _failure(error) from error
             finally:
-                self._gauges(store)
+                metrics.tell_gauges(store)
             until = "empty" if end is None else end.isoformat()
             summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
         self._defer(until, summary, failures)
@@ -198,6 +208,11 @@ class StoreDispatchOperator(BaseOperator):
             raise AirflowException(event["error"])
         done: dict[str, Any] = event["summary"]
         self.log.info("store %r: %s", self.conn_id, done)
+        if lineage.wanted():
+            from airflow_delayed.hooks.store import DelayedStoreHook
+
+            with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
+                self._name(store)
         return done
 
     def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str]) -> None:
@@ -217,12 +232,11 @@ class StoreDispatchOperator(BaseOperator):
             kwargs=carried,
         )
 
-    def _gauges(self, store: DelayedStoreHook) -> None:
-        try:
-            store.gauges()
-        except DelayedError as error:
-            # what was handed over was handed over, whatever can be told of it
-            self.log.warning("the store's counts could not be told as gauges: %s", error)
+    def _name(self, store: lineage.TraceableStore) -> None:
+        """Tell OpenLineage what is read; the destinations are told by the tasks that sent."""
+        if lineage.wanted():
+            with lineage.never_failing():
+                self._trace([store.own_dataset()], [])
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)

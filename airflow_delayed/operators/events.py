@@ -21,11 +21,12 @@ def describe(context: Context, outlets: Iterable[object], sending: Sending, summ
     """Put what was sent into the extra of each outlet's event: the summary, and ``destinations`` with their counts.
 
     With more than 100 destinations, ``other_destinations`` says how many are not named. An alias has no event of its
-    own.
+    own. Of earlier tries all is counted that they had confirmed, also what the store had before them.
     """
-    counts = dict(sending.sent.by_destination)
-    for name, count in sending.held.by_destination.items():
-        counts[name] = counts.get(name, 0) + count
+    counts: dict[str, int] = {}
+    for report in (sending.earlier, sending.sent, sending.held):
+        for name, count in report.by_destination.items():
+            counts[name] = counts.get(name, 0) + count
     most = sorted(counts, key=lambda name: (-counts[name], name))[:NAMED]
     extra = {**summary, "destinations": {name: counts[name] for name in most}}
     if len(counts) > NAMED:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
+from airflow_delayed.identity import scope_of
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+from airflow_delayed.store.origin import Origin
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_delayed.operators.send import DelayedSendOperator
 
 
-def route_of(operator: DelayedSendOperator, closing: ExitStack) -> Route:
+def route_of(operator: DelayedSendOperator, context: Context, closing: ExitStack) -> Route:
     """Return who delivers a task's messages, and what waits in a store before.
 
     :param closing: closes what was made.
@@ -36,10 +40,13 @@ def route_of(operator: DelayedSendOperator, closing: ExitStack) -> Route:
     if delivery.horizon == timedelta(0):
         if operator.store_conn_id is not None and operator.store_conn_id != operator.conn_id:
             raise InputError(f"connection {operator.conn_id!r} holds its messages itself; leave store_conn_id= out")
-        return Route(delivery=delivery, store=cast(HoldingStore, delivery))
+        store = cast(HoldingStore, delivery)
+        store.origin = _origin(context)
+        return Route(delivery=delivery, store=store)
     if operator.store_conn_id is None:
         return Route(delivery=delivery)
     store = store_for(operator.store_conn_id, operator.conn_id, on_conflict=on_conflict)
+    store.origin = _origin(context)
     closing.callback(store.close)
     hold_over = min(operator.hold_over, delivery.horizon)
     if hold_over < operator.hold_over:
@@ -47,6 +54,18 @@ def route_of(operator: DelayedSendOperator, closing: ExitStack) -> Route:
             "hold_over is %s here: more than that %s does not delay by itself", hold_over, operator.conn_id
         )
     return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+
+def _origin(context: Context) -> Origin:
+    ti = context["ti"]
+    map_index = -1 if ti.map_index is None else ti.map_index
+    return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
+
+
+def way_of(operator: DelayedSendOperator) -> bytes:
+    """Return what stands for the way of a task's messages: on another one, none of them has been sent."""
+    names = ("conn_id", "store_conn_id", "on_conflict", "topology", "routing", "envelope")
+    return scope_of(*(str(getattr(operator, name)) for name in names))
 
 
 def _on_conflict(operator: DelayedSendOperator) -> OnConflict:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from airflow_delayed.compat import KEEPS_STATE
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.columns import Wanted
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from airflow_delayed.operators.send import DelayedSendOperator
 
 
-def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime) -> tuple[Wanted, RowRules]:
+def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime | None) -> tuple[Wanted, RowRules]:
     """Return which columns a task's source has, and what its arguments say for all rows.
 
     :param anchor: when relative delays begin.
     :raises InvalidMessage: an argument, as it was rendered, cannot be.
     """
+    if not KEEPS_STATE and _is_later_try(operator, context):
+        anchor = None
     where = None if operator.timezone is None else zone(operator.timezone)
 
     def moment(column: str, given: datetime | str | None) -> datetime | None:
@@ -71,3 +74,10 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime) 
         ignore_others=operator.unknown_columns == "ignore",
     )
     return wanted, rules
+
+
+def _is_later_try(operator: DelayedSendOperator, context: Context) -> bool:
+    ti = context["ti"]
+    # Airflow raises max_tries when it clears a task, by the tries that it had
+    first = ti.max_tries - (operator.retries or 0) + 1 if operator.on_clear == "new_ids" else 1
+    return ti.try_number > first

@@ -9,6 +9,14 @@ from urllib.parse import urlsplit
 from airflow_delayed.errors import SourceError
 
 
+def shown(url: str) -> str:
+    """Return a path or URL as logs and errors may show it: without a password."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return parts._replace(netloc=f"{name}:***@{host}").geturl() if at and colon else url
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
 

@@ -45,6 +45,8 @@ def done(log: Log, what: str, sending: Sending) -> None:
     extra = f", {held.replaced:,} replaced there" if held.replaced else ""
     if held.refused:
         extra += f", {held.refused:,} not replaced, for they came too late or were cancelled"
+    if sending.start.rows:
+        extra += f"; beside the {sending.start.messages:,} of earlier tries"
     log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
 
 
@@ -94,17 +96,19 @@ def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: date
 
 
 def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -> dict[str, Any]:
-    """Return the counts, and the first and last due time."""
-    reports = (sending.sent, sending.held)
+    """Return the counts of all tries, and the first and last due time."""
+    reports = (sending.earlier, sending.sent, sending.held)
     dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
+    total = sending.start.after(found.rows, sending.sent, sending.held)
     return {
-        "sent": sending.sent.sent,
-        "held": sending.held.sent,
-        "replaced": sending.held.replaced,
-        "refused": sending.held.refused,
-        "duplicates": len(found.repeats.copies) + sending.sent.duplicates + sending.held.duplicates,
+        "sent": total.sent,
+        "held": total.held,
+        "replaced": total.replaced,
+        "refused": total.refused,
+        "duplicates": len(found.repeats.copies) + total.duplicates,
         "set_aside": set_aside,
         "skipped": sending.skipped,
+        "earlier_tries": sending.start.messages,
         "first_due": min(dues).isoformat() if dues else None,
         "last_due": max(dues).isoformat() if dues else None,
         **({"dry_run": True} if dry_run else {}),

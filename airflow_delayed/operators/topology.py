@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import BaseOperator
 
-from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for
+from airflow_delayed.compat import AirflowFailException
+from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for, type_of
 from airflow_delayed.errors import InputError, UnsupportedOption
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.settings import QueueSettings, settings_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class TopologyInstallOperator(BaseOperator):
     :param conn_id: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection for a store.
     :param destinations: the queues that will receive messages; none for a store that only holds them.
     :param create_destinations: make destinations that do not exist; without it they are an error.
-    :param dry_run: change nothing, and log the plan.
+    :param dry_run: change nothing, and log the plan; a template may say it, such as ``"{{ params.dry_run }}"``.
     :param settings: what each destination shall be like, as a QueueSettings or a dictionary of its fields:
         ``retention``, ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
         ``max_receive_count``.
@@ -55,7 +56,8 @@ class TopologyInstallOperator(BaseOperator):
     :raises MessagesWaiting: messages wait where something was to be deleted.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "destinations", "topology", "routing")
+    template_fields: Sequence[str] = ("conn_id", "destinations", "only_plan", "topology", "routing")
+    operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -64,7 +66,7 @@ class TopologyInstallOperator(BaseOperator):
         conn_id: str,
         destinations: Sequence[str] | str = (),
         create_destinations: bool = False,
-        dry_run: bool = False,
+        dry_run: bool | str = False,
         settings: QueueSettings | Mapping[str, Any] | None = None,
         repair: bool = False,
         topology: str | None = None,
@@ -100,7 +102,7 @@ class TopologyInstallOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, int]:
         """Install or uninstall, or tell the plan."""
         try:
-            report = self._run()
+            report = self._run(_is_true("dry_run", self.only_plan))
         except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
         for finding in report:
@@ -112,23 +114,34 @@ class TopologyInstallOperator(BaseOperator):
         )
         return counts
 
-    def _run(self) -> TopologyReport:
-        conn_type = BaseHook.get_connection(self.conn_id).conn_type
+    def _run(self, only_plan: bool) -> TopologyReport:
+        conn_type = type_of(self.conn_id)
         # a template may have come out empty
         delivery: Any = delivery_for(self.conn_id, topology=self.topology or None, routing=self.routing or None)
         try:
             if self.uninstall:
                 if not hasattr(delivery, "uninstall"):
                     raise UnsupportedOption(self.conn_id, conn_type, ["uninstall"])
-                removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=self.only_plan)
+                removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=only_plan)
                 return removed
             names_of_options = ("settings", "repair", "replace", "unroutable_policy")
             options = {name: value for name in names_of_options if (value := getattr(self, name))}
             check_options(self.conn_id, conn_type, delivery.install, options)
             names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)
             made: TopologyReport = delivery.install(
-                names, create_destinations=self.create_destinations, dry_run=self.only_plan, **options
+                names, create_destinations=self.create_destinations, dry_run=only_plan, **options
             )
             return made
         finally:
             delivery.close()
+
+
+def _is_true(name: str, given: bool | str) -> bool:
+    """Return what was given, or what its template came out as.
+
+    :raises ValueError: that is neither true nor false.
+    """
+    said = str(given).strip().lower()
+    if said not in ("true", "false"):
+        raise ValueError(f"{name}={given!r} is neither true nor false")
+    return said == "true"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.extremes import Extremes
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import levels, nservicebus
 from airflow_delayed.rabbitmq.topology import Headers, Topology
@@ -86,6 +87,27 @@ def check(message: DelayedMessage, delay_seconds: int, topology: Topology) -> No
     levels.check_delay(delay_seconds)
     topology.check_destination(message.destination)
     check_headers(message, topology.headers, delay_seconds)
+
+
+def fits(extremes: Extremes, delay_seconds: int, topology: Topology) -> bool:
+    """Return whether messages within these bounds pass :func:`check`; False where that is not sure.
+
+    :param delay_seconds: the longest one.
+    """
+    names = dict.fromkeys(extremes.header_names, "")
+    longest_name = max((len(name.encode()) for name in names), default=0)
+    most = extremes.most_headers * (longest_name + extremes.longest_value + _HEADER_BYTES)
+    if extremes.longest_value > _SHORT_STRING or most > MAX_HEADERS_BYTES:
+        return False
+    try:
+        for destination in extremes.destinations:
+            message = DelayedMessage(
+                destination=destination, body=b"", due_at=extremes.last_due, message_id="-", headers=names
+            )
+            check(message, delay_seconds, topology)
+    except LimitExceeded:
+        return False
+    return True
 
 
 class Address(NamedTuple):

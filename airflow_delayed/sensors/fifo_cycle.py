@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_delayed import lineage, metrics
+from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailException, NeedsAirflow, conf
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 
@@ -30,7 +31,7 @@ _COUNTS = "airflow_delayed.cycled"
 log = logging.getLogger(__name__)
 
 
-class FifoCycleSensor(BaseSensorOperator):
+class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
     """Sends the messages of delay queues on, every 900 s, until they are delivered.
 
     A message that is due in over 900 s waits in ``<destination>-delay.fifo``, and is delivered late or, after 14 days,
@@ -69,6 +70,7 @@ class FifoCycleSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "destination", "until", "error_queue")
+    operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -96,6 +98,8 @@ class FifoCycleSensor(BaseSensorOperator):
             raise ValueError(f"empty_looks={empty_looks} must be 1 or more")
         if max_late is not None and (not isinstance(max_late, timedelta) or max_late < timedelta(0)):
             raise ValueError(f"max_late={max_late!r} must be a timedelta, and not negative")
+        if mode == "reschedule" and not deferrable and not KEEPS_STATE:
+            raise NeedsAirflow("mode='reschedule'", "3.3", "to add up what its pokes do; use deferrable=True")
         if poke_interval is None:
             poke_interval = 60 if mode == "reschedule" else 1
         super().__init__(poke_interval=poke_interval, mode=mode, **kwargs)
@@ -179,6 +183,7 @@ class FifoCycleSensor(BaseSensorOperator):
             return self._look_and_defer(until, Counts.restored(event.get("counts")))
         summary: dict[str, Any] = event["summary"]
         self.log.info("done: %s", summary)
+        self._name()
         return summary
 
     def poke(self, context: Context) -> PokeReturnValue:
@@ -216,6 +221,7 @@ class FifoCycleSensor(BaseSensorOperator):
                 error_queue=self.error_queue or None,
                 max_late=self.max_late,
                 counts=counts,
+                meter=metrics.count_cycled(self.conn_id),
             )
         except ValueError as error:
             # a template came out as nothing that can be used; a retry would find the same
@@ -236,4 +242,14 @@ class FifoCycleSensor(BaseSensorOperator):
 
     def _told(self, rounds: Rounds) -> dict[str, Any]:
         rounds.tell()
+        self._name()
         return rounds.counts.summary()
+
+    def _name(self) -> None:
+        """Tell OpenLineage of the delay queues and their destinations."""
+        if lineage.wanted():
+            with lineage.never_failing():
+                names = self._names[: lineage.NAMED]
+                self._trace(
+                    [self.hook.dataset(name, fifo=True) for name in names], [self.hook.dataset(name) for name in names]
+                )

@@ -125,7 +125,8 @@ class PartitionSend:
         else:
             route.leave_known(self._direct, self._held)
             if self._direct:
-                hand_over(route.delivery, self._direct, self.counts.sent)
+                note = None if route.store is None or route.holds_all else route.store.note_sent
+                hand_over(route.delivery, self._direct, self.counts.sent, note)
             if self._held:
                 assert route.store is not None
                 hand_over(route.store, self._held, self.counts.held)

@@ -305,6 +305,15 @@ class Store:
             self._check_version()
             return known(connection, self._tables, ids)
 
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages that their transport has confirmed, and that never waited here."""
+        from airflow_delayed.store.engine import database_errors
+        from airflow_delayed.store.storing import note_sent
+
+        with database_errors(self._conn_id, self._engine, self._tables):
+            self._check_version()
+            note_sent(self._engine, self._tables, messages)
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()

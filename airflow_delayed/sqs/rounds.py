@@ -83,6 +83,7 @@ class Rounds:
     :param max_late: a message delivered later than that is a warning.
     :param counts: of what was done before.
     :param monotonic: seconds from some moment.
+    :param meter: is told what each look at a queue did.
     :raises ValueError: there are no destinations.
     """
 
@@ -98,6 +99,7 @@ class Rounds:
         max_late: timedelta | None = None,
         counts: Counts | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        meter: Callable[[Counts], object] | None = None,
     ) -> None:
         self._hook = hook
         self._destinations = list(dict.fromkeys(destinations))
@@ -112,6 +114,7 @@ class Rounds:
         self._retention: dict[str, int] = {}
         self.counts = counts or Counts()
         self._monotonic = monotonic
+        self._meter = meter
         self._is_first = True
         #: What the log does not have yet, by destination, and when it was told last.
         self._untold: dict[str, Counts] = {}
@@ -178,6 +181,8 @@ class Rounds:
         self.counts.add(found)
         if not found.is_quiet:
             self._untold.setdefault(name, Counts()).add(found)
+            if self._meter is not None:
+                self._meter(found)
         self._check_age(name, found.oldest)
         if not found.is_quiet:
             # SQS counts late, so a pass that moved something proves nothing yet

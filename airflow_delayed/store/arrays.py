@@ -18,7 +18,7 @@ from airflow_delayed.store.schema import ByteText, UtcTime
 
 
 def among(connection: Connection, column: ColumnElement[str], ids: Sequence[str]) -> ColumnElement[bool]:
-    """Return the condition that a column has one of these texts; give at most 1000 at a time."""
+    """Return the condition that a column has one of these texts; other databases take at most 1000 at a time."""
     if connection.dialect.name == "postgresql":
         # not "= any(..)", for which a table that was never analyzed is read from end to end
         return column.in_(select(func.unnest(_cast(ids, Text()))))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, Engine, insert, select, update
 
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
@@ -15,6 +16,8 @@ from airflow_delayed.store.schema import Tables
 #: How many ids are named; the rest is counted.
 NAMED = 5
 MAX_WHO = 250
+#: Rows a page.
+PAGE = 1000
 
 
 class AuditEntry:
@@ -55,3 +58,80 @@ class AuditEntry:
 def of_ids(ids: list[str]) -> dict[str, Any]:
     """Return how a selection by ids is told."""
     return {"ids": len(ids), "first": ids[:NAMED]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """One call that changed messages, or found none to change."""
+
+    seq: int
+    #: By the database's clock: when it began.
+    at: datetime
+    who: str | None
+    #: "cancel", "reschedule", "retry", "erase" or "purge".
+    action: str
+    #: What was asked for: ``ids`` counts ids, of which ``first`` has five; or criteria; ``to`` is a new due time.
+    selection: Mapping[str, Any]
+    #: How many messages by outcome.
+    counts: Mapping[str, int]
+
+    @property
+    def token(self) -> str:
+        """Where a list goes on after this record: ``audit(after=token)``."""
+        return str(self.seq)
+
+
+def records(
+    engine: Engine,
+    tables: Tables,
+    *,
+    message_id: str | None = None,
+    since: datetime | None = None,
+    limit: int | None = None,
+    after: str | None = None,
+) -> Iterator[AuditRecord]:
+    """Yield what was written down, the newest first; read in pages by key, with no transaction open between two.
+
+    :param message_id: only calls that name this id: it was among the first five that were given.
+    :param since: only what began then or later; aware.
+    :param limit: at most so many.
+    :param after: the token of the record behind which to begin.
+    :raises ValueError: ``after`` is no token, or ``limit`` is negative.
+    """
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit={limit} is negative")
+    table, place, left = tables.audit, None if after is None else _place(after), limit
+    conditions = [] if since is None else [table.c.At >= since]
+    if message_id is not None:
+        # as it is written down; what only looks like it is left out below
+        conditions.append(table.c.Selection.contains(json.dumps(message_id, ensure_ascii=False), autoescape=True))
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        statement = select(table).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
+        if place is not None:
+            statement = statement.where(table.c.Seq < place)
+        with engine.connect().execution_options(read_only=True) as connection:
+            page = [_record(dict(row._mapping)) for row in connection.execute(statement)]
+        found = [one for one in page if message_id is None or message_id in one.selection.get("first", ())]
+        yield from found
+        if len(page) < size:
+            return
+        place = page[-1].seq
+        left = None if left is None else left - len(found)
+
+
+def _record(row: Mapping[str, Any]) -> AuditRecord:
+    return AuditRecord(
+        seq=int(row["Seq"]),
+        at=row["At"],
+        who=row["Who"],
+        action=row["Action"],
+        selection=json.loads(row["Selection"]),
+        counts=json.loads(row["Counts"]),
+    )
+
+
+def _place(token: str) -> int:
+    if not (token.isascii() and token.isdecimal() and len(token) < 19):
+        raise ValueError("after= is no token of a listed record; give the .token of the last one")
+    return int(token)

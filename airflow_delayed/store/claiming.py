@@ -7,12 +7,29 @@ Elsewhere a second statement looks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, Text, and_, cast, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import IntegrityError
 
 from airflow_delayed.store import claims, leases
 from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
@@ -27,12 +44,19 @@ class Wanted:
     :param since: those that are due from then on, None: all. All that is older was seen not long ago, and need not be
         passed over again: with a long transaction elsewhere, what was removed stays in the index.
     :param limit: how many at most.
+    :param alone: on PostgreSQL, claim in a shorter way, which fails if another dispatcher claims the same at that
+        moment, or held it until its lease ended.
     """
 
     deliver_conn_id: str | None
     due_by: datetime
     limit: int
     since: datetime | None = None
+    alone: bool = False
+
+
+class NotAlone(Exception):
+    """Another dispatcher claims the same messages, or did; to be rolled back, and done again without ``alone``."""
 
 
 def claim(
@@ -41,14 +65,23 @@ def claim(
     """Take messages for a dispatcher until a time, oldest due first, passing over those that others have.
 
     Those that have expired are among them, to be put aside. On PostgreSQL each has its ``ctid``, by which
-    :func:`remove` finds it. On SQLite the transaction itself holds the whole database, see
-    :func:`airflow_delayed.store.engine.prepare`.
+    :func:`airflow_delayed.store.settling.remove` finds it. On SQLite the transaction itself holds the whole database,
+    see :func:`airflow_delayed.store.engine.prepare`.
+
+    :raises NotAlone: ``wanted.alone`` was asked for, and is not so.
     """
     if connection.dialect.name == "postgresql":
-        statement = _claim_at_once(tables, wanted, now, dispatcher, until)
-        rows = [dict(zip((*CLAIMED, "ctid"), row, strict=True)) for row in connection.execute(statement).all()]
+        statement = _claim_at_once(tables, *_form(wanted), wanted.alone)
+        said = {**_said(wanted, now), "limit": wanted.limit, "dispatcher": dispatcher, "until": until}
+        try:
+            found = connection.execute(statement, said).all()
+        except IntegrityError:
+            if not wanted.alone:
+                raise
+            raise NotAlone from None
+        rows = [dict(zip(_PLACED, row, strict=True)) for row in found]
         # what others changed a moment ago comes in the place that it had before
-        rows.sort(key=lambda row: row["Time"])
+        rows.sort(key=_TIME)
         return rows
     rows = claim_locked(connection, tables, wanted, now)
     leases.note(connection, tables, rows, leases.HANDED_OVER, now, dispatcher=dispatcher, until=until)
@@ -57,9 +90,10 @@ def claim(
 
 def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: datetime) -> list[dict[str, Any]]:
     """Lock messages until the transaction's end, for those that are removed within it."""
-    statement = _due(tables, wanted, now)
+    # not a parameter: SQL Server's TOP takes none
+    statement, said = _claim_locked(tables, *_form(wanted)).limit(wanted.limit), _said(wanted, now)
     for _ in range(LOOKS):
-        rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement)]
+        rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, said).all()]
         if rows or not _overlooked(connection, tables, wanted, now):
             break
     # the first statement may have looked before another dispatcher had noted what it claimed
@@ -74,24 +108,57 @@ def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: dat
     """
     if connection.dialect.name not in MYSQL:
         return False
-    table = tables.messages
-    there = select(table.c.Id).where(_free(tables, wanted, now), table.c.Time <= wanted.due_by).limit(1)
-    return connection.execute(there).first() is not None
+    there = select(tables.messages.c.Id).where(*_free(tables, *_form(wanted))).limit(1)
+    return connection.execute(there, _said(wanted, now)).first() is not None
 
 
 #: How often a claim that found nothing looks again, each time for about a millisecond.
 LOOKS = 50
 #: What a dispatcher reads of a message.
 CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+_PLACED = (*CLAIMED, "ctid")
+_TIME = itemgetter("Time")
 
 
-def _due(tables: Tables, wanted: Wanted, now: datetime, *further: ColumnElement[Any]) -> Select[Any]:
+def _form(wanted: Wanted) -> tuple[bool, bool]:
+    """Return on what a claim's statement depends: whether a connection delivers, and whether a time is given."""
+    return wanted.deliver_conn_id is not None, wanted.since is not None
+
+
+def _said(wanted: Wanted, now: datetime) -> dict[str, Any]:
+    """Return the values of a claim's statement."""
+    values = {"conn_id": wanted.deliver_conn_id, "due_by": wanted.due_by, "since": wanted.since, "now": now}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# A dispatcher claims many times a second, so each statement is built once.
+_built = lru_cache(maxsize=32)
+
+
+@_built
+def _claim_locked(tables: Tables, connected: bool, since: bool) -> Select[Any]:
+    return _due(tables, _free(tables, connected, since))
+
+
+@_built
+def _claim_at_once(tables: Tables, connected: bool, since: bool, alone: bool) -> Select[Any]:
+    """Return the claim in one statement: the upsert sees, and leaves, what another dispatcher noted meanwhile."""
+    conditions = _free(tables, connected, since)
+    place: ColumnElement[Any] = literal_column("ctid").label("ctid")
+    due = _due(tables, conditions, place).limit(bindparam("limit", type_=Integer())).cte("due")
+    rows = select(*(due.c[name] for name in CLAIMED), cast(due.c.ctid, Text))
+    if alone:
+        return rows.add_cte(leases.take_all(tables, due).cte("taken"))
+    taken = leases.take(tables, due).cte("taken")
+    return rows.join_from(due, taken, taken.c.Id == due.c.Id)
+
+
+def _due(tables: Tables, conditions: Sequence[ColumnElement[bool]], *further: ColumnElement[Any]) -> Select[Any]:
     table = tables.messages
     return (
         select(*(table.c[name] for name in CLAIMED), *further)
-        .where(_free(tables, wanted, now), table.c.Time <= wanted.due_by)
+        .where(*conditions)
         .order_by(table.c.Time)
-        .limit(wanted.limit)
         .with_for_update(skip_locked=True)
         # SQL Server has hints in its place; these are the seed's
         .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
@@ -107,28 +174,21 @@ def _by_time(table: Table) -> str:
     return f"FORCE INDEX ({mysql.dialect().identifier_preparer.quote_identifier(name)})"
 
 
-def _free(tables: Tables, wanted: Wanted, now: datetime) -> ColumnElement[bool]:
-    """Return the condition for messages that nobody holds and that need not wait for another try."""
+def _free(tables: Tables, connected: bool, since: bool) -> list[ColumnElement[bool]]:
+    """Return the conditions for messages that are due, that nobody holds, and that need not wait for another try."""
     table, past = tables.messages, tables.past
+    now = bindparam("now", type_=UtcTime())
     # a subquery of one value, not an anti-join: no database may think of reading all that is remembered
     held_until = select(past.c.ClaimedUntil).where(past.c.Id == table.c.Id).correlate(table).scalar_subquery()
     conditions = [
-        claims.delivered_by(table, wanted.deliver_conn_id),
+        table.c.DeliverConnId == bindparam("conn_id") if connected else table.c.DeliverConnId.is_(None),
         or_(table.c.NextTry.is_(None), table.c.NextTry <= now),
         func.coalesce(held_until, now, type_=UtcTime()) <= now,
+        table.c.Time <= bindparam("due_by"),
     ]
-    if wanted.since is not None:
-        conditions.append(table.c.Time >= wanted.since)
-    return and_(*conditions)
-
-
-def _claim_at_once(tables: Tables, wanted: Wanted, now: datetime, dispatcher: str, until: datetime) -> Select[Any]:
-    """Return the claim in one statement: the upsert sees, and leaves, what another dispatcher noted meanwhile."""
-    due = _due(tables, wanted, now, literal_column("ctid").label("ctid")).cte("due")
-    taken = leases.take(tables, due, now, dispatcher, until).cte("taken")
-    return select(*(due.c[name] for name in CLAIMED), cast(due.c.ctid, Text)).join_from(
-        due, taken, taken.c.Id == due.c.Id
-    )
+    if since:
+        conditions.append(table.c.Time >= bindparam("since"))
+    return conditions
 
 
 def next_entry(

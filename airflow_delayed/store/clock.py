@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from sqlalchemy import Connection
+
 from airflow_delayed.message import utcnow
+from airflow_delayed.store.claims import database_time
+
+#: Seconds that a time is carried on for those who only look.
+CARRIED = 60.0
 
 
 class CarriedClock:
@@ -22,6 +28,12 @@ class CarriedClock:
     def set(self, now: datetime) -> None:
         """Note what the database's clock just said."""
         self._taken = (now, self._monotonic())
+
+    def read(self, connection: Connection, *, longest: float = CARRIED) -> datetime:
+        """Return the database's time, and ask for it only after so many seconds."""
+        if self._taken is None or self._monotonic() - self._taken[1] > longest:
+            self.set(database_time(connection))
+        return self()
 
     def __call__(self) -> datetime:
         """Return the database's time now."""

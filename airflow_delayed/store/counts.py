@@ -31,17 +31,16 @@ from airflow_delayed.message import UTC
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.listing import DatabaseTime
-from airflow_delayed.store.schema import Tables, UtcTime
-from airflow_delayed.store.states import MessageState
+from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
+from airflow_delayed.store.states import AHEAD, LONGEST_LEASE, MessageState
 
-#: A dispatcher hands nothing over that is due later than this, so all that is not simply waiting is due before.
-AHEAD = timedelta(days=1)
-#: A lease is not renewed for longer.
-LONGEST_LEASE = timedelta(hours=1)
 #: The most hours of what is to come.
 MAX_HOURS = 24 * 31
 
+MAX_MINUTES = 24 * 60
+
 _HOUR = timedelta(hours=1)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +67,8 @@ class StoreCounts:
     by_hour: Mapping[datetime, int]
     #: All messages in the store, failed ones too, by destination; empty unless asked for.
     by_destination: Mapping[str, int]
+    #: As ``by_hour``, for minutes.
+    by_minute: Mapping[datetime, int]
 
     def numbers(self) -> dict[str, int]:
         """Return those that are single numbers."""
@@ -83,18 +84,21 @@ def count(
     overdue: timedelta,
     hours: int,
     by_destination: bool,
+    minutes: int = 0,
     database_time: DatabaseTime = claims.database_time,
 ) -> StoreCounts:
     """Count, in one read-only transaction.
 
-    :raises ValueError: ``hours`` is negative or over 744, or ``overdue`` is negative.
+    :raises ValueError: ``hours`` is negative or over 744, ``minutes`` negative or over 1440, or ``overdue`` negative.
     """
     if not 0 <= hours <= MAX_HOURS:
         raise ValueError(f"hours={hours} must be 0 to {MAX_HOURS}")
+    if not 0 <= minutes <= MAX_MINUTES:
+        raise ValueError(f"minutes={minutes} must be 0 to {MAX_MINUTES}")
     if overdue < timedelta(0):
         raise ValueError(f"overdue={overdue} is negative")
     table, failed = tables.messages, tables.failed
-    meant, meant_failed = _some(criteria.fixed(table)), _some(criteria.fixed(failed))
+    meant, meant_failed = _some(criteria.fixed(tables, table)), _some(criteria.fixed(tables, failed))
     with engine.connect().execution_options(read_only=True) as connection:
         now = database_time(connection)
         near = _sums(connection, select_from=table, table=table, meant=meant, now=now, overdue=overdue)
@@ -117,7 +121,8 @@ def count(
             remembered=_remembered(connection, tables, criteria, held["all"]),
             next_due=connection.execute(soonest).scalar_one(),
             oldest_due=near["oldest"],
-            by_hour=_by_hour(connection, table, meant, now, hours) if hours else {},
+            by_hour=_bars(connection, table, meant, now, _HOUR, hours),
+            by_minute=_bars(connection, table, meant, now, _MINUTE, minutes),
             by_destination=_by_destination(connection, tables, criteria) if by_destination else {},
         )
 
@@ -167,52 +172,69 @@ def _sums(
 
 
 def _remembered(connection: Connection, tables: Tables, criteria: Criteria, in_flight: int) -> int | None:
-    if criteria.tag is not None or criteria.deliver_conn_id is not None:
+    if criteria.given.keys() - {"destination"}:
         return None
     past = tables.past
     of = [] if criteria.destination is None else [past.c.Destination == criteria.destination]
     return max(0, claims.count(connection, past, *of) - in_flight)
 
 
-def _by_hour(
-    connection: Connection, table: Table, meant: Sequence[ColumnElement[bool]], now: datetime, hours: int
+def _bars(
+    connection: Connection,
+    table: Table,
+    meant: Sequence[ColumnElement[bool]],
+    now: datetime,
+    span: timedelta,
+    bars: int,
 ) -> dict[datetime, int]:
-    hour = hour_of(table.c.Time, connection.dialect.name).label("hour")
-    first = now.replace(minute=0, second=0, microsecond=0)
+    """Count by the hour or by the minute."""
+    if not bars:
+        return {}
+    first = now.replace(second=0, microsecond=0)
+    if span == _HOUR:
+        first = first.replace(minute=0)
+    begin = beginning(table.c.Time, span, connection.dialect.name).label("begin")
     statement = (
-        select(hour, func.count().label("many"))
-        .where(table.c.Time > now, table.c.Time < first + hours * _HOUR, *meant)
-        .group_by(hour)
+        select(begin, func.count().label("many"))
+        .where(table.c.Time > now, table.c.Time < first + bars * span, *meant)
+        .group_by(begin)
     )
-    counted = {_hour(row.hour): int(row.many) for row in connection.execute(statement)}
-    return {first + number * _HOUR: counted.get(first + number * _HOUR, 0) for number in range(hours)}
+    counted = {_beginning(row.begin): int(row.many) for row in connection.execute(statement)}
+    return {first + number * span: counted.get(first + number * span, 0) for number in range(bars)}
 
 
-def hour_of(column: ColumnElement[datetime], dialect_name: str) -> ColumnElement[Any]:
-    """Return the SQL for the hour of a time in UTC: a time on PostgreSQL, elsewhere text, ``2030-01-31 09``.
+def beginning(column: ColumnElement[datetime], span: timedelta, dialect_name: str) -> ColumnElement[Any]:
+    """Return the SQL for the hour or minute of a time in UTC: a time on PostgreSQL, elsewhere ``2030-01-31 09[:30]``.
 
+    :param span: an hour, else it is the minute.
     :raises DelayedError: a database whose functions are not known.
     """
+    hour = span == _HOUR
+    characters = 13 if hour else 16
     if dialect_name == "postgresql":
-        return func.date_trunc("hour", column, type_=UtcTime())
+        return func.date_trunc("hour" if hour else "minute", column, type_=UtcTime())
     if dialect_name == "sqlite":
-        return func.substr(column, 1, 13, type_=String())
-    if dialect_name in ("mysql", "mariadb"):
-        return func.date_format(column, literal_column("'%Y-%m-%d %H'"), type_=String())
+        return func.substr(column, 1, characters, type_=String())
+    if dialect_name in MYSQL:
+        return func.date_format(column, literal_column("'%Y-%m-%d %H'" if hour else "'%Y-%m-%d %H:%i'"), type_=String())
     if dialect_name == "mssql":
-        return func.convert(literal_column("VARCHAR(13)"), column, literal_column("120"), type_=String())
-    raise DelayedError(f"the store does not know how to count by hours on {dialect_name}; give hours=0")
+        return func.convert(literal_column(f"VARCHAR({characters})"), column, literal_column("120"), type_=String())
+    raise DelayedError(f"the store does not know how to count by hours on {dialect_name}; give hours=0 and minutes=0")
 
 
-def _hour(said: datetime | str) -> datetime:
-    return said if isinstance(said, datetime) else datetime.strptime(said, "%Y-%m-%d %H").replace(tzinfo=UTC)
+def _beginning(said: datetime | str) -> datetime:
+    if isinstance(said, datetime):
+        return said
+    return datetime.strptime(said, "%Y-%m-%d %H:%M" if ":" in said else "%Y-%m-%d %H").replace(tzinfo=UTC)
 
 
 def _by_destination(connection: Connection, tables: Tables, criteria: Criteria) -> dict[str, int]:
     counted: dict[str, int] = {}
     for table in (tables.messages, tables.failed):
         statement = (
-            select(table.c.Destination, func.count()).where(*_some(criteria.fixed(table))).group_by(table.c.Destination)
+            select(table.c.Destination, func.count())
+            .where(*_some(criteria.fixed(tables, table)))
+            .group_by(table.c.Destination)
         )
         for destination, many in connection.execute(statement):
             counted[destination] = counted.get(destination, 0) + int(many)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, and_, or_
 
 from airflow_delayed.message import utc
+from airflow_delayed.store import runs
+from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import MessageState, in_state
 
 #: The states of the table of failed messages.
 OVER = (MessageState.FAILED, MessageState.EXPIRED)
+
+
+#: The number of a run, or the column of a query that has it; None: any that is meant.
+Run = int | ColumnElement[int] | None
 
 
 class _Own:
@@ -44,6 +50,7 @@ class Criteria:
     due_from: datetime | None = None
     due_until: datetime | None = None
     states: Sequence[MessageState] | None = None
+    sent_by: SentBy | None = None
 
     def __post_init__(self) -> None:
         for name in ("due_from", "due_until"):
@@ -54,10 +61,16 @@ class Criteria:
     def given(self) -> dict[str, Any]:
         """What was given, as plain values."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _plain(value) for name, value in found.items() if value is not None}
+        told = {name: _plain(value) for name, value in found.items() if value is not None and name != "sent_by"}
+        if self.sent_by is not None:
+            told.update((name, value) for name, value in asdict(self.sent_by).items() if value is not None)
+        return told
 
-    def fixed(self, table: Table) -> ColumnElement[bool] | None:
-        """Return the condition for what does not change by itself with time; None: any message."""
+    def fixed(self, tables: Tables, table: Table, *, run: Run = None) -> ColumnElement[bool] | None:
+        """Return the condition for what does not change by itself with time; None: any message.
+
+        :param run: of the runs that are meant, only the one of this number.
+        """
         conditions: list[ColumnElement[bool]] = []
         if self.destination is not None:
             conditions.append(table.c.Destination == self.destination)
@@ -71,11 +84,15 @@ class Criteria:
             conditions.append(table.c.Time >= self.due_from)
         if self.due_until is not None:
             conditions.append(table.c.Time < self.due_until)
+        if run is not None:
+            conditions.append(table.c.Run == run)
+        elif self.sent_by is not None:
+            conditions.append(table.c.Run.in_(runs.meant(tables, self.sent_by)))
         return and_(*conditions) if conditions else None
 
-    def of_messages(self, tables: Tables, now: datetime) -> list[ColumnElement[bool]] | None:
+    def of_messages(self, tables: Tables, now: datetime, *, run: Run = None) -> list[ColumnElement[bool]] | None:
         """Return the conditions for the table of messages, or None if none of them can be meant."""
-        conditions = _some(self.fixed(tables.messages))
+        conditions = _some(self.fixed(tables, tables.messages, run=run))
         if self.states is not None:
             wanted = [in_state(tables, state, now) for state in self.states if state is not MessageState.FAILED]
             if not wanted:
@@ -83,9 +100,9 @@ class Criteria:
             conditions.append(or_(*wanted))
         return conditions
 
-    def of_failed(self, tables: Tables) -> list[ColumnElement[bool]] | None:
+    def of_failed(self, tables: Tables, *, run: Run = None) -> list[ColumnElement[bool]] | None:
         """Return the conditions for the table of failed messages, or None if none of them can be meant."""
-        conditions = _some(self.fixed(tables.failed))
+        conditions = _some(self.fixed(tables, tables.failed, run=run))
         if self.states is not None:
             reasons = [state.value for state in self.states if state in OVER]
             if not reasons:

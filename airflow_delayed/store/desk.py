@@ -1,13 +1,14 @@
-"""A dispatcher's work in the database: claim, renew, settle, each in a short transaction of its own."""
+"""A dispatcher's work in the database: settle and claim, and renew, each in a short transaction of its own."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
+from math import inf
 from threading import Event
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import BreakerTripped
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.settling import Verdict
+from airflow_delayed.store.tally import Meter
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,10 @@ T = TypeVar("T")
 #: How long the index is not looked through from its beginning, while there is more than can be claimed at once; in
 #: seconds, or ten times as long as that took.
 LOOK_AGAIN = 1.0
+#: After another dispatcher has claimed the same messages, how long it is thought to be there; in seconds.
+OTHERS_STAY = 10.0
+#: Not more than so many bytes of bodies are claimed at a time, but for one batch.
+MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -43,6 +49,16 @@ class Place:
     look_again: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a dispatcher would like to claim: what is due within the window, from a place on."""
+
+    deliver_conn_id: str | None
+    window: timedelta
+    limit: int
+    place: Place
+
+
 class Desk:
     """Works for one dispatcher; may be used by several threads.
 
@@ -51,6 +67,7 @@ class Desk:
     :param clock: is set by the database's at each claim.
     :param sleep: waits between tries; in seconds.
     :param stop: set when no more is to be claimed and no failure waited for.
+    :param meter: is told what became of each batch.
     """
 
     def __init__(
@@ -66,6 +83,7 @@ class Desk:
         sleep: Callable[[float], object],
         monotonic: Callable[[], float],
         stop: Event,
+        meter: Meter | None = None,
     ) -> None:
         self.tables = tables
         self.dispatcher = dispatcher
@@ -74,6 +92,7 @@ class Desk:
         self.sleep = sleep
         self.monotonic = monotonic
         self.stop = stop
+        self.meter = meter
         #: By the monotonic clock; nothing more is claimed then.
         self.claim_until: float | None = None
         self._engine = engine
@@ -81,6 +100,8 @@ class Desk:
         self._conn_id = conn_id
         self._database_time = database_time
         self._lease = policy.claim_timeout
+        #: By the monotonic clock; until then another dispatcher is thought to claim beside this one.
+        self._others_until = -inf
 
         def breaker(what: str, limit: timedelta) -> Breaker:
             return Breaker(f"store {conn_id!r}: {what}", limit, monotonic, clock)
@@ -102,53 +123,40 @@ class Desk:
         """Whether more may be claimed in this pass."""
         return not self.stop.is_set() and (self.claim_until is None or self.monotonic() < self.claim_until)
 
-    def claim(self, deliver_conn_id: str | None, window: timedelta, limit: int, place: Place) -> Batch | None:
-        """Claim messages that are due within the window; None: there is none.
+    def claim(self, wanted: Claim, sent: Sequence[Batch] = ()) -> list[Batch]:
+        """Settle what was sent, and claim messages, in one transaction, which saves a commit and its wait.
 
-        :raises BreakerTripped: it has failed for too long.
+        If that fails, each is done for itself.
+
+        :return: batches of the policy's size, together no more than wanted; none: there is nothing.
+        :raises BreakerTripped: one of them has failed for too long.
         :raises TopologyError: the store has no table.
         """
-        return self.persist(self._fetch_breaker, lambda: self._claim(deliver_conn_id, window, limit, place))
-
-    def _claim(self, deliver_conn_id: str | None, window: timedelta, limit: int, place: Place) -> Batch | None:
-        while True:
-            began = self.monotonic()
-            since = place.since if began < place.look_again else None
-            holder = f"{self.dispatcher}.{next(self._claims)}"
-            with self.transaction() as connection:
-                now = self.now(connection)
-                rows = claiming.claim(
-                    connection,
-                    self.tables,
-                    claiming.Wanted(deliver_conn_id=deliver_conn_id, due_by=now + window, since=since, limit=limit),
-                    now=now,
-                    dispatcher=holder,
-                    until=now + self._lease,
-                )
-            if since is None:
-                ended = self.monotonic()
-                place.look_again = ended + max(LOOK_AGAIN, 10 * (ended - began))
-            place.since = rows[-1]["Time"] if len(rows) == limit else None
-            if rows:
-                batch = Batch(rows, holder, began + self._lease.total_seconds())
-                self.keeper.add(batch)
-                return batch
-            if since is None:
-                return None
+        if sent:
+            try:
+                with database_errors(self._conn_id, self._engine):
+                    return self._settle(sent, wanted)
+            except DelayedError as error:
+                # which of the two failed, and for how long, is told by each
+                log.debug("%s", error)
+            self.settle(sent)
+        return self.persist(self._fetch_breaker, lambda: self._settle((), wanted))
 
     def settle(self, batches: Sequence[Batch]) -> None:
         """Write down what became of batches, each by its verdict, in one transaction: fewer commits, fewer waits.
 
         :raises BreakerTripped: it has failed for too long. The messages come free when their leases end.
         """
-        if not batches:
-            return
+        if batches:
+            self.persist(
+                self._store_breaker,
+                lambda: self._settle(batches),
+                lambda reason: self._not_settled(batches, reason),
+            )
 
-        def failed(reason: str) -> None:
-            if any(batch.verdict is not None and (batch.verdict.again or batch.verdict.failed) for batch in batches):
-                self.recovery_breaker.failure(reason)
-
-        self.persist(self._store_breaker, lambda: self._settle(batches), failed)
+    def _not_settled(self, batches: Sequence[Batch], reason: str) -> None:
+        if any(batch.verdict is not None and (batch.verdict.again or batch.verdict.failed) for batch in batches):
+            self.recovery_breaker.failure(reason)
 
     def try_to_settle(self, batches: Sequence[Batch]) -> None:
         """Write down what became of batches, if it can be done at once; those without a verdict were not tried."""
@@ -162,27 +170,78 @@ class Desk:
             for batch in batches:
                 batch.closed = True
 
-    def _settle(self, batches: Sequence[Batch]) -> None:
+    def _settle(self, batches: Sequence[Batch], wanted: Claim | None = None) -> list[Batch]:
         with ExitStack() as locks:
             for batch in batches:
                 locks.enter_context(batch.lock)
-            try:
-                self._write(batches)
-            except settling.RowsMoved:
-                for row in (row for batch in batches for row in batch.rows):
-                    row.pop("ctid", None)
-                self._write(batches)
+            while True:
+                try:
+                    claimed = self._write(batches, wanted)
+                except settling.RowsMoved:
+                    for row in (row for batch in batches for row in batch.rows):
+                        row.pop("ctid", None)
+                except claiming.NotAlone:
+                    self._others_until = self.monotonic() + OTHERS_STAY
+                else:
+                    break
             for batch in batches:
                 batch.closed = True
+        for batch in claimed:
+            self.keeper.add(batch)
+        return claimed
 
-    def _write(self, batches: Sequence[Batch]) -> None:
+    def _write(self, batches: Sequence[Batch], wanted: Claim | None) -> list[Batch]:
+        """Settle and claim in one transaction."""
+        began = self.monotonic()
         with self.transaction() as connection:
-            now = self._database_time(connection)
+            now = self.now(connection)
             for batch in batches:
                 verdict = batch.verdict or Verdict(untried=list(batch.rows))
                 if batch.lost or self.monotonic() >= batch.deadline:
                     verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
                 settling.settle(connection, self.tables, verdict, batch.holder, now)
+            if wanted is None:
+                return []
+            place = replace(wanted.place)
+            claimed = self._claim(connection, now, wanted, place, began + self._lease.total_seconds())
+        wanted.place.since, wanted.place.look_again = place.since, place.look_again
+        return claimed
+
+    def _claim(
+        self, connection: Connection, now: datetime, wanted: Claim, place: Place, deadline: float
+    ) -> list[Batch]:
+        claimed: list[Batch] = []
+        left, size = wanted.limit, 0
+        while left > 0 and size < MOST_BYTES and self.may_claim:
+            began = self.monotonic()
+            since = place.since if began < place.look_again else None
+            limit = min(left, self.policy.batch_size)
+            holder = f"{self.dispatcher}.{next(self._claims)}"
+            rows = claiming.claim(
+                connection,
+                self.tables,
+                claiming.Wanted(
+                    deliver_conn_id=wanted.deliver_conn_id,
+                    due_by=now + wanted.window,
+                    limit=limit,
+                    since=since,
+                    alone=since is not None and began >= self._others_until,
+                ),
+                now=now,
+                dispatcher=holder,
+                until=now + self._lease,
+            )
+            if since is None:
+                ended = self.monotonic()
+                place.look_again = ended + max(LOOK_AGAIN, 10 * (ended - began))
+            place.since = rows[-1]["Time"] if len(rows) == limit else None
+            if rows:
+                claimed.append(Batch(rows, holder, deadline))
+                left -= len(rows)
+                size += sum(len(row["State"]) for row in rows)
+            if len(rows) < limit and (rows or since is None):
+                break
+        return claimed
 
     def _renew(self, batch: Batch) -> None:
         began = self.monotonic()

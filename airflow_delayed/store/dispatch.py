@@ -1,9 +1,9 @@
 """Handing over what is due, through the connection of each row. No Airflow here.
 
 A batch is claimed in one short transaction, which notes in the table ``_past`` who holds it until when; sent, with no
-transaction open; and settled in another one, which deletes what was confirmed. Whoever is killed in between leaves the
-rows where they are, free again when their lease ends, so each message is handed over at least once. Into a queue table
-of the same database it goes exactly once: there all is one transaction.
+transaction open; and settled in another one, which deletes what was confirmed, and claims what comes next. Whoever is
+killed in between leaves the rows where they are, free again when their lease ends, so each message is handed over at
+least once. Into a queue table of the same database it goes exactly once: there all is one transaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import DispatchFailed, DispatchReport
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.table_lane import TableLane
-from airflow_delayed.store.tally import KEPT_REASONS
+from airflow_delayed.store.tally import KEPT_REASONS, Meter
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Dispatcher:
     :param ahead: how long before it is handed over a message is claimed, to be there at the millisecond; for those that
         are handed over when they are due, and not long before. While it is held it can not be cancelled.
     :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
+    :param meter: is told the connection and what became of each batch, from threads of the dispatcher.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter cannot be, no connection is given, or "exactly_once" is asked of another connection
         than the store's own.
@@ -82,6 +83,7 @@ class Dispatcher:
         database_time: Callable[[Connection], datetime] = claims.database_time,
         sleep: Callable[[float], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
         **policy: Any,
     ) -> None:
         self.policy = DispatchPolicy(**policy)
@@ -111,6 +113,7 @@ class Dispatcher:
             sleep=self._sleep,
             monotonic=monotonic,
             stop=self._stop,
+            meter=meter,
         )
         self._lanes: list[Lane | TableLane] | None = None
         self._threads: ThreadPoolExecutor | None = None

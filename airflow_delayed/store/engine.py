@@ -21,6 +21,17 @@ _VALUE = re.compile(
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
 
+#: What is within the first mark is read by MariaDB only, and what is within the second by MySQL from 5.7.8 on.
+_MYSQL_LIMIT = (
+    "SET @delayed_limit = 1 /*M! , SESSION max_statement_time = {seconds} */"
+    " /*!50708 , SESSION max_execution_time = {milliseconds} */"
+)
+_LIMITS = {
+    "postgresql": "SET statement_timeout = {milliseconds}",
+    **dict.fromkeys(MYSQL, _MYSQL_LIMIT),
+    "mssql": "SET LOCK_TIMEOUT {milliseconds}",
+}
+
 
 def engine_options(dialect_name: str) -> dict[str, Any]:
     """Return arguments for ``create_engine``: no parameters in error texts, for they hold bodies."""
@@ -65,6 +76,8 @@ def _postgres_connect(connection: Any, _record: object) -> None:
         cursor.execute("SET TIME ZONE 'UTC'")
         # a plan kept from when a table was empty would read the whole of it for each row of a claim, as it grows
         cursor.execute("SET plan_cache_mode = force_custom_plan")
+        # compiling a claim takes ten times as long as the claim, and a wrong guess at its cost is enough for it
+        cursor.execute("SET jit = off")
     connection.commit()
 
 
@@ -72,6 +85,29 @@ def _mysql_connect(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
     cursor.close()
+
+
+def limit_statements(engine: Engine, seconds: int) -> None:
+    """Have the database end each statement that takes longer, for those who no longer wait for it.
+
+    SQLite has no such limit, MySQL has it for SELECT only, and SQL Server for waiting on locks.
+
+    :raises DelayedError: a database that is not known.
+    """
+    name = engine.dialect.name
+    if name == "sqlite":
+        return
+    if name not in _LIMITS:
+        raise DelayedError(f"the store does not know how to limit statements in {name}")
+    statement = _LIMITS[name].format(seconds=seconds, milliseconds=seconds * 1000)
+
+    def limit(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+        connection.commit()
+
+    event.listen(engine, "connect", limit)
 
 
 @contextmanager

@@ -52,10 +52,10 @@ def compare(
             findings.append(
                 Finding(state=State.DIFFERS, resource=what, argument="primary key", wanted=wanted_key, found=key)
             )
-        first_columns = [index["column_names"][:1] for index in inspector.get_indexes(table.name, schema=table.schema)]
+        indexed = [index["column_names"] for index in inspector.get_indexes(table.name, schema=table.schema)]
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             names = [column.name for column in index.columns]
-            if names not in first_columns and there.keys() >= set(names):
+            if not any(one[: len(names)] == names for one in indexed) and there.keys() >= set(names):
                 findings.append(Finding(state=State.MISSING, resource=f"index {index.name}"))
     return findings or [Finding(state=State.OK, resource=what, destination=destination)]
 

@@ -14,11 +14,12 @@ from datetime import datetime, timedelta
 from threading import Event
 
 from airflow_delayed.delivery import DelayedDelivery, KeepsOpen
+from airflow_delayed.message import UTC
 from airflow_delayed.store import verdicts
 from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch, Held
 from airflow_delayed.store.breaker import Breaker
-from airflow_delayed.store.desk import Desk, Place
+from airflow_delayed.store.desk import Claim, Desk, Place
 from airflow_delayed.store.handover import Handover, explained, hand_over
 from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import BreakerTripped
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 #: several batches at a time; and what is sent is not known to be until its end, so they are not many.
 SEND_SECONDS = 0.25
 MOST_BATCHES = 10
-#: Not more than so many bytes of bodies are claimed ahead, but for one batch.
-MOST_BYTES = 16 * 1024 * 1024
 #: What is handed over no more than this long before it is due is claimed ahead and held until then: it is late by as
 #: much as it is handed over late. For all else the transport delays what remains.
 EXACT_BELOW = timedelta(seconds=1)
@@ -55,12 +54,19 @@ class Gate:
         self._held = held
         self._desk = desk
         self._window = window
+        #: What is due until then has its time already.
+        self._passes = datetime.min.replace(tzinfo=UTC)
         self.now = desk.clock
 
     def hold(self, due_at: datetime) -> None:
         """Wait until the time of a message has come."""
-        while self.may_send() and (left := due_at - self._window - self.now()) > timedelta(0):
-            self._desk.sleep(left.total_seconds())
+        if due_at <= self._passes:
+            return
+        while self.may_send():
+            self._passes = self.now() + self._window
+            if due_at <= self._passes:
+                return
+            self._desk.sleep((due_at - self._passes).total_seconds())
 
     def may_send(self) -> bool:
         """Return whether the next message may be sent."""
@@ -92,7 +98,7 @@ class Lane:
         self.reach = window + self._ahead
         #: When all was claimed that was there; by the monotonic clock.
         self._claimed: float | None = None
-        self.tally = Tally(conn_id)
+        self.tally = Tally(conn_id, desk.meter)
         #: Why it is left alone for the rest of the run.
         self.unavailable: str | None = None
         self.cause: BaseException | None = None
@@ -164,45 +170,42 @@ class Lane:
     def _turn(self, sent: Sequence[Batch], hurry: Event) -> list[Batch]:
         """Settle what was sent, and claim what is sent next.
 
+        Both in one transaction, unless there is a wait in between.
+
         :param hurry: set when the sender has nothing to do any more.
         """
-        self._settle(sent)
+        if self._ahead or self._bucket is not None:
+            # it may have to wait, and what was sent is not to wait with it
+            self._settle(sent)
+            sent = ()
         if self._ahead and self._claimed is not None:
             # half of what is held ahead is time enough to claim the next, in not too small pieces
             hurry.wait(max(0.0, self._claimed + self._ahead.total_seconds() / 2 - self._desk.monotonic()))
         self._claimed = None
-        claimed: list[Batch] = []
-        goal, size = self._goal, 0
-        while goal > 0 and size < MOST_BYTES and self._desk.may_claim:
-            if claimed and self._ahead and hurry.is_set():
-                break
-            limit = self._allowed()
-            if not limit and claimed:
-                break
-            if not limit:
-                self._wait_for_tokens()
-                continue
-            began = self._desk.monotonic()
-            batch = self._desk.claim(self.deliver_conn_id, self.reach, limit, self._place)
-            rows = 0 if batch is None else len(batch.rows)
-            if self._bucket is not None:
-                self._bucket.give_back(limit - rows)
-            if rows < limit:
-                self._claimed = began
-            if batch is None:
-                break
-            self._open.append(batch)
-            claimed.append(batch)
-            goal -= rows
-            size += sum(len(row["State"]) for row in batch.rows)
-            if rows < limit:
-                break
+        limit = self._allowed()
+        if not limit:
+            self._settle(sent)
+            return []
+        began = self._desk.monotonic()
+        try:
+            claimed = self._desk.claim(Claim(self.deliver_conn_id, self.reach, limit, self._place), sent)
+        finally:
+            self._count([batch for batch in sent if batch.closed])
+        self._open += claimed
+        rows = sum(len(batch.rows) for batch in claimed)
+        if self._bucket is not None:
+            self._bucket.give_back(limit - rows)
+        if rows < limit:
+            self._claimed = began
         return claimed
 
     def _allowed(self) -> int:
-        """Return how many messages may be claimed now."""
-        most = self._policy.batch_size
-        return most if self._bucket is None else self._bucket.take(most)
+        """Return how many messages may be claimed, as soon as that is one; 0: no more."""
+        while self._desk.may_claim:
+            if limit := self._goal if self._bucket is None else self._bucket.take(self._goal):
+                return limit
+            self._wait_for_tokens()
+        return 0
 
     def _wait_for_tokens(self) -> None:
         assert self._bucket is not None
@@ -210,10 +213,13 @@ class Lane:
 
     def _settle(self, batches: Sequence[Batch]) -> None:
         self._desk.settle(batches)
-        for batch in batches:
+        self._count(batches)
+
+    def _count(self, settled: Sequence[Batch]) -> None:
+        for batch in settled:
             if batch.verdict is not None:
                 self.tally.add(batch.verdict)
-        if batches:
+        if settled:
             self._open = [batch for batch in self._open if not batch.closed]
 
     # -- sending -----------------------------------------------------------------------------------------------------

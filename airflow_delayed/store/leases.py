@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Connection, Table, cast, insert, or_, select
+from sqlalchemy import CTE, Column, ColumnElement, Connection, Table, bindparam, cast, insert, literal, or_, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.dml import Insert, ReturningInsert
 
 from airflow_delayed.store.arrays import among, as_table
 from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
-from airflow_delayed.store.claims import slices
+from airflow_delayed.store.claims import portions, slices
 from airflow_delayed.store.schema import Tables
 
 #: What the row of an id in ``_past`` says, in its column Outcome.
@@ -58,7 +58,7 @@ def held(connection: Connection, tables: Tables, ids: Sequence[str], now: dateti
 def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str]]:
     """Return digest and outcome of the ids that are remembered, or held."""
     past, found = tables.past, {}
-    for some in slices(ids):
+    for some in portions(connection, ids):
         known = among(connection, past.c.Id, some)
         for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(known)):
             found[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.Outcome)
@@ -111,23 +111,36 @@ def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping
     )
 
 
-def take(tables: Tables, due: CTE, now: datetime, dispatcher: str, until: datetime) -> Insert:
+def take(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     """Return PostgreSQL's statement that has a dispatcher hold the messages of ``due``, but those that are held.
 
     It returns the ids that it took. Two that look at the same moment cannot both take one: the second waits for the
-    first, and then sees what that wrote.
+    first, and then sees what that wrote. Its values are ``now``, ``dispatcher`` and ``until``.
     """
     past = tables.past
-    said = {"Outcome": HANDED_OVER, "At": now, "Dispatcher": dispatcher, "ClaimedUntil": until}
-    fixed = [cast(said[name], past.c[name].type) for name in _KEPT[4:]]
-    # in one order, so that two who take the same messages wait for each other instead of locking up
-    given = postgresql.insert(past).from_select(
-        _KEPT, select(*(due.c[name] for name in _KEPT[:4]), *fixed).order_by(due.c.Id)
-    )
-    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= cast(now, past.c.At.type))
+    given = take_all(tables, due)
+    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
     return given.on_conflict_do_update(
         index_elements=[past.c.Id], set_={name: given.excluded[name] for name in _KEPT[1:]}, where=free
     ).returning(past.c.Id)
+
+
+def take_all(tables: Tables, due: CTE) -> postgresql.Insert:
+    """Return the same for messages of which nothing is noted; it fails if another dispatcher notes one meanwhile."""
+    past = tables.past
+    said = (
+        cast(literal(HANDED_OVER), past.c.Outcome.type),
+        _value(past.c.At, "now"),
+        _value(past.c.Dispatcher, "dispatcher"),
+        _value(past.c.ClaimedUntil, "until"),
+    )
+    # in one order, so that two who take the same messages wait for each other instead of locking up
+    rows = select(*(due.c[name] for name in _KEPT[:4]), *said).order_by(due.c.Id)
+    return postgresql.insert(past).from_select(_KEPT, rows)
+
+
+def _value(column: Column[Any], name: str) -> ColumnElement[Any]:
+    return cast(bindparam(name, type_=column.type), column.type)
 
 
 def renew(

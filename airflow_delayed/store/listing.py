@@ -6,25 +6,68 @@ Neither a body nor a header is read, and no transaction stays open between two p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, or_, select
+from sqlalchemy import Connection, Engine, Table, select
 
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.ordered import BOTH, Conditions, Place, first, of_table, with_runs
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import claimed_until
-from airflow_delayed.store.stored import SHOWN, Remembered, StoredMessage, place_of, stored
+from airflow_delayed.store.stored import Remembered, StoredMessage, columns, place_of, stored
 
 #: Rows a page.
 PAGE = 1000
 
-Place = tuple[datetime, str]
-Conditions = list[ColumnElement[bool]]
 DatabaseTime = Callable[[Connection], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Messages by due time and id, as they stand at ``at``, by the database's clock."""
+
+    at: datetime
+    messages: Sequence[StoredMessage]
+    #: Of the ids that were asked for: those whose message is gone.
+    remembered: Sequence[Remembered]
+    #: Where the next page begins; None: there is none.
+    next: str | None
+
+
+def page(
+    engine: Engine,
+    tables: Tables,
+    criteria: Criteria,
+    *,
+    ids: Sequence[str] | None = None,
+    limit: int,
+    after: str | None = None,
+    database_time: DatabaseTime = claims.database_time,
+) -> Page:
+    """Return one page, read over one connection.
+
+    :param ids: only these; up to 1000.
+    :param limit: at most so many.
+    :param after: the last page's ``next``.
+    :raises ValueError: ``after`` is no token.
+    """
+    place = None if after is None else place_of(after)
+    gone: list[Remembered] = []
+    with engine.connect().execution_options(read_only=True) as connection:
+        now = database_time(connection)
+        if ids is None:
+            found = _page(connection, tables, criteria, now, place, limit + 1)
+        else:
+            every = _of_ids(connection, tables, criteria, ids, now)
+            found = [one for one in _sorted(every) if _behind(one, place)]
+            there = {one.message_id for one in every}
+            if criteria.given:
+                there = {one.message_id for one in _of_ids(connection, tables, Criteria(), ids, now)}
+            gone = _gone(connection, tables, [one for one in ids if one not in there])
+    shown = found[:limit]
+    return Page(at=now, messages=shown, remembered=gone, next=shown[-1].token if len(found) > limit else None)
 
 
 def listed(
@@ -48,8 +91,11 @@ def listed(
         raise ValueError(f"limit={limit} is negative")
     place = None if after is None else place_of(after)
     if ids is not None:
-        found = _of_ids(engine, tables, criteria, ids, place, database_time)
-        yield from found[:limit]
+        found: list[StoredMessage] = []
+        for some in claims.slices(list(dict.fromkeys(ids))):
+            with engine.connect().execution_options(read_only=True) as connection:
+                found += _of_ids(connection, tables, criteria, some, database_time(connection))
+        yield from [one for one in _sorted(found) if _behind(one, place)][:limit]
         return
     left = limit
     while left is None or left > 0:
@@ -64,123 +110,82 @@ def listed(
 
 
 def _page(
-    connection: Connection, tables: Tables, criteria: Criteria, now: datetime, after: Place | None, size: int
+    connection: Connection, tables: Tables, criteria: Criteria, now: datetime, place: Place | None, size: int
 ) -> list[StoredMessage]:
-    """Return one page of both tables."""
-    rows = []
-    for table, conditions in _meant(tables, criteria, now):
-        rows += _rows(connection, _shown(tables, table, conditions), table, now, after, size)
-    return sorted(rows, key=_place)[:size]
+    """Return the first messages of both tables behind a place."""
+    found: list[StoredMessage] = []
+    more: Conditions = []
+    for where in BOTH:
+        shown, of_run = columns(tables, where)
+        statement = first(
+            connection, tables, where, criteria, now, shown, after=place, size=size, more=more, of_run=of_run
+        )
+        if statement is not None:
+            found += [stored(row._mapping, now) for row in connection.execute(statement)]
+        if len(found) == size:
+            # what failed and is due later is not of this page
+            more = [tables.failed.c.Time <= found[-1].due_at]
+    return _sorted(found)[:size]
 
 
 def _of_ids(
-    engine: Engine,
-    tables: Tables,
-    criteria: Criteria,
-    ids: Sequence[str],
-    after: Place | None,
-    database_time: DatabaseTime,
+    connection: Connection, tables: Tables, criteria: Criteria, ids: Sequence[str], now: datetime
 ) -> list[StoredMessage]:
-    found: dict[str, StoredMessage] = {}
-    for some in claims.slices(list(dict.fromkeys(ids))):
-        with engine.connect().execution_options(read_only=True) as connection:
-            now = database_time(connection)
-            for table, conditions in _meant(tables, criteria, now):
-                statement = _shown(tables, table, [*conditions, table.c.Id.in_(some)])
-                rows = _rows(connection, statement, table, now, after, None)
-                found.update((one.message_id, one) for one in rows)
-    return sorted(found.values(), key=_place)
-
-
-def _meant(tables: Tables, criteria: Criteria, now: datetime) -> list[tuple[Table, Conditions]]:
-    """Return the tables in which something may be meant, each with its conditions."""
-    both = ((tables.messages, criteria.of_messages(tables, now)), (tables.failed, criteria.of_failed(tables)))
-    return [(table, conditions) for table, conditions in both if conditions is not None]
-
-
-def _shown(tables: Tables, table: Table, conditions: Conditions) -> Select[Any]:
-    columns = [table.c[name] for name in SHOWN]
-    if table is tables.failed:
-        return select(*columns, table.c.Reason, table.c.FailedAt).where(*conditions)
-    return select(*columns, claimed_until(tables).label("ClaimedUntil")).where(*conditions)
-
-
-def _rows(
-    connection: Connection, statement: Select[Any], table: Table, now: datetime, after: Place | None, size: int | None
-) -> list[StoredMessage]:
-    statement = statement.where(*behind(table, after)).order_by(table.c.Time, table.c.Id).limit(size)
-    return [stored(dict(row._mapping), now) for row in connection.execute(statement)]
-
-
-def behind(table: Table, place: Place | None) -> Conditions:
-    """Return the conditions for what comes after a place in the order of due time and id."""
-    if place is None:
-        return []
-    due, message_id = place
-    # the first lets the index on Time be used
-    return [table.c.Time >= due, or_(table.c.Time > due, and_(table.c.Time == due, table.c.Id > message_id))]
+    found: list[StoredMessage] = []
+    for where in BOTH:
+        table: Table = getattr(tables, where)
+        conditions = of_table(tables, where, criteria, now)
+        if conditions is not None:
+            shown, of_run = columns(tables, where)
+            statement = select(*shown, *of_run).select_from(with_runs(tables, table))
+            statement = statement.where(*conditions, table.c.Id.in_(ids))
+            found += (stored(row._mapping, now) for row in connection.execute(statement))
+    # one that goes from one table to the other is there once
+    return list({one.message_id: one for one in found}.values())
 
 
 def _place(message: StoredMessage) -> Place:
     return message.due_at, message.message_id
 
 
-Where = Literal["messages", "failed"]
+def _sorted(found: Iterable[StoredMessage]) -> list[StoredMessage]:
+    return sorted(found, key=_place)
 
 
-def pages_of_ids(
-    engine: Engine,
-    tables: Tables,
-    criteria: Criteria,
-    *,
-    where: Sequence[Where],
-    more: Callable[[Table], Conditions],
-    database_time: DatabaseTime,
-) -> Iterator[list[str]]:
-    """Yield the ids of messages, a thousand at a time, one table after the other.
-
-    :param where: the tables to look into.
-    :param more: further conditions.
-    """
-    for name in where:
-        table: Table = getattr(tables, name)
-        place: Place | None = None
-        while True:
-            with engine.connect().execution_options(read_only=True) as connection:
-                meant = dict(_meant(tables, criteria, database_time(connection)))
-                if table not in meant:
-                    break
-                statement = (
-                    select(table.c.Time, table.c.Id)
-                    .where(*meant[table], *more(table), *behind(table, place))
-                    .order_by(table.c.Time, table.c.Id)
-                    .limit(PAGE)
-                )
-                found = list(connection.execute(statement))
-            if found:
-                yield [row.Id for row in found]
-            if len(found) < PAGE:
-                break
-            place = (found[-1].Time, found[-1].Id)
+def _behind(message: StoredMessage, place: Place | None) -> bool:
+    return place is None or _place(message) > place
 
 
 def known(
     engine: Engine, tables: Tables, message_id: str, *, database_time: DatabaseTime = claims.database_time
 ) -> StoredMessage | Remembered | None:
     """Return what is known of an id, or None if nothing is."""
-    past = tables.past
     # it may go from one table to another between two looks, and is then found in the second round
     for _ in range(2):
         for found in listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time):
             return found
-        statement = select(past.c.Outcome, past.c.At, past.c.Destination, past.c.Time).where(past.c.Id == message_id)
         with engine.connect().execution_options(read_only=True) as connection:
-            row = connection.execute(statement).one_or_none()
-        if row is not None:
-            return Remembered(
-                message_id=message_id, state=row.Outcome, at=row.At, destination=row.Destination, due_at=row.Time
-            )
+            for gone in _gone(connection, tables, [message_id]):
+                return gone
     return None
+
+
+def _gone(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[Remembered]:
+    past, found = tables.past, []
+    for some in claims.slices(ids):
+        columns = (past.c.Id, past.c.Outcome, past.c.At, past.c.Destination, past.c.Time, past.c.Dispatcher)
+        found += [
+            Remembered(
+                message_id=row.Id,
+                state=row.Outcome,
+                at=row.At,
+                destination=row.Destination,
+                due_at=row.Time,
+                dispatcher=row.Dispatcher,
+            )
+            for row in connection.execute(select(*columns).where(past.c.Id.in_(some)).order_by(past.c.Id))
+        ]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

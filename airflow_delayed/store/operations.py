@@ -8,29 +8,31 @@ changed or handed over, never both: a dispatcher locks the message before it wri
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, Table, and_, case, literal, or_, select, union_all
+from sqlalchemy import Connection, Engine, Table, and_, or_, select
 
 from airflow_delayed.store import audit, claims
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.by_id import by_key, delete_rows
-from airflow_delayed.store.changes import Change, Found, Purge, Reschedule, Retry
+from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.changes import Change, Purge, Reschedule, Retry
 from airflow_delayed.store.contention import retried
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.listing import Conditions, DatabaseTime, Where, pages_of_ids
+from airflow_delayed.store.id_pages import IdPages
+from airflow_delayed.store.listing import DatabaseTime
+from airflow_delayed.store.look import look
+from airflow_delayed.store.ordered import Conditions, Where
 from airflow_delayed.store.outcomes import NAMED, Outcome, Outcomes
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState, state_of
+from airflow_delayed.store.states import MessageState
 
 #: How long to wait in all for messages in flight, and between two looks; in seconds.
 PATIENCE = 0.5
 PAUSE = 0.05
 
-_LOOKED_AT = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry")
 T = TypeVar("T")
 
 
@@ -71,17 +73,36 @@ class Operations:
         inorder.add({message_id: found[message_id] for message_id in asked})
         return inorder
 
-    def by_criteria(self, change: Change, criteria: Criteria, *, who: str, dry_run: bool = False) -> Outcomes:
-        """Change all messages that a filter means. What is stored meanwhile may be missed."""
+    def by_criteria(
+        self,
+        change: Change,
+        criteria: Criteria,
+        *,
+        who: str,
+        dry_run: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Outcomes:
+        """Change the messages that a filter means. What is stored meanwhile may be missed.
+
+        :param limit: look at no more than so many; ``next`` of the outcomes says where to go on, and of a dry run
+            ``more`` how many there are besides.
+        :param after: go on there.
+        :raises ValueError: ``after`` is no token, or ``limit`` is not positive.
+        """
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED)
         entry = AuditEntry(who, change.action, {**criteria.given, **_told(change)})
+        where: Sequence[Where] = ["failed"] if isinstance(change, Retry) else ["messages", "failed"]
+        more: Callable[[Table], Conditions] = _any
         if isinstance(change, Reschedule):
-            # what has been moved is not met again further on
-            due = change.due_at
-            pages = self._pages(criteria, ["messages"], lambda table: [table.c.Time != due])
-        else:
-            pages = self._pages(criteria, ["failed"] if isinstance(change, Retry) else ["messages", "failed"])
-        self._run(change, pages, criteria, entry, found, dry_run=dry_run)
+            where, more = ["messages"], partial(_due_otherwise, change.due_at)
+        pages = self._pages(criteria, where, more, limit=limit, after=after)
+        self._run(change, pages, criteria, entry, found, dry_run=dry_run, on=after is not None)
+        found.next = pages.next
+        if dry_run and found.next is not None:
+            found.more = pages.left()
         return found
 
     def purge(self, older_than: timedelta, reasons: Sequence[str], *, who: str, dry_run: bool = False) -> Outcomes:
@@ -98,15 +119,28 @@ class Operations:
         states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)
         if states:
             criteria = Criteria(states=states)
-            pages = self._pages(criteria, ["failed"], lambda table: [table.c.FailedAt < before])
+            pages = self._pages(criteria, ["failed"], partial(_failed_before, before))
             self._run(Purge(before, states), pages, criteria, entry, found, dry_run=dry_run)
         return found
 
     def _pages(
-        self, criteria: Criteria, where: Sequence[Where], more: Callable[[Table], Conditions] = lambda table: []
-    ) -> Iterator[list[str]]:
-        return pages_of_ids(
-            self._engine, self._tables, criteria, where=where, more=more, database_time=self._database_time
+        self,
+        criteria: Criteria,
+        where: Sequence[Where],
+        more: Callable[[Table], Conditions],
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> IdPages:
+        return IdPages(
+            self._engine,
+            self._tables,
+            criteria,
+            where=where,
+            more=more,
+            limit=limit,
+            after=after,
+            database_time=self._database_time,
         )
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
@@ -146,10 +180,14 @@ class Operations:
         found: Outcomes,
         *,
         dry_run: bool,
+        on: bool = False,
     ) -> None:
-        """Work through all chunks, then wait a little for those in flight."""
+        """Work through all chunks, then wait a little for those in flight.
+
+        :param on: there were some before.
+        """
         pending: list[str] = []
-        met = False
+        met = on
         for chunk in chunks:
             met = True
             pending += self._chunk(change, chunk, criteria, entry, found, dry_run=dry_run)
@@ -205,86 +243,18 @@ class Operations:
 REMEMBERED = "remembered"
 
 
+def _any(table: Table) -> Conditions:
+    return []
+
+
+def _due_otherwise(due_at: datetime, table: Table) -> Conditions:
+    # what has been moved is not met again further on
+    return [table.c.Time != due_at]
+
+
+def _failed_before(before: datetime, table: Table) -> Conditions:
+    return [table.c.FailedAt < before]
+
+
 def _told(change: Change) -> dict[str, Any]:
     return {"to": change.due_at.isoformat()} if isinstance(change, Reschedule) else {}
-
-
-def look(
-    connection: Connection, tables: Tables, ids: Sequence[str], now: datetime, criteria: Criteria, *, lock: bool
-) -> list[Found]:
-    """Return where each id is, its row locked if nobody else has it, without those that a filter does not mean.
-
-    The order of the statements matters: each sees what was committed before it. First the messages, then the failed
-    ones; then those that are there and were passed over; then who holds a lease and what is remembered.
-    """
-    found: dict[str, Found] = {}
-    left_out: set[str] = set()
-    asked = sorted(ids)
-    for table in (tables.messages, tables.failed):
-        rest = [message_id for message_id in asked if message_id not in found and message_id not in left_out]
-        for row in _found(connection, table, rest, criteria, lock=lock):
-            if not row.pop("Meant"):
-                left_out.add(row["Id"])
-            else:
-                where: Literal["messages", "failed"] = "failed" if table is tables.failed else "messages"
-                found[row["Id"]] = Found(message_id=row["Id"], where=where, row=row)
-    rest = [message_id for message_id in asked if message_id not in found and message_id not in left_out]
-    for message_id in _there(connection, tables, rest):
-        found[message_id] = Found(message_id=message_id, held=True)
-    past = tables.past
-    for some in claims.slices([message_id for message_id in asked if message_id not in left_out]):
-        said = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(past.c.Id.in_(some))
-        for row_ in connection.execute(said):
-            one = found.get(row_.Id)
-            if one is None:
-                found[row_.Id] = Found(message_id=row_.Id, where="past", remembered=row_.Outcome)
-            elif one.where == "messages" and row_.ClaimedUntil is not None:
-                held = row_.ClaimedUntil > now
-                found[row_.Id] = replace(one, held=held, abandoned=not held)
-    for message_id in asked:
-        if message_id not in left_out:
-            found.setdefault(message_id, Found(message_id=message_id))
-    return [one for one in found.values() if _stands(one, criteria, now)]
-
-
-def _found(
-    connection: Connection, table: Table, ids: Sequence[str], criteria: Criteria, *, lock: bool
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for some in claims.slices(ids):
-        statement = locking(table, some, criteria) if lock else _looking_at(table, some, criteria)
-        rows += [dict(row._mapping) for row in connection.execute(statement)]
-    return rows
-
-
-def _looking_at(table: Table, ids: Sequence[str], criteria: Criteria) -> Select[Any]:
-    """Return the query for these rows, of which Meant says whether a filter means them."""
-    names = [*_LOOKED_AT, *(("Reason", "FailedAt") if "Reason" in table.c else ())]
-    fixed = criteria.fixed(table)
-    meant = literal(1) if fixed is None else case((fixed, 1), else_=0)
-    columns = [table.c[name] for name in names]
-    return select(*columns, meant.label("Meant")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
-
-
-def locking(table: Table, ids: Sequence[str], criteria: Criteria) -> Select[Any]:
-    """Return the query that locks these rows, passing over those that another transaction has."""
-    statement = _looking_at(table, ids, criteria).with_for_update(skip_locked=True)
-    return by_key(statement.with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql"), table)
-
-
-def _there(connection: Connection, tables: Tables, ids: Sequence[str]) -> set[str]:
-    """Return the ids that are there after all: locked by others, or on their way from one table to the other."""
-    found: set[str] = set()
-    for some in claims.slices(ids):
-        both = (select(table.c.Id).where(table.c.Id.in_(some)) for table in (tables.messages, tables.failed))
-        found.update(connection.execute(union_all(*both)).scalars())
-    return found
-
-
-def _stands(found: Found, criteria: Criteria, now: datetime) -> bool:
-    """Whether it still stands as the filter wants; who holds it decides otherwise."""
-    if criteria.states is None or found.held or not found.row:
-        return True
-    if found.where == "failed":
-        return MessageState(found.row["Reason"]) in criteria.states
-    return state_of({**found.row, "ClaimedUntil": None}, now) in criteria.states

@@ -71,6 +71,10 @@ class Outcomes(dict[str, Outcome]):
     def __init__(self, named: int | None = None) -> None:
         super().__init__()
         self.counts: dict[Outcome, int] = {}
+        #: Of a change by filter with a limit: where those begin that it left out, for ``after=``.
+        self.next: str | None = None
+        #: Of a dry run with a limit: how many those are, counted up to a million.
+        self.more = 0
         self._named = named
 
     @property

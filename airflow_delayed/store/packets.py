@@ -18,7 +18,7 @@ _LONGEST = 4_194_304
 
 
 def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Cut rows of messages into pieces that fit into a statement each.
+    """Cut rows into pieces that fit into a statement each.
 
     :raises LimitExceeded: one row alone does not fit.
     """
@@ -27,7 +27,7 @@ def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterato
     piece: list[Mapping[str, Any]] = []
     size = _REST
     for row in rows:
-        length = _literal(row["State"]) + _literal(row["Headers"]) + _REST
+        length = sum(_literal(value) for value in row.values() if isinstance(value, bytes)) + _REST
         if length > limit:
             raise LimitExceeded(
                 "body",

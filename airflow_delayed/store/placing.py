@@ -6,7 +6,8 @@ wherever it is. The same id with other content, or for another connection, is
 
 - with "error" a :class:`~airflow_delayed.errors.MessageConflict`,
 - with "keep" a duplicate: what is stored stays,
-- with "replace" put in place of what waits or has failed, and refused where it comes too late.
+- with "replace" put in place of what waits or has failed, and refused where it comes too late. It keeps when the
+  first of that id was stored.
 
 Nobody brings back what was cancelled: it is a duplicate, and with "replace" and other content refused.
 """
@@ -18,10 +19,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table, select
 
 from airflow_delayed.errors import MessageConflict, some
+from airflow_delayed.identity import digest_of
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import claims, leases, notice
+from airflow_delayed.store.arrays import among
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import Overtaken
 from airflow_delayed.store.schema import Tables
@@ -45,15 +49,23 @@ def place(
     rows: Mapping[str, Row],
     on_conflict: OnConflict,
     deliver_conn_id: str | None,
+    *,
+    fresh: bool = False,
 ) -> Placed:
     """Store rows, given by id and ordered by it: whoever stores the same ones waits for the other, and none for both.
 
+    :param fresh: none of the ids is expected to wait here already.
+    :raises sqlalchemy.exc.IntegrityError: with ``fresh``, one does; the transaction is to be made anew without it.
     :raises MessageConflict: with "error"; the transaction is to be rolled back.
     :raises Overtaken: others change the same rows at this moment; the transaction is to be made anew.
     """
     now = claims.database_time(connection)
     given = {name: {**row, "StoredAt": now} for name, row in rows.items()}
-    placed = Placed(new=claims.insert_new(connection, tables.messages, list(given.values())))
+    if fresh:
+        claims.insert_all(connection, tables.messages, list(given.values()))
+        placed = Placed(new=set(given))
+    else:
+        placed = Placed(new=claims.insert_new(connection, tables.messages, list(given.values())))
     old = [name for name in given if name not in placed.new]
     _look_back(connection, tables, given, placed, on_conflict)
     there = claims.present(connection, tables.messages, old)
@@ -65,7 +77,7 @@ def place(
     if other and on_conflict == "replace":
         free = _free(connection, tables, other, now)
         placed.refused.update(name for name in other if name not in free)
-        _replace(connection, tables, [given[name] for name in other if name in free])
+        _replace(connection, tables, tables.messages, [given[name] for name in other if name in free])
         placed.replaced |= free
     if written := placed.new | placed.replaced:
         notice.give(connection, tables.messages, min(given[name]["Time"] for name in written), [deliver_conn_id])
@@ -93,7 +105,7 @@ def _look_back(
     if on_conflict == "replace":
         placed.refused |= changed
         placed.replaced |= other
-        claims.remove(connection, tables.failed, sorted(other))
+        _replace(connection, tables, tables.failed, [given[name] for name in sorted(other)])
     known = (failed.keys() | past.keys()) - placed.replaced
     claims.remove(connection, tables.messages, sorted(known))
     placed.new -= known | placed.replaced
@@ -108,13 +120,25 @@ def _free(connection: Connection, tables: Tables, names: Sequence[str], now: dat
     return locked - leases.held(connection, tables, sorted(locked), now)
 
 
-def _replace(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
+def _replace(connection: Connection, tables: Tables, table: Table, rows: Sequence[Row]) -> None:
+    """Put rows in the place of those with their ids that are in a table, and in that of messages."""
     names = [row["Id"] for row in rows]
-    claims.remove(connection, tables.messages, names)
+    first = _stored_at(connection, table, names)
+    rows = [{**row, "StoredAt": first[row["Id"]], "ReplacedAt": row["StoredAt"]} for row in rows]
+    for one in {table, tables.messages}:
+        claims.remove(connection, one, names)
     # of a dispatcher that has died; should it live after all, it finds that it holds this message no longer
     leases.forget(connection, tables, names)
     if claims.insert_new(connection, tables.messages, rows) != set(names):
         raise Overtaken(some(names, separator=", "))
+
+
+def _stored_at(connection: Connection, table: Table, names: Sequence[str]) -> dict[str, datetime | None]:
+    found: dict[str, datetime | None] = {}
+    for some_ in claims.slices(names):
+        there = select(table.c.Id, table.c.StoredAt).where(among(connection, table.c.Id, some_))
+        found.update((row.Id, row.StoredAt) for row in connection.execute(there))
+    return found
 
 
 def conflicting(
@@ -138,6 +162,23 @@ def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[s
     for table in (tables.messages, tables.failed):
         found.update(claims.present(connection, table, names))
     return found
+
+
+def note_sent(connection: Connection, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
+    """Remember messages that their transport took without their having been here; what is known of an id stays."""
+    now = claims.database_time(connection)
+    rows = {
+        message.message_id: {
+            "Id": message.message_id,
+            "Destination": message.destination,
+            "Time": message.due_at,
+            "Digest": digest_of(message),
+            "Outcome": leases.HANDED_OVER,
+            "At": now,
+        }
+        for message in messages
+    }
+    claims.insert_new(connection, tables.past, [rows[name] for name in sorted(rows)])
 
 
 def _content(row: Row) -> tuple[bytes, str | None]:

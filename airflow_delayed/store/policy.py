@@ -15,7 +15,8 @@ class DispatchPolicy:
     """What may be chosen of a dispatcher; the names of retries and breakers are NServiceBus's (MSMQ transport).
 
     :param lookahead: how long before its due time a message is handed over.
-    :param batch_size: messages a transaction, for each connection.
+    :param batch_size: messages that are claimed at a time, for each connection; if sending them goes fast, up to ten
+        times as many in one transaction.
     :param consistency: "exactly_once" allows no connection but the store's own, whose destinations are queue tables in
         the same database.
     :param number_of_retries: how often a message is tried again that its transport refused, so one attempt more than

@@ -11,6 +11,9 @@ from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
 
+#: ``json.dumps`` would make an encoder for each message.
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def check_limits(message: DelayedMessage) -> None:
     """Check a message against the store's columns; the limits count characters.
@@ -41,9 +44,10 @@ def _check_text(column: str, value: str, limit: int) -> None:
         raise InvalidMessage(column, "has a null character, which not every database keeps as text")
 
 
-def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, Any]:
+def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None = None) -> dict[str, Any]:
     """Return a message as the row that is stored, without StoredAt.
 
+    :param run: the number of the task's run that it comes from.
     :raises LimitExceeded: it does not fit.
     """
     check_limits(message)
@@ -52,12 +56,13 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None) -> dict[str, An
         "Destination": message.destination,
         "State": message.body,
         "Time": message.due_at,
-        "Headers": json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")).encode(),
+        "Headers": _JSON(dict(message.headers)).encode(),
         "RetryCount": 0,
         "DeliverConnId": deliver_conn_id,
         "Tag": message.tag,
         "ExpiresAt": message.expires_at,
         "Digest": digest_of(message),
+        "Run": run,
     }
 
 
@@ -66,8 +71,10 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
 
     :raises InvalidMessage: the row was not written by this package and says something that cannot be sent.
     """
+    given = bytes(row["Headers"])
     try:
-        headers = json.loads(bytes(row["Headers"]))
+        # text is read at once, while bytes are looked at first: they could be UTF-16
+        headers = json.loads(given.decode()) if given != b"{}" else {}
     except ValueError:
         raise InvalidMessage("headers", "are not a JSON object in UTF-8") from None
     if not isinstance(headers, dict):

@@ -17,6 +17,8 @@ Digest        16 bytes that stand for all that the message says (:func:`airflow_
 StoredAt      when it was stored, by the database's clock
 NextTry       after a failure: not handed over before; null: at once
 LastError     what went wrong last, without a body or a header's value
+Run           the number of the task's run that stored it, in the table ``_runs``; null: none was named
+ReplacedAt    when this took the place of another with the same id, by the database's clock; null: never
 ============= ===================================================================================================
 
 Beside it, each named after it:
@@ -27,6 +29,7 @@ Beside it, each named after it:
   write of the message itself.
 - ``_failed``: messages that are not tried any more, or that expired; with all their content, until retried or purged.
 - ``_audit``: who changed what, and when; no content.
+- ``_runs``: which run of which task stored messages, so that these are found by it.
 - ``_dispatchers``: who dispatches, for which connections, and when it was last seen.
 - ``_version``: which version of these tables is there.
 """
@@ -57,6 +60,7 @@ from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
 from airflow_delayed.message import UTC
+from airflow_delayed.store.origin import MAX_NAME
 
 TABLE = "delayed_messages"
 
@@ -146,6 +150,10 @@ def bytes_column(length: int | None = None) -> TypeEngine[bytes]:
     return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb").with_variant(of_mssql, "mssql")
 
 
+#: SQLite counts up by itself only what it calls INTEGER, which has as many bits.
+_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """All tables of one store."""
@@ -156,9 +164,10 @@ class Tables:
     audit: Table
     dispatchers: Table
     version: Table
+    runs: Table
 
     def __iter__(self) -> Iterator[Table]:
-        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.version)
+        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -172,11 +181,23 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
     def table(suffix: str, *items: SchemaItem) -> Table:
         return Table(f"{name}{suffix}", MetaData(), *items, schema=schema, quote=True, quote_schema=True)
 
-    def index(suffix: str, *columns: str) -> Index:
-        return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns)
+    def index(suffix: str, *columns: str, **options: Any) -> Index:
+        return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns, **options)
+
+    def partial(suffix: str, *columns: str) -> Index:
+        # most messages of some stores have none; MySQL and MariaDB index them nevertheless
+        dialects = ("postgresql", "sqlite", "mssql")
+        return index(suffix, *columns, **{f"{one}_where": text(f'"{columns[0]}" IS NOT NULL') for one in dialects})
+
+    def indexes(suffix: str) -> Iterator[Index]:
+        """What a list in order of due time is read by."""
+        yield index(suffix, "Time")
+        yield index(suffix, "Destination", "Time")
+        yield partial(suffix, "Tag", "Time")
+        yield partial(suffix, "Run", "Time")
 
     return Tables(
-        messages=table("", *_message_columns(), index("", "Time"), index("", "Tag")),
+        messages=table("", *_message_columns(), *indexes(""), partial("", "NextTry")),
         past=table(
             "_past",
             _column("Id", text_column(MAX_ID), primary_key=True),
@@ -194,12 +215,11 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             *_message_columns(),
             _column("Reason", text_column(20), nullable=False),
             _column("FailedAt", UtcTime(), nullable=False),
-            index("_failed", "Time"),
-            index("_failed", "Tag"),
+            *indexes("_failed"),
         ),
         audit=table(
             "_audit",
-            _column("Seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+            _column("Seq", _NUMBER, primary_key=True, autoincrement=True),
             _column("At", UtcTime(), nullable=False),
             _column("Who", text_column(250)),
             _column("Action", text_column(20), nullable=False),
@@ -214,6 +234,20 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("StartedAt", UtcTime(), nullable=False),
             _column("SeenAt", UtcTime(), nullable=False),
             _column("EndedAt", UtcTime()),
+        ),
+        runs=table(
+            "_runs",
+            _column("Seq", _NUMBER, primary_key=True, autoincrement=True),
+            _column("DagId", text_column(MAX_NAME), nullable=False),
+            _column("RunId", text_column(MAX_NAME), nullable=False),
+            _column("TaskId", text_column(MAX_NAME), nullable=False),
+            _column("MapIndex", Integer(), nullable=False),
+            # the four names together are longer than an index of MariaDB may be
+            _column("Digest", bytes_column(16), nullable=False),
+            _column("At", UtcTime(), nullable=False),
+            index("_runs", "Digest", unique=True),
+            index("_runs", "DagId"),
+            index("_runs", "At"),
         ),
         version=table(
             "_version",
@@ -238,6 +272,8 @@ def _message_columns() -> list[Column[Any]]:
         _column("StoredAt", UtcTime()),
         _column("NextTry", UtcTime()),
         _column("LastError", text_column(MAX_ERROR)),
+        _column("Run", _NUMBER),
+        _column("ReplacedAt", UtcTime()),
     ]
 
 

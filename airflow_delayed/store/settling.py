@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, any_, bindparam, cast, delete, insert, literal, literal_column, select, update
+from sqlalchemy import Connection, Table, any_, bindparam, cast, delete, insert, literal, literal_column, select, update
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.dml import ReturningDelete
 from sqlalchemy.types import UserDefinedType
 
 from airflow_delayed.store import leases
@@ -49,6 +51,8 @@ class Verdict:
     failed: list[tuple[Row, str]] = field(default_factory=list)
     expired: list[Row] = field(default_factory=list)
     untried: list[Row] = field(default_factory=list)
+    #: When it was known: right after sending, by the database's clock.
+    at: datetime | None = None
 
     @property
     def others(self) -> list[Row]:
@@ -70,6 +74,7 @@ class Verdict:
             [(row, reason) for row, reason in self.failed if row["Id"] in ids],
             [row for row in self.expired if row["Id"] in ids],
             [row for row in self.untried if row["Id"] in ids],
+            self.at,
         )
 
 
@@ -104,13 +109,18 @@ def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
         return
     if connection.dialect.name == "postgresql" and all("ctid" in row for row in rows):
         # written as text, which is ten times as fast as a list that the driver has to look through
-        places = literal("{" + ",".join(f'"{row["ctid"]}"' for row in rows) + "}", _Places())
-        there = delete(table).where(literal_column("ctid") == any_(cast(places, postgresql.ARRAY(_Place()))))
-        if sorted(connection.execute(there.returning(table.c.Id)).scalars().all()) != sorted(ids):
+        places = '{"' + '","'.join([row["ctid"] for row in rows]) + '"}'
+        if set(connection.execute(_remove_from(table), {"places": places}).scalars().all()) != set(ids):
             raise RowsMoved
         return
     for some in slices(sorted(ids)):
         connection.execute(delete_rows(table, some))
+
+
+@lru_cache(maxsize=32)
+def _remove_from(table: Table) -> ReturningDelete[Any]:
+    places = cast(bindparam("places", type_=_Places()), postgresql.ARRAY(_Place()))
+    return delete(table).where(literal_column("ctid") == any_(places)).returning(table.c.Id)
 
 
 class RowsMoved(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from sqlalchemy import Connection, Engine, Table
@@ -16,6 +17,9 @@ from airflow_delayed.store.schema import Tables
 
 #: Where each change of a table stands by itself, two installs can be in each other's way at every one.
 _TRIES = 12
+#: Seconds between two tries: a change of a table with many rows takes its time.
+_PAUSE = 0.02
+_LONGEST_PAUSE = 0.5
 
 
 def install(
@@ -89,12 +93,15 @@ def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> Topol
         return work(connection)
 
 
-def _repeated(engine: Engine, work: Callable[[Connection], TopologyReport]) -> TopologyReport:
-    for _ in range(_TRIES - 1):
+def _repeated(
+    engine: Engine, work: Callable[[Connection], TopologyReport], sleep: Callable[[float], None] = time.sleep
+) -> TopologyReport:
+    for tried in range(_TRIES - 1):
         try:
             return retried(engine, work)
         except DBAPIError as error:
             # another install made the same just now, or this one may not; the next try tells which
             if error.connection_invalidated:
                 raise
+        sleep(min(_PAUSE * 2**tried, _LONGEST_PAUSE))
     return retried(engine, work)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
 from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, false, func, not_, or_, select
 
 from airflow_delayed.store.schema import Tables, UtcTime
+
+#: A dispatcher hands nothing over that is due later than this, so all that is not simply waiting is due before.
+AHEAD = timedelta(days=1)
+#: A lease is not renewed for longer.
+LONGEST_LEASE = timedelta(hours=1)
 
 
 class MessageState(str, Enum):
@@ -58,7 +63,9 @@ def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElemen
     """Return the condition for rows of the table of messages that stand so: the same as :func:`state_of`, in SQL."""
     table, lease = tables.messages, tables.past.alias("lease")
     if state is MessageState.IN_FLIGHT:
-        return exists().where(lease.c.Id == table.c.Id, lease.c.ClaimedUntil > now)
+        # by the index on At the few that are leased are found first
+        lately = (lease.c.At > now - LONGEST_LEASE, lease.c.ClaimedUntil > now)
+        return exists().where(lease.c.Id == table.c.Id, *lately)
     held = func.coalesce(claimed_until(tables), now, type_=UtcTime()) > now
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     if state is MessageState.EXPIRED:
@@ -67,7 +74,8 @@ def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElemen
     retrying = and_(table.c.NextTry.is_not(None), table.c.NextTry > now)
     alive = and_(or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now), not_(held))
     if state is MessageState.RETRYING:
-        return and_(retrying, alive)
+        # which lets the index on Time be used
+        return and_(table.c.Time <= now + AHEAD, retrying, alive)
     tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
     if state is MessageState.DUE:
         return and_(table.c.Time <= now, tried, alive)

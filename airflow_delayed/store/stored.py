@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement
 
 from airflow_delayed.message import from_microseconds, microseconds
-from airflow_delayed.store.states import MessageState, state_of
+from airflow_delayed.store.origin import Origin
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.states import MessageState, claimed_until, state_of
 
 #: The columns that are read, of the tables of messages and of failed ones.
 SHOWN = (
@@ -23,6 +28,8 @@ SHOWN = (
     "StoredAt",
     "NextTry",
     "LastError",
+    "Run",
+    "ReplacedAt",
 )
 
 
@@ -44,15 +51,19 @@ class StoredMessage:
     next_try: datetime | None
     #: What went wrong last; never a body or a header's value.
     last_error: str | None
+    #: By the database's clock, as are the two below. What took another's place has the other's.
     stored_at: datetime | None
     #: When it was given up, or was found to have expired.
     failed_at: datetime | None
+    #: When it took the place of another with its id; None: never.
+    replaced_at: datetime | None = None
+    #: The run of the task that stored it; None: no task did, or it is not known.
+    origin: Origin | None = None
 
     @property
     def token(self) -> str:
         """Where a list goes on after this message: ``list(after=token)``."""
-        place = f"{microseconds(self.due_at)} {self.message_id}".encode()
-        return urlsafe_b64encode(place).decode().rstrip("=")
+        return token_of(self.due_at, self.message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +78,13 @@ class Remembered:
     #: None after an erasure, as is ``due_at``.
     destination: str | None
     due_at: datetime | None
+    #: Who handed it over; None if it was cancelled, purged or erased.
+    dispatcher: str | None = None
+
+
+def token_of(due_at: datetime, message_id: str) -> str:
+    """Return a place in the order of due time and id as a text."""
+    return urlsafe_b64encode(f"{microseconds(due_at)} {message_id}".encode()).decode().rstrip("=")
 
 
 def place_of(token: str) -> tuple[datetime, str]:
@@ -81,8 +99,21 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-def stored(row: Mapping[str, Any], now: datetime) -> StoredMessage:
-    """Return what can be shown of a row: of the table of messages with its lease, or of failed ones."""
+@lru_cache(maxsize=16)
+def columns(
+    tables: Tables, where: Literal["messages", "failed"]
+) -> tuple[Sequence[ColumnElement[Any]], Sequence[ColumnElement[Any]]]:
+    """Return what is read of a row, and of its run. They are made once, which takes as long as to read a page."""
+    of_run = [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+    if where == "failed":
+        failed = tables.failed
+        return [*(failed.c[name] for name in SHOWN), failed.c.Reason, failed.c.FailedAt], of_run
+    shown = [tables.messages.c[name] for name in SHOWN]
+    return [*shown, claimed_until(tables).label("ClaimedUntil")], of_run
+
+
+def stored(row: Mapping[Any, Any], now: datetime) -> StoredMessage:
+    """Return what can be shown of a row of :func:`columns`."""
     failed = "Reason" in row
     return StoredMessage(
         message_id=row["Id"],
@@ -97,4 +128,8 @@ def stored(row: Mapping[str, Any], now: datetime) -> StoredMessage:
         last_error=row["LastError"],
         stored_at=row["StoredAt"],
         failed_at=row["FailedAt"] if failed else None,
+        replaced_at=row["ReplacedAt"],
+        origin=None
+        if row["DagId"] is None
+        else Origin(dag_id=row["DagId"], run_id=row["RunId"], task_id=row["TaskId"], map_index=row["MapIndex"]),
     )

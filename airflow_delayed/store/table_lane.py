@@ -25,7 +25,7 @@ class TableLane:
         self.conn_id = conn_id
         self.deliver_conn_id: str | None = None
         self.window = self.reach = timedelta(0)
-        self.tally = Tally(conn_id)
+        self.tally = Tally(conn_id, desk.meter)
         self.unavailable: str | None = None
         self.cause: BaseException | None = None
         self._desk = desk

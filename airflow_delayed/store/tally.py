@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from airflow_delayed.store.report import DispatchReport
 from airflow_delayed.store.settling import Verdict
 
 log = logging.getLogger(__name__)
 
+Meter = Callable[[str, Verdict], object]
 #: How many reasons are kept for the error of a run.
 KEPT_REASONS = 1000
 
 
 class Tally:
-    """The counts of one connection."""
+    """The counts of one connection.
 
-    def __init__(self, conn_id: str) -> None:
+    :param meter: is told the connection and each batch that is settled, from whichever thread settled it.
+    """
+
+    def __init__(self, conn_id: str, meter: Meter | None = None) -> None:
         self.report = DispatchReport()
         self.failures: dict[str, str] = {}
         self._conn_id = conn_id
+        self._meter = meter
 
     def take(self) -> tuple[DispatchReport, dict[str, str]]:
         """Return the counts, and the reasons of what was given up, and begin anew."""
@@ -30,6 +36,8 @@ class Tally:
     def add(self, verdict: Verdict) -> None:
         """Count what is settled."""
         report = self.report
+        if self._meter is not None:
+            self._meter(self._conn_id, verdict)
         if verdict.gone:
             dues = [row["Time"] for row in verdict.gone]
             report.add_all(self._conn_id, len(dues), min(dues), max(dues))

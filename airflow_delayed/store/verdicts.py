@@ -80,7 +80,7 @@ def judge(
 
     :param now: when it failed: the next try comes a growing pause later.
     """
-    verdict = Verdict()
+    verdict = Verdict(at=now)
     for row in rows:
         name = row["Id"]
         if name in results.confirmed:

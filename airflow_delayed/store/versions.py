@@ -1,7 +1,9 @@
 """Which version of the tables is there, and bringing an older one up to ours with its rows.
 
 Version 1 was the table of messages alone, without NextTry and LastError; version 2 has them, and the tables beside it.
-Each step can be repeated, for MySQL commits every change of a table by itself.
+Version 3 knows of a message which run of a task stored it, and when it was replaced, and has the messages of a tag and
+of a destination in order of due time. Each step can be repeated, for
+MySQL commits every change of a table by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.claims import database_time
 from airflow_delayed.store.schema import MYSQL, Tables, mysql_collation, store_tables
 
-VERSION = 2
+VERSION = 3
 
 OLDER = "store-older"
 NEWER = "store-newer"
@@ -105,7 +107,16 @@ def _to_2(connection: Connection, tables: Tables) -> None:
         _add_column(connection, tables.messages, name)
 
 
-_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2}
+def _to_3(connection: Connection, tables: Tables) -> None:
+    for table in (tables.messages, tables.failed):
+        # version 1 had only one of them
+        if inspect(connection).has_table(table.name, schema=table.schema):
+            for name in ("Run", "ReplacedAt"):
+                _add_column(connection, table, name)
+            _drop_index_on_tag(connection, table)
+
+
+_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2, 3: _to_3}
 
 
 def _add_column(connection: Connection, table: Table, name: str) -> None:
@@ -113,6 +124,14 @@ def _add_column(connection: Connection, table: Table, name: str) -> None:
     if name not in there:
         column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
         _alter(connection, table, f"ADD {column}")
+
+
+def _drop_index_on_tag(connection: Connection, table: Table) -> None:
+    """Drop the index on Tag alone; the one with Time has its name, and is made as all that is missing."""
+    there = {one["name"]: one["column_names"] for one in inspect(connection).get_indexes(table.name, table.schema)}
+    for index in table.indexes:
+        if there.get(str(index.name)) == ["Tag"]:
+            index.drop(connection)
 
 
 def _compare_without_padding(connection: Connection, table: Table) -> None:

@@ -1,3 +1,3 @@
-"""Behaviour tests for what others write for this package; they need nothing but the package itself."""
+"""For tests of what others write: behaviour tests of a store, and the pytest fixture ``delayed`` for DAGs."""
 
 from __future__ import annotations

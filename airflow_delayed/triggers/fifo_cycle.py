@@ -10,9 +10,11 @@ from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_delayed.errors import RetentionAtRisk
+from airflow_delayed import metrics
+from airflow_delayed.errors import DelayedError, RetentionAtRisk
 from airflow_delayed.message import utcnow
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import Rounds, end_of
@@ -119,6 +121,7 @@ class FifoCycleTrigger(BaseTrigger):
 
         given = self.arguments
         max_late = given["max_late_seconds"]
+        metrics.begin_in_trigger()
         with closing(SqsDelayHook(given["conn_id"], sleep=sleep)) as hook:
             rounds = Rounds(
                 hook,
@@ -129,6 +132,7 @@ class FifoCycleTrigger(BaseTrigger):
                 error_queue=given["error_queue"],
                 max_late=None if max_late is None else timedelta(seconds=max_late),
                 counts=Counts.restored(given["counts"]),
+                meter=metrics.count_cycled(given["conn_id"]),
             )
             status, problem = "done", None
             try:
@@ -137,7 +141,9 @@ class FifoCycleTrigger(BaseTrigger):
             except RetentionAtRisk as error:
                 status, problem = "retention", str(error)
             except Exception as error:
-                status, problem = "failed", f"{type(error).__name__}: {error}"
+                # the event is logged, and the texts of others may show what must not be in a log
+                told = f": {error}" if isinstance(error, DelayedError | AirflowException) else ""
+                status, problem = "failed", f"{type(error).__name__}{told}"
             rounds.tell()
         counts = rounds.counts
         return {

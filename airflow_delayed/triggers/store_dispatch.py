@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_delayed import metrics
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment
@@ -122,6 +123,7 @@ class StoreDispatchTrigger(BaseTrigger):
         given = self.arguments
         policy = DispatchPolicy.restored(given["policy"])
         status, problem = "done", None
+        metrics.begin_in_trigger()
         with closing(DelayedStoreHook(given["conn_id"], table=given["table"], schema=given["schema"])) as store:
             dispatcher = None
             try:
@@ -135,12 +137,15 @@ class StoreDispatchTrigger(BaseTrigger):
                     self._stay = stay
                 if self._stop.is_set():
                     stay.stop()
-                if stay.run() is None:
+                with metrics.Gauges(store):
+                    ended = stay.run()
+                if ended is None:
                     return None
             except DispatchFailed as error:
                 status, problem = ("unavailable" if error.unavailable else "given up"), str(error)
             except DelayedError as error:
                 status, problem = "unavailable", str(error)
+            metrics.tell_gauges(store)
             summary = DispatchReport().summary() if dispatcher is None else dispatcher.report.summary()
         return {"version": VERSION, "status": status, "summary": summary, "error": problem}
 

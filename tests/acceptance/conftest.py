@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography.fernet import Fernet
 from reckoning import Consumer, consuming
 from support.rabbitmq import VirtualHost, virtual_host
 
@@ -18,6 +19,15 @@ from services import airflow, java, postgres, process, sqs
 
 DAG = "flight_reminders"
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process run all tests of the one live Airflow, so that another can run what has none meanwhile."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            group = "world" if "world" in getattr(item, "fixturenames", ()) else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @dataclass
@@ -31,6 +41,9 @@ class World:
     broker: VirtualHost
     #: Of the names of its queues in SQS.
     prefix: str
+    #: Of Airflow's own database, and the key of what is encrypted in it.
+    metadata_url: str
+    fernet_key: str
 
     def folder(self, run_id: str) -> Path:
         """The folder that a run's Spark job writes."""
@@ -56,7 +69,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
     dags = shutil.copytree(ROOT / "dags", folder / "dags")
     shutil.copytree(ROOT / "tests/acceptance/dags", dags, dirs_exist_ok=True)
     with postgres.running() as server, virtual_host(rabbitmq_url) as broker:
-        metadata = _database(server.url, "metadata")
+        metadata, fernet_key = create_database(server.url, "metadata"), Fernet.generate_key().decode()
         connections = {
             "delayed_sqs": sqs.connection(sqs_endpoint, queue_name_prefix=prefix),
             "delayed_store": _connection(server.url),
@@ -71,6 +84,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
                 connections=connections,
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
                 FLIGHTS_IN_ANY_ORDER="1",
+                AIRFLOW__CORE__FERNET_KEY=fernet_key,
                 AIRFLOW__CORE__TEST_CONNECTION="Enabled",
                 # a triggerer that was killed is missed sooner than after 30 s
                 AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
@@ -79,10 +93,11 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
         ):
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
-            yield World(live, consumer, folder / "reminders", server.url, broker, prefix)
+            yield World(live, consumer, folder / "reminders", server.url, broker, prefix, metadata, fernet_key)
 
 
-def _database(url: str, name: str) -> str:
+def create_database(url: str, name: str) -> str:
+    """Make a database on a server, and return its URL."""
     import psycopg2
 
     with closing(psycopg2.connect(url)) as database, database.cursor() as cursor:

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
 from support.standing import give_up, hand_over
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
@@ -121,9 +120,18 @@ def test_a_change_by_filter_asks(hook: DelayedStoreHook, program, delayed):
     assert hook.get("m0").state == "cancelled"
     none = delayed("cancel", "--tag", "t", "-o", "json")
     assert (none.rows, "No message would be changed." in none.err) == ([], True)
-    table = hook.tables.audit
-    with hook.engine.connect() as connection:
-        assert connection.execute(select(table.c.Who, table.c.Action)).all() == [(getpass.getuser(), "cancel")]
+    (record,) = delayed("audit", "-o", "json").rows
+    assert (record["who"], record["action"], record["selection"], record["counts"]) == (
+        getpass.getuser(),
+        "cancel",
+        {"tag": "t"},
+        {"cancelled": 3},
+    )
+    told = delayed("audit", "--limit", "1")
+    assert ["tag: t" in told.out, "cancelled: 3" in told.out] == [True, True]
+    assert f"There may be more: --after {record['seq']}" in told.err
+    assert delayed("audit", "--after", str(record["seq"]), "-o", "json").rows == []
+    assert delayed("audit", "--since", LATER.isoformat(), "-o", "json").rows == []
 
 
 def test_each_change(hook: DelayedStoreHook, delayed):

@@ -10,7 +10,7 @@ from support.rabbitmq import eventually
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.store import heartbeat
+from airflow_delayed.store import claiming, heartbeat
 from airflow_delayed.store.report import BreakerTripped, DispatchFailed
 
 SECOND = timedelta(seconds=1)
@@ -218,3 +218,42 @@ def test_it_leaves_a_trace_of_when_it_was_there(store: Store):
     with hook.engine.begin() as connection:
         heartbeat.seen(connection, hook.tables, "third", ["x"], time.start + timedelta(seconds=time.seconds))
     assert hook.last_seen() is None
+
+
+def test_what_was_sent_is_written_down_though_no_more_can_be_claimed(store: Store):
+    """Both are done in one transaction, as long as that can be."""
+    hook = store.installed()
+    hook.send(message(f"m{n}", hook.now() - SECOND + n * SECOND / 100) for n in range(3))
+
+    class Broken(Transport):
+        def send(self, messages):
+            report = super().send(messages)
+            if self.ids == ["m0"]:
+                eventually(lambda: store.held(hook) == {"m0", "m1"})
+                store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "NextTry" TO "Other"')
+            return report
+
+    transport = Broken()
+    dispatcher = store.dispatcher(store.hook(), transport, batch_size=1)
+    with pytest.raises(BreakerTripped, match="claiming messages has failed since"):
+        dispatcher.run()
+    store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "Other" TO "NextTry"')
+    assert store.past(hook) == dict.fromkeys(transport.ids, "handed over")
+    assert dispatcher.report.dispatched >= 1
+    assert [one.message_id for one in hook.list()] == [name for name in ("m1", "m2") if name not in transport.ids]
+    assert store.held(hook) == set()
+
+
+def test_what_a_dead_dispatcher_held_is_met_in_the_middle_of_the_backlog(store: Store):
+    hook, transport = store.installed(), Transport()
+    start = hook.now()
+    hook.send(message(f"m{n}", start - 10 * SECOND + n * SECOND) for n in range(2, 4))
+    with hook.engine.begin() as connection:
+        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=start, limit=2)
+        claiming.claim(connection, hook.tables, wanted, now=start, dispatcher="dead", until=start - SECOND)
+    hook.send(message(f"m{n}", start - 10 * SECOND + n * SECOND) for n in (0, 1, 4, 5))
+    # no time passes: it does not look again from the beginning
+    report = store.dispatcher(hook, transport, batch_size=2, monotonic=lambda: 0.0).run()
+    assert report.dispatched == 6
+    assert transport.ids == [f"m{n}" for n in range(6)]
+    assert hook.count() == 0

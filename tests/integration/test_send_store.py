@@ -8,11 +8,14 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
-from support.stores import Store, Transport, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import UnsupportedOption
+from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.store import claims, leases
+from airflow_delayed.store.origin import Origin
 
 MINUTE = timedelta(minutes=1)
 
@@ -87,6 +90,80 @@ def test_what_is_in_the_store_stays_the_stores(job: Job):
     assert job.waiting() == {"later": 20 * MINUTE, "far": 90 * MINUTE}
 
 
+def test_a_message_tells_which_run_of_its_task_sent_it(job: Job):
+    job.run({"a": 20 * MINUTE, "b": 20 * MINUTE})
+    first = Origin(dag_id="d", run_id=str(job.now), task_id="send")
+    job.now += MINUTE
+    job.run({"a": 30 * MINUTE, "b": 19 * MINUTE}, on_conflict="replace")
+    second = Origin(dag_id="d", run_id=str(job.now), task_id="send")
+    assert {one.message_id: one.origin for one in job.hook.list()} == {"a": second, "b": first}
+
+
+def test_what_went_to_the_transport_at_once_is_known_as_well(job: Job):
+    dues = {"a": 5 * MINUTE, "b": 10 * MINUTE}
+    assert job.run(dues) == counts(sent=2)
+    start = job.now
+    job.now += MINUTE
+    near = {name: due - MINUTE for name, due in dues.items()}
+    for on_conflict in ("error", "keep", "replace"):
+        assert job.run(near, on_conflict=on_conflict) == counts(duplicates=2)
+    for other in (3 * MINUTE, 90 * MINUTE):
+        changed = {"new": MINUTE, "a": other}
+        with pytest.raises(AirflowFailException, match=r"same ids: a\. Nothing was sent"):
+            job.run(changed, text="new")
+    assert job.run({"a": 3 * MINUTE}, on_conflict="keep") == counts(duplicates=1)
+    assert job.run({"a": 90 * MINUTE}, on_conflict="replace") == counts(refused=1)
+    assert job.broker.ids == ["a", "b"]
+    known = job.hook.get("a")
+    assert (known.state, known.destination, known.due_at) == ("handed over", "mail", start + 5 * MINUTE)
+    assert job.waiting() == {}
+
+
+def test_of_a_send_that_fails_half_way_only_the_rest_is_sent_again(job: Job):
+    dues = dict.fromkeys("abc", 5 * MINUTE)
+    job.broker.fail_after = 1
+    with pytest.raises(SendFailed):
+        job.run(dues)
+    assert job.store.past(job.hook) == {}  # it did not tell what became of the third
+    job.broker.sent.clear()
+    job.broker.refused = {"b"}
+    job.broker.fail_after = None
+    with pytest.raises(SendFailed):
+        job.run(dues)
+    assert job.store.past(job.hook) == {"a": "handed over", "c": "handed over"}
+    job.broker.refused = set()
+    assert job.run(dues) == counts(sent=1, duplicates=2)
+    assert job.broker.ids == ["a", "c", "b"]
+
+
+def test_a_store_that_fails_after_the_confirm_costs_a_copy_and_no_message(job: Job, monkeypatch):
+    """As one that is killed there."""
+    with monkeypatch.context() as broken:
+        broken.setattr(DelayedStoreHook, "note_sent", unreachable)
+        with pytest.raises(TransportUnavailable):
+            job.run({"a": 5 * MINUTE})
+    assert job.run({"a": 5 * MINUTE}) == counts(sent=1)
+    assert job.broker.ids == ["a", "a"]
+
+
+def unreachable(self, messages):
+    raise TransportUnavailable("gone")
+
+
+def test_a_note_takes_nobodys_place(job: Job):
+    """Somebody else has stored it in between, and a dispatcher holds it, or it was cancelled."""
+    job.run({"held": 20 * MINUTE, "cancelled": 20 * MINUTE})
+    job.hook.cancel(["cancelled"])
+    until = job.hook.now() + MINUTE
+    with job.hook.engine.begin() as connection:
+        rows = leases.lock(connection, job.hook.tables, ["held"])
+        leases.note(connection, job.hook.tables, rows, leases.HANDED_OVER, until, dispatcher="other", until=until)
+    ones = [message(name, job.now) for name in ("held", "cancelled", "new", "new")]
+    job.hook.note_sent(ones)
+    assert job.store.past(job.hook) == {"held": "handed over", "cancelled": "cancelled", "new": "handed over"}
+    assert job.hook.get("held").state == "in flight"
+
+
 def test_a_job_that_runs_anew_replaces_what_waits(job: Job, capsys):
     assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(held=3)
     # sooner than the hold-over, later, and as it was
@@ -115,8 +192,6 @@ def test_what_was_handed_over_or_cancelled_is_not_sent_again(job: Job, capsys):
 
 
 def remember(job: Job, outcomes: dict[str, str]) -> None:
-    from airflow_delayed.store import claims, leases
-
     with job.hook.engine.begin() as connection:
         for name, outcome in outcomes.items():
             rows = leases.lock(connection, job.hook.tables, [name])
@@ -141,6 +216,7 @@ def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
     options = {"conn_id": store.conn_id, "store_conn_id": None}
     assert job.run({"a": MINUTE, "b": MINUTE}, **options) == counts(held=2)
+    assert {one.origin.run_id for one in hook.list()} == {str(job.now)}
     assert job.run({"a": MINUTE, "b": -MINUTE}, on_conflict="replace", **options) == counts(replaced=1, duplicates=1)
     store.dispatcher(hook).run()
     assert [one.message_id for one in hook.list()] == ["a"]

@@ -37,6 +37,14 @@ def test_the_connections_type_leads_to_the_hook(world: World):
     assert hook.test_connection()[0]
 
 
+def test_namespace_and_name_for_openlineage_are_the_queues_arn(world: World):
+    world.install()
+    hook = SqsDelayHook(world.conn_id)
+    for fifo, url in ((False, world.queue), (True, world.fifo)):
+        found = hook.get_conn().get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        assert ":".join(hook.dataset(world.destination, fifo=fifo)) == found["Attributes"]["QueueArn"]
+
+
 def test_install_twice(world: World):
     plan = world.hook.install([world.destination], create_destinations=True, dry_run=True)
     assert states(plan) == [State.PLANNED, State.PLANNED]

@@ -28,14 +28,28 @@ def test_the_connections_type_leads_to_the_hook(store: Store):
     assert store_for(store.conn_id, store.conn_id).deliver_conn_id is None
 
 
+def test_tables_are_named_as_openlineage_has_it(store: Store):
+    hook = store.installed("reminders", deliver_conn_id=None)
+    own, queue = hook.own_dataset(), hook.dataset("reminders")
+    assert own.namespace == queue.namespace
+    given = hook.get_connection(store.conn_id)
+    where = {
+        "sqlite": (f"sqlite://{given.host}", ""),
+        "postgresql": (f"postgres://{given.host}:{given.port}", f"{given.schema}.{store.schema}."),
+        "mysql": (f"mysql://{given.host}:{given.port}", f"{store.schema}."),
+    }
+    namespace, prefix = where[hook.engine.dialect.name]
+    assert (own, queue) == ((namespace, f"{prefix}delayed_messages"), (namespace, f"{prefix}reminders"))
+
+
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 7
+    assert [finding.state for finding in plan] == [State.PLANNED] * 8
     assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
     first = hook.install(["reminders"], create_destinations=True)
-    assert [finding.state for finding in first] == [State.CREATED] * 7
-    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 7
+    assert [finding.state for finding in first] == [State.CREATED] * 8
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 8
     assert hook.verify(["reminders"]).ok
 
 
@@ -178,14 +192,14 @@ def test_a_long_stream_is_stored_as_it_comes(store: Store):
     counts = {}
 
     def stream():
-        for number in range(2500):
-            if number in (999, 1500, 2499):
+        for number in range(5100):
+            if number in (2499, 3000, 5099):
                 counts[number] = other.count()
             yield message(f"m{number}", LATER)
 
-    assert hook.send(stream()).sent == 2500
-    assert counts == {999: 0, 1500: 1000, 2499: 2000}
-    assert hook.count() == 2500
+    assert hook.send(stream()).sent == 5100
+    assert counts == {2499: 0, 3000: 2500, 5099: 5000}
+    assert hook.count() == 5100
 
 
 def test_what_does_not_fit_is_refused_and_its_chunk_with_it(store: Store):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import runpy
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from support.examples import dags_of, result
 from support.sqs import World
 
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -34,25 +34,6 @@ def store(connect, tmp_path: Path) -> DelayedStoreHook:
 def world(sqs_endpoint: str, connect) -> World:
     conn_id = connect("delayed_sqs", **sqs.connection(sqs_endpoint))
     return World(sqs_endpoint, conn_id, destination="appointment-reminders").install()
-
-
-def dags_of(path: Path, monkeypatch) -> dict[str, DAG]:
-    made: dict[str, DAG] = {}
-
-    class Noted(DAG):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made[self.dag_id] = self
-
-    monkeypatch.setattr("airflow.sdk.DAG", Noted)
-    runpy.run_path(str(path))
-    return made
-
-
-def result(run: Any, task_id: str) -> Any:
-    assert run.state == "success"
-    (instance,) = (one for one in run.get_task_instances() if one.task_id == task_id)
-    return instance.xcom_pull(task_ids=task_id)
 
 
 def test_dispatch_store(here: Path, world: World, store: DelayedStoreHook, run_dag, monkeypatch):

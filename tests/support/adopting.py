@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store import copying
 
 
 def die_at(moment: str, engine: Engine, table: str) -> None:
@@ -33,6 +34,15 @@ def die_at(moment: str, engine: Engine, table: str) -> None:
         if statement.startswith("DELETE FROM") and table in statement:
             seen["stored"] += 1
             reached("stored")
+
+    by_copy = copying.copy
+
+    def copy(*arguments: Any) -> None:
+        # on PostgreSQL, past SQLAlchemy's cursors
+        reached("read")
+        by_copy(*arguments)
+
+    copying.copy = copy
 
     @event.listens_for(engine, "after_cursor_execute")
     def after(connection: Any, cursor: Any, statement: str, *_: object) -> None:

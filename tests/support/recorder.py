@@ -21,7 +21,10 @@ class Recorder:
         self.destinations = set(destinations)
         self.horizon = horizon
         self.sent: list[DelayedMessage] = []
+        #: As a store: what others have sent, and told it of.
+        self.noted: list[DelayedMessage] = []
         self.fail_after: int | None = None
+        self.refused: set[str] = set()
         self.closed = 0
 
     def install(self, destinations, *, create_destinations=False, dry_run=False):
@@ -45,19 +48,35 @@ class Recorder:
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         report = SendReport()
+        failures = []
         for message in messages:
             if self.fail_after is not None and len(self.sent) >= self.fail_after:
                 raise SendFailed(self.conn_id, report, [(message.message_id, "the broker said no")])
+            if message.message_id in self.refused:
+                failures.append((message.message_id, "refused"))
+                continue
+            if message in self.noted:
+                report.duplicates += 1
+                continue
             self.sent.append(message)
             report.add(message)
+        if failures:
+            raise SendFailed(self.conn_id, report, failures)
         return report
 
+    @property
+    def ids(self) -> list[str]:
+        return [message.message_id for message in self.sent]
+
     def conflicting(self, digests):
-        there = {message.message_id: digest_of(message) for message in self.sent}
+        there = {message.message_id: digest_of(message) for message in self.sent + self.noted}
         return sorted(name for name in digests if name in there and there[name] != digests[name])
 
     def known(self, ids):
-        return {message.message_id for message in self.sent} & set(ids)
+        return {message.message_id for message in self.sent + self.noted} & set(ids)
+
+    def note_sent(self, messages):
+        self.noted += messages
 
     def last_seen(self):
         return self.now()

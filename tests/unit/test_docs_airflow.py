@@ -6,6 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 from airflow.sdk import Asset
 from pika import BasicProperties
 from support import pages
@@ -33,6 +34,16 @@ def test_the_code_makes_a_dag_with_a_watcher_and_amazons_watcher() -> None:
     assert isinstance(sqs, Asset)
     assert rabbit.watchers[0].trigger.serialize()[1] == {"conn_id": "rabbitmq_default", "queue": "orders"}
     assert sqs.watchers[0].trigger.serialize()[1]["waiter_delay"] == 1
+
+
+@pytest.mark.parametrize("page", sorted(WATCH.parent.glob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere_and_the_index_names_the_page(page: Path) -> None:
+    for link in pages.links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert not anchor or anchor in pages.anchors(target), link
+    assert f"airflow/{page.name}" in pages.links(WATCH.parents[1] / "README.md")
 
 
 def test_every_field_and_every_parameter_is_named() -> None:

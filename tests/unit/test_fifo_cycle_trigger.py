@@ -8,6 +8,7 @@ import time
 import pytest
 from airflow.models.trigger import Trigger
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from unit.test_kept_triggers import kept
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.sqs import SqsDelayHook
@@ -16,19 +17,8 @@ from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.triggers import fifo_cycle
 from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
 
-#: What a task that was deferred by the first version has in the database. Never to be changed.
-FIRST_VERSION = {
-    "conn_id": "c",
-    "destinations": ["orders"],
-    "until": "2030-01-01T00:00:00+00:00",
-    "wait_time_seconds": 7,
-    "poke_interval": 2.5,
-    "empty_looks": 4,
-    "error_queue": "error",
-    "max_late_seconds": 3.0,
-    "counts": {"delivered": 5, "late": {"12": 5}},
-    "version": 1,
-}
+#: What a task that was deferred by the first version has in the database.
+FIRST_VERSION = kept("fifo_cycle")[0]["kwargs"]
 
 
 def stored(trigger: FifoCycleTrigger) -> FifoCycleTrigger:
@@ -104,6 +94,10 @@ def test_what_went_wrong_is_in_the_event(cycles):
     assert (event["status"], event["error"]) == ("failed", "TransportUnavailable: SQS is away")
     with pytest.raises(AirflowException, match="SQS is away"):
         sensor.execute_complete({}, event)
+
+    # the texts of others may show anything, and events are logged
+    cycles(fail(RuntimeError("hush")))
+    assert asyncio.run(payload(trigger))["error"] == "RuntimeError"
 
     cycles(lambda stop: Counts(moved_back=1, oldest=50_000))
     event = asyncio.run(payload(trigger))

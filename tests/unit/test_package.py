@@ -9,8 +9,12 @@ import sys
 from importlib import import_module
 from importlib.metadata import entry_points, metadata
 from importlib.resources import files
+from pkgutil import walk_packages
 
 import pytest
+from airflow.plugins_manager import AirflowPlugin
+from airflow.sdk import BaseHook, BaseOperator, BaseOperatorLink, BaseSensorOperator
+from airflow.triggers.base import BaseTrigger
 
 import airflow_delayed
 from airflow_delayed.delivery import BUILT_IN
@@ -29,7 +33,8 @@ def loaded_by(statement: str) -> set[str]:
     "statement",
     [
         "import airflow_delayed",
-        "import airflow_delayed.provider_info",
+        "import airflow_delayed.provider_info; airflow_delayed.provider_info.get_provider_info()",
+        "import airflow_delayed.config, airflow_delayed.ui.links, airflow_delayed.lineage",
         "import airflow_delayed.message, airflow_delayed.identity, airflow_delayed.delivery, airflow_delayed.sending",
         "import airflow_delayed.rabbitmq.levels, airflow_delayed.sqs.queues, airflow_delayed.sqs.hops",
     ],
@@ -37,6 +42,21 @@ def loaded_by(statement: str) -> set[str]:
 def test_core_knows_neither_airflow_nor_a_client(statement):
     heavy = {"airflow", "pika", "boto3", "botocore", "sqlalchemy", "pyspark", "pyarrow", "fsspec"}
     assert loaded_by(statement) & heavy == set()
+
+
+def test_what_airflow_imports_when_it_starts_loads_no_client():
+    # the classes of links and the functions of commands, to see whether they are there; and plugins
+    modules = {path.rpartition(".")[0] for path in (*INFO["extra-links"], *INFO["cli"])}
+    modules |= {entry.module for entry in entry_points(group="airflow.plugins") if "airflow_delayed" in entry.module}
+    assert (
+        loaded_by(f"import {', '.join(sorted(modules))}") & {"pika", "boto3", "botocore", "pyspark", "pyarrow"} == set()
+    )
+
+
+def test_a_store_can_be_filled_without_airflow():
+    """As Spark's executors do."""
+    modules = ("storing", "schema", "engine", "setup", "versions", "origin")
+    assert "airflow" not in loaded_by("import " + ", ".join(f"airflow_delayed.store.{name}" for name in modules))
 
 
 def test_metadata_fits_airflows_schema():
@@ -61,11 +81,53 @@ def test_airflow_finds_the_provider_and_its_connection_type():
     )
 
 
-def test_every_module_that_the_metadata_names_is_there():
-    for kind in ("operators", "sensors", "hooks", "triggers"):
-        for group in INFO[kind]:
-            for module in group["python-modules"]:
-                import_module(module)
+def named(kind: str) -> set[str]:
+    return {module for group in INFO[kind] for module in group["python-modules"]}
+
+
+def classes(base: type, *packages: str) -> set[str]:
+    """The classes of that kind in these packages or modules, by their paths."""
+    modules = []
+    for name in packages:
+        modules.append(import_module(f"airflow_delayed.{name}"))
+        inside = getattr(modules[-1], "__path__", ())
+        modules += [import_module(found.name) for found in walk_packages(inside, f"airflow_delayed.{name}.")]
+    return {
+        f"{found.__module__}.{found.__name__}"
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, base) and found.__module__ == module.__name__
+    }
+
+
+def test_the_metadata_names_every_module_that_has_an_operator_sensor_hook_or_trigger_and_no_other():
+    sensors = classes(BaseSensorOperator, "operators", "sensors")
+    found = {
+        "operators": classes(BaseOperator, "operators", "sensors") - sensors,
+        "sensors": sensors,
+        "hooks": classes(BaseHook, "hooks"),
+        "triggers": classes(BaseTrigger, "triggers"),
+    }
+    for kind, paths in found.items():
+        assert named(kind) == {path.rpartition(".")[0] for path in paths}, kind
+
+
+def test_the_metadata_names_every_link_plugin_and_command():
+    assert set(INFO["extra-links"]) == classes(BaseOperatorLink, "links", "operators", "sensors", "ui")
+    assert {one["plugin-class"] for one in INFO.get("plugins", ())} == classes(AirflowPlugin, "ui")
+    (path,) = INFO["cli"]
+    commands = getattr(import_module(path.rpartition(".")[0]), path.rpartition(".")[2])()
+    assert [command.name for command in commands] == ["delayed"]
+
+
+def test_airflow_knows_the_links_and_the_configuration():
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    assert set(INFO["extra-links"]) <= set(manager.extra_links_class_names)
+    assert dict(manager.provider_configs)["airflow-provider-delayed"] == INFO["config"]
+    for hook in (kind["hook-class-name"] for kind in INFO["connection-types"]):
+        assert hook in classes(BaseHook, "hooks")
 
 
 @pytest.mark.parametrize("target", sorted(set(BUILT_IN.values())))

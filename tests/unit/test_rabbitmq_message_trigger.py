@@ -10,13 +10,14 @@ from airflow.models.trigger import Trigger
 from airflow.sdk import Asset, AssetWatcher
 from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
+from unit.test_kept_triggers import kept
 
 from airflow_delayed.triggers import rabbitmq_message
 from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageTrigger
 
 PATH = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
-#: What a watcher of the first version has in the database. Never to be changed.
-FIRST_VERSION = {"conn_id": "c", "queue": "q", "prefetch": 7, "pause": 2.5, "body": True, "body_limit": 9}
+#: What a watcher of the first version has in the database.
+FIRST_VERSION = kept("rabbitmq_message")[0]["kwargs"]
 
 
 def test_arguments_are_stored_and_read_back():

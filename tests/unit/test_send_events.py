@@ -12,7 +12,9 @@ from airflow_delayed.operators.events import NAMED, describe
 def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_others():
     direct = {f"q{number:03}": number for number in range(NAMED + 20)}
     sending = SimpleNamespace(
-        sent=SendReport(by_destination=direct), held=SendReport(by_destination={"q000": 1000, "store": 500})
+        earlier=SendReport(by_destination={"store": 200}),
+        sent=SendReport(by_destination=direct),
+        held=SendReport(by_destination={"q000": 1000, "store": 300}),
     )
     asset = Asset("reminders")
     events = OutletEventAccessors()

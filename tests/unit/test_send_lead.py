@@ -80,6 +80,17 @@ def test_relative_delays_count_from_before_the_wait(run):
     assert run.transport.sent[0].due_at == NOW + 5 * HOUR
 
 
+def test_before_airflow_3_3_the_wait_takes_along_what_relative_delays_count_from(run):
+    context = {"ti": run.context["ti"]}
+    task = run.task(value="x", delay=5 * HOUR, lead=MINUTE, deferrable=True)
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute(context)
+    run.now += 5 * HOUR
+    # in the database it is JSON
+    assert task.resume(context, event=None, **json.loads(json.dumps(caught.value.kwargs)))["sent"] == 1
+    assert run.transport.sent[0].due_at == NOW + 5 * HOUR
+
+
 def test_woken_early_it_waits_anew(run):
     given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
     deferred(run, **given)

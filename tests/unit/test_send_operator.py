@@ -115,6 +115,7 @@ def test_one_message(run):
         "duplicates": 0,
         "set_aside": 0,
         "skipped": 0,
+        "earlier_tries": 0,
         "first_due": "2026-03-01T12:01:30+00:00",
         "last_due": "2026-03-01T12:01:30+00:00",
     }

@@ -12,8 +12,8 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import Interrupted, SourceError
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.ledger import Ledger
 from airflow_delayed.intake.rows import RowReader, RowRules
+from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import ListSource
 from airflow_delayed.message import UTC
 from airflow_delayed.route import Route
@@ -69,7 +69,7 @@ def peak(count):
 
 
 def test_memory_does_not_grow_with_the_rows(monkeypatch):
-    monkeypatch.setattr("airflow_delayed.sending.Ledger", partial(Ledger, memory=200_000))
+    monkeypatch.setattr("airflow_delayed.sending.Sieve", partial(Sieve, memory=50_000))
     small = peak(10_000)
     # 20,000 more rows held as ids alone would be 1.6 MB more
     assert peak(30_000) - small < 400_000

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from airflow.models.trigger import Trigger
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from unit.test_kept_triggers import kept
 
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import DispatchReport
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
-#: What a task that was deferred by the first version has in the database. Never to be changed.
-FIRST_VERSION = json.loads((Path(__file__).parent / "kept/store_dispatch_trigger_1.json").read_text())
+#: What a task that was deferred by the first version has in the database.
+FIRST_VERSION = kept("store_dispatch")[0]["kwargs"]
 
 
 def stored(trigger: StoreDispatchTrigger) -> StoreDispatchTrigger:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import random
 import re
 from datetime import datetime, timedelta
 
 import fsspec
+import fsspec.implementations.local
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -291,3 +294,34 @@ def test_large_file_is_read_in_batches(tmp_path):
     assert max(batch.size for batch in batches) < count / 2
     assert [batch.first_row for batch in batches][:2] == [1, batches[0].size + 1]
     assert sum(batch.size for batch in batches) == count
+
+
+class Handle(io.FileIO):
+    """Counts the bytes that were read."""
+
+    taken = 0
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.taken += len(data)
+        return data
+
+
+def test_row_groups_are_read_one_after_the_other(tmp_path):
+    noise = random.Random(1)
+    many = pa.table(
+        {
+            "value": pa.array([noise.randbytes(1000) for _ in range(400)]),
+            "delay_seconds": pa.array([1] * 400),
+            "destination": pa.array(["q"] * 400),
+        }
+    )
+    pq.write_table(many, tmp_path / "rows.parquet", row_group_size=100)
+    fs = fsspec.implementations.local.LocalFileSystem(use_listings_cache=False, skip_instance_cache=True)
+    handle = Handle(tmp_path / "rows.parquet")
+    fs.open = lambda *_: handle
+    batches = open_source(fs, str(tmp_path / "rows.parquet"), shown_as="rows").batches(NONE_GIVEN)
+    next(batches)
+    assert handle.taken < 250_000
+    assert sum(batch.size for batch in batches) == 300
+    assert handle.taken > 400_000

@@ -26,9 +26,13 @@ class StoreOf(Transport):
     def __init__(self, *known: str) -> None:
         super().__init__()
         self._known = {*known}
+        self.noted: list[str] = []
 
     def known(self, ids) -> set[str]:
         return self._known & {*ids}
+
+    def note_sent(self, messages) -> None:
+        self.noted += [message.message_id for message in messages]
 
 
 def batches(dues: dict[str, timedelta], size: int = 3, **columns: list) -> Iterator[pa.RecordBatch]:
@@ -67,6 +71,8 @@ def test_near_and_far_and_what_the_store_knows() -> None:
     broker, store = Transport(), StoreOf("known")
     counts = Attempt(broker, store).run(batches({"far": HOUR, "near": HOUR / 10, "known": HOUR / 10}))
     assert (broker.ids, sorted(store.ids)) == (["near"], ["far", "known"])
+    # so that no later job sends it again
+    assert store.noted == ["near"]
     assert (counts.sent.sent, counts.held.sent, counts.rows) == (1, 2, 3)
     assert broker.sent[0].due_at == NOW + HOUR / 10
     assert broker.sent[0].destination == "mail"

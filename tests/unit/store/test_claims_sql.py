@@ -40,7 +40,7 @@ class Nothing(list):
 @pytest.mark.parametrize(
     "dialect, wanted",
     [
-        (postgresql.dialect(), "LIMIT %(param_1)s::INTEGER FOR UPDATE SKIP LOCKED"),
+        (postgresql.dialect(), "LIMIT %(limit)s::INTEGER FOR UPDATE SKIP LOCKED"),
         (mysql.dialect(), "LIMIT %s FOR UPDATE SKIP LOCKED"),
         (mssql.dialect(), "WITH (READPAST, UPDLOCK, ROWLOCK) WHERE"),
         (sqlite.dialect(), "LIMIT ? OFFSET ?"),

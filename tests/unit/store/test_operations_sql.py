@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_mock_engine, select
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 
 from airflow_delayed.errors import DelayedError
-from airflow_delayed.store.counts import hour_of
+from airflow_delayed.store.content import beginning as first_bytes
+from airflow_delayed.store.content import length
+from airflow_delayed.store.counts import beginning
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.operations import locking
+from airflow_delayed.store.engine import limit_statements
+from airflow_delayed.store.look import locking
 from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import MessageState, in_state
 
@@ -30,7 +33,7 @@ NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
     ],
 )
 def test_messages_are_locked_in_one_order(dialect, source, end):
-    statement = locking(TABLES.messages, ["a", "b"], Criteria(tag="t"))
+    statement = locking(TABLES, TABLES.messages, ["a", "b"], Criteria(tag="t"))
     told = " ".join(str(statement.compile(dialect=dialect.dialect())).split())
     assert f"FROM {source}" in told
     assert "ORDER BY" in told
@@ -39,22 +42,54 @@ def test_messages_are_locked_in_one_order(dialect, source, end):
 
 
 @pytest.mark.parametrize(
-    "dialect, told",
+    "dialect, hour, minute",
     [
-        (postgresql, "date_trunc("),
-        (mysql, "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H')"),
-        (mssql, "convert(VARCHAR(13), [room].[store].[Time], 120)"),
-        (sqlite, "substr("),
+        (postgresql, "date_trunc(", "date_trunc("),
+        (
+            mysql,
+            "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H')",
+            "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H:%i')",
+        ),
+        (
+            mssql,
+            "convert(VARCHAR(13), [room].[store].[Time], 120)",
+            "convert(VARCHAR(16), [room].[store].[Time], 120)",
+        ),
+        (sqlite, "substr(", "substr("),
     ],
 )
-def test_hours(dialect, told):
+def test_hours_and_minutes(dialect, hour, minute):
     made = dialect.dialect()
-    assert told in str(select(hour_of(TABLES.messages.c.Time, made.name)).compile(dialect=made)).replace("%%", "%")
+
+    def told(span: timedelta) -> str:
+        statement = select(beginning(TABLES.messages.c.Time, span, made.name))
+        return str(statement.compile(dialect=made)).replace("%%", "%")
+
+    assert hour in told(timedelta(hours=1))
+    assert minute in told(timedelta(minutes=1))
 
 
 def test_hours_of_a_database_that_is_not_known():
-    with pytest.raises(DelayedError, match="does not know how to count by hours on oracle; give hours=0"):
-        hour_of(TABLES.messages.c.Time, "oracle")
+    with pytest.raises(DelayedError, match="count by hours on oracle; give hours=0 and minutes=0"):
+        beginning(TABLES.messages.c.Time, timedelta(hours=1), "oracle")
+
+
+@pytest.mark.parametrize(
+    "dialect, told",
+    [(postgresql, "substr("), (mysql, "substr("), (sqlite, "substr("), (mssql, "substring([room].[store].[State], ")],
+)
+def test_the_first_bytes_of_a_body(dialect, told):
+    made = dialect.dialect()
+    statement = select(first_bytes(TABLES.messages.c.State, 5, made.name), length(TABLES.messages.c.State, made.name))
+    assert told in str(statement.compile(dialect=made))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda column: first_bytes(column, 5, "oracle"), lambda column: length(column, "oracle")]
+)
+def test_the_first_bytes_in_a_database_that_is_not_known(function):
+    with pytest.raises(DelayedError, match="read a part of a message in oracle"):
+        function(TABLES.messages.c.State)
 
 
 @pytest.mark.parametrize("dialect", [postgresql, mysql, mssql, sqlite])
@@ -67,3 +102,10 @@ def test_each_state_is_a_condition(dialect, state):
         state is MessageState.IN_FLIGHT,
         state is not MessageState.IN_FLIGHT,
     )
+
+
+def test_statements_of_a_database_that_is_not_known_are_not_limited():
+    oracle = create_mock_engine("sqlite://", lambda *_: None)
+    oracle.dialect.name = "oracle"
+    with pytest.raises(DelayedError, match="limit statements in oracle"):
+        limit_statements(oracle, 30)

@@ -1,0 +1,71 @@
+"""What a DelayedSendOperator was given to send, as its arguments were rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from airflow_delayed.errors import InputError, SourceError
+from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.operators.storage import file_system, shown
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_delayed.operators.send import DelayedSendOperator
+
+
+def source_of(operator: DelayedSendOperator, context: Context) -> Source:
+    """Return the rows of ``source``, ``messages`` or ``value``.
+
+    :raises SourceError: they are not there, or no rows.
+    """
+    if operator.source is not None:
+        fs, path = file_system(operator.source)
+        return open_source(
+            fs,
+            path,
+            shown_as=shown(operator.source),
+            source_format=operator.source_format,
+            require_success=operator.require_success,
+            naive_ok=operator.timezone is not None,
+        )
+    if operator.messages is not None:
+        messages = _rendered(operator, "messages", context)
+        if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
+            raise SourceError(
+                f"messages= must be a list of messages, not {type(messages).__name__}; if another task returns it,"
+                " has that run before? In .partial() an XComArg makes no dependency"
+            )
+        return ListSource(list(messages))
+    name = "value" if operator.value is not None else "body"
+    return ListSource([{name: _rendered(operator, name, context)}], "parameters")
+
+
+def _rendered(operator: DelayedSendOperator, name: str, context: Context) -> Any:
+    """Render what is no template field, since it would be shown; but never what another task has returned.
+
+    Where it was expanded, its XCom has taken the argument's place already, and a body is no template.
+    """
+    given = getattr(operator, name)
+    dag = context.get("dag")
+    declared = dag.get_task(operator.task_id) if dag is not None else operator
+    if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs:
+        return given
+    return operator.render_template(given, context)
+
+
+def rejects_of(operator: DelayedSendOperator) -> tuple[Any, str]:
+    """Return the file system and the path of ``rejects``.
+
+    :raises InputError: it lies in the source.
+    """
+    assert operator.rejects is not None
+    fs, path = file_system(operator.rejects)
+    if operator.source is not None:
+        source = file_system(operator.source)[1].rstrip("/")
+        if path == source or path.startswith(source + "/"):
+            raise InputError(f"rejects={shown(operator.rejects)} lies in the source itself; give it a place of its own")
+    return fs, path

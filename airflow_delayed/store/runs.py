@@ -1,0 +1,81 @@
+"""The runs of tasks that messages come from: the table ``_runs``. A message's row has only the number of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, Select, delete, exists, insert, or_, select, update
+
+from airflow_delayed.store import claims
+from airflow_delayed.store.origin import Origin, SentBy
+from airflow_delayed.store.schema import Tables
+
+#: A run that has nothing in the store any more is forgotten so long after it last began to store, or later.
+KEPT = timedelta(days=7)
+#: How many at most are forgotten when a new one is noted.
+FORGOTTEN = 100
+
+
+def register(connection: Connection, tables: Tables, origin: Origin) -> int:
+    """Return the number of a run, noting it if it is new. To be committed before its messages are stored.
+
+    :raises sqlalchemy.exc.IntegrityError: another transaction has noted it just now; to be done anew.
+    """
+    runs, now = tables.runs, claims.database_time(connection)
+    row = connection.execute(select(runs.c.Seq, runs.c.At).where(runs.c.Digest == origin.digest)).one_or_none()
+    if row is not None:
+        # so that nobody forgets it before its messages are there
+        if now - row.At > KEPT / 7:
+            again = update(runs).where(runs.c.Seq == row.Seq).values(At=now)
+            if not connection.execute(again).rowcount:
+                return _note(connection, tables, origin, now)
+        return int(row.Seq)
+    _forget(connection, tables, now)
+    return _note(connection, tables, origin, now)
+
+
+def _note(connection: Connection, tables: Tables, origin: Origin, now: datetime) -> int:
+    row = {
+        "DagId": origin.dag_id,
+        "RunId": origin.run_id,
+        "TaskId": origin.task_id,
+        "MapIndex": origin.map_index,
+        "Digest": origin.digest,
+        "At": now,
+    }
+    key = connection.execute(insert(tables.runs).values(row)).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def _forget(connection: Connection, tables: Tables, now: datetime) -> None:
+    """Forget old runs of which nothing is left; those that are still of use are looked at again in a week."""
+    runs = tables.runs
+    old = runs.c.At < now - KEPT
+    numbers = list(connection.execute(select(runs.c.Seq).where(old).order_by(runs.c.At).limit(FORGOTTEN)).scalars())
+    if numbers:
+        left = [exists().where(table.c.Run == runs.c.Seq) for table in (tables.messages, tables.failed)]
+        used = set(connection.execute(select(runs.c.Seq).where(runs.c.Seq.in_(numbers), or_(*left))).scalars())
+        connection.execute(update(runs).where(runs.c.Seq.in_(sorted(used))).values(At=now))
+        # one that begins to store again at this moment is not old any more
+        gone = [number for number in numbers if number not in used]
+        connection.execute(delete(runs).where(runs.c.Seq.in_(sorted(gone)), old))
+
+
+def meant(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:
+    """Return the query for the numbers of runs."""
+    table = tables.runs
+    statement = select(table.c.Seq).where(table.c.DagId == sent_by.dag_id)
+    if sent_by.run_id is not None:
+        statement = statement.where(table.c.RunId == sent_by.run_id)
+    if sent_by.task_id is not None:
+        statement = statement.where(table.c.TaskId == sent_by.task_id)
+    if sent_by.map_index is not None:
+        statement = statement.where(table.c.MapIndex == sent_by.map_index)
+    return statement
+
+
+def numbers(connection: Connection, tables: Tables, sent_by: SentBy) -> Sequence[int]:
+    """Return the numbers of runs."""
+    return [int(row.Seq) for row in connection.execute(meant(tables, sent_by).order_by(tables.runs.c.Seq))]

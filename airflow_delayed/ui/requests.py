@@ -1,0 +1,130 @@
+"""What the API is asked: filters, ids, and changes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from airflow_delayed.store.id_pages import check_token
+from airflow_delayed.store.origin import SentBy
+from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ID, MAX_TAG
+from airflow_delayed.store.stored import place_of
+from airflow_delayed.ui.models import State
+
+#: Messages that one change names.
+MAX_IDS = 1000
+#: Airflow's own limit of these names.
+MAX_NAME = 250
+
+#: No database keeps a null character in a text, and a driver would refuse it.
+_Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")]
+MessageId = Annotated[_Text, StringConstraints(max_length=MAX_ID)]
+_Name = Annotated[_Text, StringConstraints(max_length=MAX_NAME)]
+
+
+def _token(value: str) -> str:
+    place_of(value)
+    return value
+
+
+#: Where a list goes on.
+_After = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_token)]
+
+
+def _change_token(value: str) -> str:
+    check_token(value)
+    return value
+
+
+#: Where a change goes on.
+_From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
+
+
+class Filter(BaseModel):
+    """Which messages are meant; texts are compared byte by byte, times have a zone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tag: _Text | None = Field(default=None, max_length=MAX_TAG)
+    destination: _Text | None = Field(default=None, max_length=MAX_DESTINATION)
+    due_from: AwareDatetime | None = Field(default=None, description="Due then or later")
+    due_until: AwareDatetime | None = Field(default=None, description="Due before then")
+    state: list[State] | None = Field(default=None, min_length=1)
+    dag_id: _Name | None = Field(default=None, description="Sent by this DAG; the three below need it")
+    run_id: _Name | None = None
+    task_id: _Name | None = None
+    map_index: int | None = Field(default=None, ge=-1, le=2**31 - 1)
+
+    @model_validator(mode="after")
+    def _of_a_dag(self) -> Filter:
+        if self.dag_id is None and (self.run_id, self.task_id, self.map_index) != (None, None, None):
+            raise ValueError("run_id, task_id and map_index need dag_id")
+        return self
+
+    def criteria(self) -> dict[str, Any]:
+        """Return the arguments of the store's hook."""
+        sent_by = None
+        if self.dag_id is not None:
+            sent_by = SentBy(dag_id=self.dag_id, run_id=self.run_id, task_id=self.task_id, map_index=self.map_index)
+        return {
+            "tag": self.tag,
+            "destination": self.destination,
+            "due_from": self.due_from,
+            "due_until": self.due_until,
+            "state": self.state,
+            "sent_by": sent_by,
+        }
+
+
+class Listing(Filter):
+    """The query of a list."""
+
+    id: list[MessageId] | None = Field(default=None, max_length=MAX_IDS)
+    after: _After | None = Field(default=None, description="The last answer's next")
+    limit: int = Field(default=50, ge=1, le=200)
+
+
+class Change(BaseModel):
+    """Messages by ids or by a filter, one of them; a filter has at least one criterion."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: list[MessageId] | None = Field(default=None, min_length=1, max_length=MAX_IDS)
+    filter: Filter | None = None
+    dry_run: bool = Field(description="Change nothing, and tell what would happen")
+    after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Change:
+        if (self.ids is None) == (self.filter is None):
+            raise ValueError("give ids or filter, and not both")
+        if self.filter is not None and not self.filter.model_dump(exclude_none=True):
+            raise ValueError("filter: give at least one criterion; nothing is meant by all there is")
+        return self
+
+
+class Rescheduling(Change):
+    """A change with the new due time, one of two."""
+
+    due_at: AwareDatetime | None = Field(default=None, description="With a zone; what is past is handed over at once")
+    delay_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="From now on. When asking again with after=, give the first answer's due_at",
+    )
+
+    @model_validator(mode="after")
+    def _when(self) -> Rescheduling:
+        if (self.due_at is None) == (self.delay_seconds is None):
+            raise ValueError("give due_at or delay_seconds, and not both")
+        return self
+
+
+class Redrive(BaseModel):
+    """Moving back what could not be delivered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = Field(description="Move nothing, and tell how many there are")

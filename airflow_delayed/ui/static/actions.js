@@ -1,0 +1,110 @@
+// Changing messages: what would happen is counted and asked first, what did happen is told message by message.
+
+import { post } from "./api.js";
+import { open } from "./dialog.js";
+import { h, show } from "./dom.js";
+import { absolute, fromField, zone } from "./time.js";
+
+const SAYS = {
+  cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
+  reschedule: { title: "Reschedule messages", go: "Reschedule them", ask: "They will be delivered then." },
+  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again and are tried anew." },
+  erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone." },
+};
+const SHOWN = 100;
+
+/** Ask, do, and tell; resolves to whether anything may have changed. */
+export async function act(name, path, selection) {
+  const says = SAYS[name];
+  let done = false;
+  await open(says.title, async (content, close) => {
+    const more = name === "reschedule" ? await when(content) : {};
+    if (more === null) return close();
+    show(content, h("p", { role: "status" }, "Counting …"));
+    try {
+      const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
+      show(content, question(says, would, close, async () => {
+        done = true;
+        try {
+          show(content, result(await all(content, `${path}/${name}`, { ...selection, ...more }), close));
+        } catch (fault) {
+          show(content, failed(fault));
+        }
+      }));
+      content.querySelector("footer button:last-child").focus();
+    } catch (fault) {
+      show(content, failed(fault));
+    }
+    return undefined;
+  });
+  return done;
+}
+
+const failed = (fault) => h("p", { class: "notice error", role: "alert" }, fault.message);
+const count = (number, one = "message", many = "messages") => `${number.toLocaleString()} ${number === 1 ? one : many}`;
+
+function when(content) {
+  return new Promise((resolve) => {
+    const field = h("input", { type: "datetime-local", step: 1, name: "due_at", required: true });
+    show(content, h("form", { onsubmit: (event) => {
+      event.preventDefault();
+      resolve({ due_at: fromField(field.value) });
+    } }, h("label", {}, `New due time (${zone()})`, field),
+    h("p", { class: "muted" }, "What is past is handed over at once."),
+    h("footer", {}, h("button", { type: "button", onclick: () => resolve({ due_at: new Date().toISOString() }) }, "Due now"),
+      h("button", { class: "primary" }, "Go on"))));
+    field.focus();
+    content.closest("dialog").addEventListener("close", () => resolve(null));
+  });
+}
+
+function outcomes(found) {
+  return h("ul", {}, Object.entries(found).map(([outcome, number]) => h("li", {}, `${outcome}: `, h("strong", {}, number.toLocaleString()))));
+}
+
+function question(says, would, close, go) {
+  const least = would.matching_at_least ? "At least " : "";
+  const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
+  return [
+    h("p", {}, `${least}${count(would.matching, "message is", "messages are")} meant. ${says.ask}`),
+    would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
+    others && [h("p", {}, would.next ? "What would become of the first of them:" : "What would become of them:"), outcomes(would.outcomes)],
+    h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
+      h("button", { type: "button", class: "primary", disabled: !would.changed && !would.next, onclick: go }, says.go)),
+  ];
+}
+
+/** By a filter the server works on some thousand messages a call. */
+async function all(content, path, asked) {
+  const sum = { total: 0, changed: 0, outcomes: {}, messages: [] };
+  let answer = null;
+  let after = null;
+  do {
+    show(content, h("p", { role: "status" }, sum.total ? `${count(sum.total)} so far …` : "At work …"));
+    const { delay_seconds: _, ...rest } = asked;
+    const again = answer?.due_at ? { ...rest, due_at: answer.due_at } : asked;
+    try {
+      answer = await post(path, { ...again, dry_run: false, ...(after ? { after } : {}) });
+    } catch (fault) {
+      if (sum.total) fault.message = `${fault.message} ${count(sum.changed)} had been changed by then.`;
+      throw fault;
+    }
+    sum.total += answer.total;
+    sum.changed += answer.changed;
+    for (const [outcome, number] of Object.entries(answer.outcomes)) sum.outcomes[outcome] = (sum.outcomes[outcome] ?? 0) + number;
+    sum.messages.push(...answer.messages);
+    after = answer.next;
+  } while (after && content.isConnected);
+  return sum;
+}
+
+function result(sum, close) {
+  const missed = sum.total - sum.changed;
+  return [
+    h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    outcomes(sum.outcomes),
+    h("details", { open: missed > 0 && sum.messages.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
+      sum.messages.slice(0, SHOWN).map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome))))))),
+    h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Done")),
+  ];
+}

@@ -1,0 +1,42 @@
+// The page's questions to its server; addresses are relative to the page, wherever Airflow is mounted.
+
+/** What went wrong, with a text for people. */
+export class Fault extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+const BROKEN = new Fault(0, "away", "Airflow's API server does not answer. Check that it is running; this page tries again by itself.");
+
+export function get(path, query = {}) {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") given.append(name, one);
+  }
+  const asked = given.toString();
+  return ask(`api/v1/${path}${asked ? `?${asked}` : ""}`, {});
+}
+
+export function post(path, body) {
+  return ask(`api/v1/${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+}
+
+async function ask(address, options) {
+  let answer;
+  try {
+    answer = await fetch(address, { credentials: "same-origin", ...options });
+  } catch {
+    throw BROKEN;
+  }
+  const body = await answer.json().catch(() => null);
+  if (answer.ok && body !== null) return body;
+  if (answer.status === 401) throw new Fault(401, "login", "Your login has ended. Log in to Airflow again, and reload this page.");
+  const { code = "internal", message = `The server answered ${answer.status}. Its log says more.` } = body?.error ?? {};
+  throw new Fault(answer.status, code, message);
+}
+
+/** A part of a path. */
+export const part = encodeURIComponent;

@@ -1,0 +1,28 @@
+// Elements from data. Text is always put in as text, never as HTML: what a message says cannot become a part of the page.
+
+/** Make an element: properties that begin with "on" are listeners, null and false ones are left out. */
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** The same for SVG. */
+export function s(tag, properties, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
+}
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Put these in place of what an element holds; what has the focus keeps it, if it has a data-key. */
+export function show(element, ...children) {
+  const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  element.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+}

@@ -1,0 +1,84 @@
+// Everything that is known of one message.
+
+import { get } from "./api.js";
+import { open } from "./dialog.js";
+import { h, show } from "./dom.js";
+import { badge, taskAddress } from "./messages.js";
+import { leave } from "./theme.js";
+import { absolute, relative, span } from "./time.js";
+
+export function detail(path, id, may) {
+  return open("Message", async (content) => {
+    show(content, h("p", { role: "status" }, "Looking …"));
+    try {
+      const found = await get(`${path}/message`, { id });
+      show(content, facts(id, found), history(found), headers(found), found.message && body(path, id, found, may));
+    } catch (fault) {
+      show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
+    }
+  }, { wide: true });
+}
+
+function facts(id, { message, remembered, at }) {
+  const pairs = [["Id", h("span", { class: "mono" }, id)]];
+  const add = (name, value) => value !== null && value !== undefined && value !== "" && pairs.push([name, value]);
+  if (message) {
+    add("State", badge(message.state));
+    add("Due", `${absolute(message.due_at)}, ${relative(message.due_at, at)}`);
+    add("Destination", message.destination);
+    add("Delivered by", message.deliver_conn_id ?? "a queue table in the same database");
+    add("Tag", message.tag);
+    add("Not handed over after", absolute(message.expires_at));
+    add("Failed tries", message.retry_count || null);
+    add("Next try", message.next_try && `${absolute(message.next_try)}, ${relative(message.next_try, at)}`);
+    add("Last error", message.last_error);
+    const from = message.origin;
+    add("Sent by", from && h("a", { href: taskAddress(from), onclick: leave },
+      `${from.dag_id}, run ${from.run_id}, task ${from.task_id}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}`));
+  } else if (remembered) {
+    add("State", badge(remembered.state));
+    add("When", absolute(remembered.at));
+    add("Due", absolute(remembered.due_at));
+    add("How late", remembered.late_seconds === null ? null : remembered.late_seconds > 0 ? span(remembered.late_seconds) : "not late");
+    add("Destination", remembered.destination);
+  }
+  return [
+    !message && !remembered && h("p", { class: "notice" }, "Nothing is known of this id: it was never stored here, or has been forgotten since."),
+    h("dl", { class: "facts" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+  ];
+}
+
+function history({ history: lines }) {
+  return lines.length > 0 && [h("h3", {}, "History"), h("ol", { class: "history" }, lines.map((line) => h("li", {},
+    h("time", { datetime: line.at }, absolute(line.at)), h("strong", {}, line.what), line.who && ` by ${line.who}`,
+    line.detail && h("small", { class: "muted" }, ` ${line.detail}`))))];
+}
+
+function headers({ headers: given }) {
+  if (!given) return null;
+  const { names, values, cut } = given;
+  return [h("h3", {}, `Headers (${names.length})`),
+    names.length > 0 && !values && h("p", { class: "muted" }, "Their values are shown to those who may read the connection."),
+    names.length > 0 && h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, names.map((name) => h("tr", {},
+      h("th", { scope: "row", class: "mono" }, name),
+      values && h("td", { class: "mono" }, values[name], cut.includes(name) && h("small", {}, "cut; it is longer"))))))),
+  ];
+}
+
+function body(path, id, { body_bytes: size }, may) {
+  const place = h("div", {});
+  const size_text = size === null ? "" : ` (${size.toLocaleString()} bytes)`;
+  const load = async () => {
+    try {
+      const found = await get(`${path}/body`, { id });
+      show(place, h("pre", { tabindex: 0, "aria-label": "Body" }, found.content),
+        h("p", { class: "muted" }, found.form === "hex" ? "In hexadecimal, for it is no text." : "",
+          found.shown_bytes < found.bytes ? ` The first ${found.shown_bytes.toLocaleString()} of ${found.bytes.toLocaleString()} bytes.` : ""));
+    } catch (fault) {
+      show(place, h("p", { class: "notice error", role: "alert" }, fault.message));
+    }
+  };
+  show(place, may.bodies ? h("button", { type: "button", onclick: load }, "Show the body")
+    : h("p", { class: "muted" }, "It is shown to those who may read the connection."));
+  return [h("h3", {}, `Body${size_text}`), place];
+}

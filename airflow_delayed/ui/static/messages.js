@@ -1,0 +1,198 @@
+// Finding messages of a store: a filter, one page of a list, and what can be done with those that were chosen.
+
+import { act } from "./actions.js";
+import { get, part } from "./api.js";
+import { h, show } from "./dom.js";
+import { detail } from "./message.js";
+import { leave } from "./theme.js";
+import { absolute, fromField, relative, toField, zone } from "./time.js";
+
+export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
+const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
+/** What is in the page's address: the filter, so that it can be kept and sent on. */
+export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index"];
+const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
+const LIMIT = 50;
+
+export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}` }, state);
+
+/** Where Airflow shows the task that sent a message; the page is mounted one level below Airflow itself. */
+export function taskAddress({ dag_id, run_id, task_id, map_index }) {
+  const mapped = map_index >= 0 ? `/mapped/${map_index}` : "";
+  return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}/tasks/${part(task_id)}${mapped}`, document.baseURI).pathname;
+}
+
+export class Messages {
+  constructor(element, stores, { changed, asked }) {
+    Object.assign(this, { element, stores, changed, asked });
+    this.store = stores[0];
+    this.filter = {};
+    this.trail = []; // the tokens of the pages before this one
+    this.after = null;
+    this.page = null;
+    this.fault = null;
+    this.chosen = new Set();
+    this.all = false;
+    this.turn = 0;
+  }
+
+  get path() {
+    return `stores/${part(this.store.connection_id)}`;
+  }
+
+  /** Show what a filter means, from its first page on. */
+  find(store, filter) {
+    this.store = store ?? this.store;
+    this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
+    this.trail = [];
+    this.after = null;
+    this.asked(this.store.connection_id, this.filter);
+    this.draw();
+    return this.load();
+  }
+
+  async load() {
+    const turn = ++this.turn;
+    this.element.setAttribute("aria-busy", "true");
+    try {
+      const page = await get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT });
+      if (turn !== this.turn) return; // a later question has been asked meanwhile
+      this.page = page;
+      this.fault = null;
+    } catch (fault) {
+      if (turn !== this.turn) return;
+      this.page = null;
+      this.fault = fault;
+    }
+    this.choose(() => false);
+    this.element.setAttribute("aria-busy", "false");
+    this.drawList();
+  }
+
+  choose(keep) {
+    this.chosen = new Set([...this.chosen].filter(keep));
+    this.all = false;
+  }
+
+  draw() {
+    this.list = h("div", {});
+    const choice = h("select", { "aria-label": "Store", "data-key": "store", onchange: (event) => this.find(this.stores[event.target.selectedIndex], this.filter) },
+      this.stores.map((store) => h("option", { selected: store === this.store }, store.connection_id)));
+    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.form(), this.list);
+    this.drawList();
+  }
+
+  form() {
+    const f = this.filter;
+    const field = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: f[name], autocomplete: "off", spellcheck: "false", "data-key": name, ...more }));
+    const moment = (name, label) => h("label", {}, `${label} (${zone()})`,
+      h("input", { name, type: "datetime-local", step: 1, value: toField(f[name]), "data-key": name }));
+    const send = (event) => {
+      event.preventDefault();
+      const given = Object.fromEntries(new FormData(event.currentTarget));
+      for (const name of ["due_from", "due_until"]) given[name] = fromField(given[name]) ?? "";
+      this.find(null, given);
+    };
+    return h("form", { class: "filter", onsubmit: send, role: "search" },
+      field("id", "Message id"),
+      h("label", {}, "State", h("select", { name: "state", "data-key": "state" }, h("option", { value: "" }, "any"),
+        STATES.map((state) => h("option", { value: state, selected: f.state === state }, state)))),
+      field("tag", "Tag"), field("destination", "Destination"), moment("due_from", "Due from"), moment("due_until", "Due before"),
+      field("dag_id", "DAG"), field("run_id", "Run"), field("task_id", "Task"), field("map_index", "Map index", { type: "number", min: -1, step: 1 }),
+      h("div", { class: "buttons" }, h("button", { class: "primary", "data-key": "find" }, "Find"),
+        h("button", { type: "button", "data-key": "clear", onclick: () => this.find(null, {}) }, "Clear")));
+  }
+
+  drawList() {
+    const { page, fault } = this;
+    if (fault) return show(this.list, h("p", { class: "notice error", role: "alert" }, fault.message, " ",
+      h("button", { type: "button", onclick: () => this.load() }, "Try again")));
+    if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
+    if (!page.messages.length && !page.remembered.length) return show(this.list, this.empty(), this.pages());
+    return show(this.list, this.actions(), this.table(), this.pages());
+  }
+
+  empty() {
+    const asked = Object.values(this.filter).some((value) => value !== "");
+    return h("p", { class: "empty", role: "status" }, asked
+      ? "No message in this store matches. Messages that were handed over or cancelled are found by their id, for as long as the dispatcher remembers them."
+      : "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here.");
+  }
+
+  actions() {
+    const { messages } = this.page;
+    if (!messages.length || !this.store.may.act) return null;
+    const more = this.page.next !== null || this.trail.length > 0;
+    const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value !== "");
+    const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
+    const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === messages.length;
+    return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
+      h("span", { class: "muted", role: "status" }, chosen, offer && [" ", h("button", { type: "button", class: "plain", "data-key": "all", onclick: () => {
+        this.all = true;
+        this.drawList();
+      } }, "choose all that match, on all pages")]),
+      ACTIONS.map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
+        disabled: !this.all && !this.chosen.size, onclick: () => this.act(name) }, label)));
+  }
+
+  async act(name) {
+    const selection = this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] };
+    if (await act(name, this.path, selection)) {
+      await this.load();
+      this.changed();
+    }
+  }
+
+  asFilter() {
+    const filter = Object.fromEntries(Object.entries(this.filter).filter(([name, value]) => name !== "id" && value !== ""));
+    if (filter.state) filter.state = [filter.state];
+    if (filter.map_index) filter.map_index = Number(filter.map_index);
+    return filter;
+  }
+
+  table() {
+    const { messages, remembered, at } = this.page;
+    const may = this.store.may.act;
+    const toggle = (id) => (event) => {
+      if (event.target.checked) this.chosen.add(id);
+      else this.chosen.delete(id);
+      this.all = false;
+      this.drawList();
+    };
+    const everything = (event) => {
+      this.chosen = new Set(event.target.checked ? messages.map((message) => message.message_id) : []);
+      this.all = false;
+      this.drawList();
+    };
+    const idCell = (id) => h("td", { class: "id" }, h("button", { type: "button", class: "plain mono", "data-key": `open ${id}`, onclick: () => detail(this.path, id, this.store.may) }, id));
+    return h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {},
+        may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
+          checked: messages.length > 0 && this.chosen.size === messages.length, disabled: !messages.length })),
+        ["Message", "State", "Due", "Destination", "Tag", "Sent by"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, messages.map((message) => h("tr", {},
+        may && h("td", {}, h("input", { type: "checkbox", "aria-label": `Choose ${message.message_id}`, "data-key": `choose ${message.message_id}`,
+          checked: this.all || this.chosen.has(message.message_id), onchange: toggle(message.message_id) })),
+        idCell(message.message_id),
+        h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`)),
+        h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
+        h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
+        h("td", {}, message.tag),
+        h("td", {}, message.origin && [h("a", { href: taskAddress(message.origin), onclick: leave }, message.origin.task_id),
+          h("small", {}, `${message.origin.dag_id} ${message.origin.run_id}`)]))),
+      remembered.map((gone) => h("tr", {}, may && h("td", {}), idCell(gone.message_id),
+        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at))), h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}), h("td", {}))))));
+  }
+
+  pages() {
+    const turn = (after, trail) => () => {
+      Object.assign(this, { after, trail });
+      return this.load().then(() => this.element.scrollIntoView({ block: "start" }));
+    };
+    if (!this.trail.length && !this.page.next) return null;
+    return h("nav", { class: "pages", "aria-label": "Pages" },
+      h("span", { class: "muted" }, `Page ${this.trail.length + 1}`),
+      h("button", { type: "button", "data-key": "previous", disabled: !this.trail.length, onclick: turn(this.trail.at(-1) ?? null, this.trail.slice(0, -1)) }, "Previous"),
+      h("button", { type: "button", "data-key": "next", disabled: !this.page.next, onclick: turn(this.page.next, [...this.trail, this.after]) }, "Next"));
+  }
+}

@@ -1,0 +1,335 @@
+"""The operations page in the real UI of an `airflow standalone`, as `make demo-ui` starts it, in a headless browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import demo_ui
+import pytest
+
+from services import chromium
+
+pytestmark = pytest.mark.timeout(900)
+#: Where Airflow shows the page.
+FRAME = "iframe[title='Delayed deliveries']"
+#: Nobody listens on this port.
+DOWN = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "a", "password": "s3cret-word", "schema": "b"}
+DISPATCH = """
+import sys
+from datetime import timedelta
+from airflow_delayed.delivery import delivery_for
+from airflow_delayed.hooks.store import DelayedStoreHook
+store = DelayedStoreHook("delayed_store")
+store.reschedule(sys.argv[1:], delay=timedelta(0))
+transport = delivery_for("delayed_sqs")
+done = store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0)).run()
+print(done.dispatched)
+"""
+
+
+class Site:
+    """The demo with its data, and a browser for it."""
+
+    def __init__(self, demo: demo_ui.Demo, run: str, browser: chromium.Browser, pictures: Path) -> None:
+        self.demo = demo
+        self.run = run
+        self.browser = browser
+        self.pictures = pictures
+
+    def log_in(self, user: str) -> chromium.Page:
+        """Log in by the form, as a person does."""
+        page = self.browser.open(f"{self.demo.url}/auth/logout")
+        page.go(f"{self.demo.url}/auth/login")
+        page.fill("input[name=username]", user)
+        page.fill("input[name=password]", self.demo.passwords[user])
+        page.click("button[type=submit]")
+        page.wait_for("!location.pathname.includes('/auth/')")
+        return page
+
+    def open(self, user: str, path: str = demo_ui.PAGE) -> chromium.Page:
+        """Log in, go to a page of Airflow, and look into the frame there."""
+        page = self.log_in(user)
+        page.go(f"{self.demo.url}{path}")
+        page.frame = FRAME
+        return page
+
+    def take(self, page: chromium.Page, name: str) -> None:
+        """Keep what is seen, to be looked at."""
+        page.screenshot(self.pictures / f"{name}.png")
+
+    def api(self, method: str, path: str, user: str = "op", **options: object) -> dict[str, object]:
+        """Ask the page's API."""
+        with self.demo.client(user) as http:
+            answer = http.request(method, f"/delayed-deliveries/api/v1/{path}", **options)  # type: ignore[arg-type]
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def state(self, message_id: str) -> str:
+        """How a message stands, or what became of it."""
+        found = self.api("GET", "stores/delayed_store/message", params={"id": message_id})
+        return str((found["message"] or found["remembered"])["state"])  # type: ignore[index]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("demo-ui")
+    with demo_ui.running(
+        folder, {"down_store": DOWN}, AIRFLOW__DELAYED__PAGE_STORES="delayed_store,down_store"
+    ) as demo:
+        run = demo_ui.fill(demo)
+        with chromium.running(height=1400) as browser:
+            yield Site(demo, run, browser, folder)
+            if wanted := os.environ.get("SCREENSHOTS"):
+                shutil.copytree(folder, wanted, ignore=lambda _, names: [n for n in names if not n.endswith(".png")])
+
+
+def says(page: chromium.Page, text: str) -> None:
+    """Wait until the page says it."""
+    page.wait_for(f"page.body.innerText.includes({json.dumps(text)})")
+
+
+def rows(page: chromium.Page) -> list[str]:
+    """The ids of the messages that are listed."""
+    return list(page.evaluate("[...page.querySelectorAll('#messages tbody td.id button')].map(b => b.innerText)"))
+
+
+def listed(page: chromium.Page, wanted: Callable[[list[str]], bool]) -> list[str]:
+    """Wait until the list is one that is wanted."""
+    page.wait_for(
+        "page.querySelector('#messages') && page.querySelector('#messages').getAttribute('aria-busy') === 'false'"
+    )
+    found = rows(page)
+    assert wanted(found), found
+    return found
+
+
+def find(page: chromium.Page, **fields: str) -> None:
+    """Fill in the filter, and find."""
+    page.click("form.filter button", text="Clear")
+    page.wait_for("page.querySelector('#messages').getAttribute('aria-busy') === 'false'")
+    for name, value in fields.items():
+        if name == "state":
+            page.evaluate(f"page.querySelector('select[name=state]').value = {json.dumps(value)}")
+        else:
+            page.fill(f"form.filter input[name={name}]", value)
+    page.click("form.filter button", text="Find")
+
+
+def figure(page: chromium.Page, name: str) -> str:
+    """What a figure of the store says."""
+    script = f"[...page.querySelectorAll('.figures > div')].find(d => d.innerText.startsWith({json.dumps(name)}))"
+    page.wait_for(f"{script} !== undefined")
+    return str(page.evaluate(f"{script}.querySelector('dd').firstChild.textContent"))
+
+
+def act(page: chromium.Page, action: str, confirm: str) -> None:
+    """Do something with what is chosen, and wait for what the page says of it."""
+    page.click("[role=toolbar] button", text=action)
+    page.click("dialog footer button", text=confirm)
+    page.wait_for("page.querySelector('dialog .notice') !== null")
+
+
+def done(page: chromium.Page) -> None:
+    page.click("dialog footer button", text="Done")
+    page.wait_for("page.querySelector('dialog') === null")
+    page.wait_for("page.querySelector('#messages').getAttribute('aria-busy') === 'false'")
+
+
+def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
+    page = site.log_in("op")
+    page.go(f"{site.demo.url}/")
+    # from Airflow's own navigation
+    page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed deliveries']")
+    page.frame = FRAME
+    assert figure(page, "Failed") == "4"
+    assert figure(page, "Expired") == "3"
+    assert figure(page, "Overdue") == "5"
+    assert figure(page, "Unroutable") == "2"
+    says(page, "3 messages were given up by their consumer")
+    # a store that is down says so in its own card, without its password, and holds up nobody
+    page.wait_for("page.querySelector('[data-connection=down_store] [role=alert]') !== null")
+    assert "s3cret-word" not in page.text()
+    site.take(page, "light-1280")
+
+    # Airflow's theme is the page's, at once
+    page.evaluate("localStorage.setItem('theme', 'dark')")
+    page.evaluate("document.documentElement.classList.replace('light', 'dark') || true")
+    page.wait_for("page.documentElement.dataset.theme === 'dark'")
+    site.take(page, "dark-1280")
+    page.evaluate("document.documentElement.classList.replace('dark', 'light') || true")
+    page.evaluate("localStorage.setItem('theme', 'light')")
+    # its own size, and a smaller one: nothing is wider than the page
+    for width in (1280, 768):
+        page.resize(width, 1400)
+        page.wait_for("page.documentElement.scrollWidth <= page.documentElement.clientWidth")
+    site.take(page, "light-768")
+    # what cannot be reached is an error of its request, and the only one
+    assert [problem for problem in page.problems if "down_store" not in problem] == []
+
+
+def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
+    page = site.open("op")
+    says(page, "Due from (UTC)")
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
+    page.go(f"{site.demo.url}{demo_ui.PAGE}")
+    says(page, "Due from (Asia/Tokyo)")
+    page.evaluate("localStorage.removeItem('timezone')")
+
+
+def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-5")
+    found = listed(page, lambda ids: len(ids) > 5)
+    page.click("input[aria-label='Choose all on this page']")
+    act(page, "Cancel…", "Cancel them")
+    says(page, f"{len(found)} messages changed.")
+    site.take(page, "cancelled")
+    done(page)
+    listed(page, lambda ids: ids == [])
+    assert {site.state(name) for name in found} == {"cancelled"}
+
+    audit = site.demo.python("-m", "airflow", "delayed", "audit", "--conn-id", "delayed_store")
+    assert "op" in audit
+    assert "cancel" in audit
+    with site.demo.client() as http:
+        events = http.get("/api/v2/eventLogs", params={"order_by": "-when", "limit": 50}).json()["event_logs"]
+    assert any(event["owner"] == "op" and "cancel" in event["event"] for event in events), events
+
+
+def test_a_dispatcher_that_is_quicker_wins(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-6")
+    first, second, *_ = listed(page, lambda ids: len(ids) > 2)
+    for name in (first, second):
+        page.click(f"input[aria-label='Choose {name}']")
+    page.click("[role=toolbar] button", text="Cancel…")
+    page.wait_for("page.querySelector('dialog footer button.primary') !== null")
+    # between the question and the answer
+    assert int(site.demo.python("-c", DISPATCH, first).split()[-1]) >= 1
+    page.click("dialog footer button", text="Cancel them")
+    says(page, "1 message changed, 1 not.")
+    says(page, "handed over")
+    site.take(page, "too-late")
+    assert (site.state(first), site.state(second)) == ("handed over", "cancelled")
+    done(page)
+    # where it went, and how late, is found by its id
+    find(page, id=first)
+    listed(page, lambda ids: ids == [first])
+    page.click("td.id button", text=first)
+    says(page, "History")
+    says(page, "handed over")
+
+
+def test_what_failed_is_looked_at_and_retried(site: Site) -> None:
+    page = site.open("op")
+    page.wait_for("page.querySelector('.figures button') !== null")
+    page.click(".figures button[aria-label^='Failed']")
+    page.wait_for("page.querySelectorAll('#messages tbody tr').length === 4")
+    page.click("td.id button", text="invoice-0")
+    says(page, "closed-queue")
+    page.click("dialog button", text="Show the body")
+    says(page, '{"reminder": "invoice-0"}')
+    site.take(page, "message")
+    page.press("Escape")
+    page.wait_for("page.querySelector('dialog') === null")
+    page.click("input[aria-label='Choose invoice-0']")
+    act(page, "Retry…", "Retry them")
+    says(page, "1 message changed.")
+    done(page)
+    assert site.state("invoice-0") in ("due", "waiting")
+
+
+def test_messages_are_rescheduled_and_erased(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-8")
+    name, other, *_ = listed(page, lambda ids: len(ids) > 2)
+    page.click(f"input[aria-label='Choose {name}']")
+    page.click("[role=toolbar] button", text="Reschedule…")
+    page.evaluate("page.querySelector('dialog input[name=due_at]').value = '2031-05-06T07:08:09'")
+    page.click("dialog button", text="Go on")
+    page.click("dialog footer button", text="Reschedule them")
+    says(page, "1 message changed.")
+    done(page)
+    found = site.api("GET", "stores/delayed_store/message", params={"id": name})["message"]
+    assert found["due_at"].startswith("2031-05-06T07:08:09")  # type: ignore[index]
+
+    page.click(f"input[aria-label='Choose {other}']")
+    act(page, "Erase…", "Erase them")
+    says(page, "1 message changed.")
+    done(page)
+    assert other not in rows(page)
+
+
+def test_dead_letters_are_moved_back(site: Site) -> None:
+    page = site.open("op")
+    says(page, "Send unroutable messages again…")
+    page.click("button", text="Send unroutable messages again…")
+    says(page, "Move 2 messages back")
+    page.click("dialog button", text="Leave them")
+    assert figure(page, "Unroutable") == "2"
+
+
+def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
+    run = quote(site.run, safe="")
+    for path in (
+        f"/dags/{demo_ui.DAG}/plugin/delayed-deliveries-dag",
+        f"/dags/{demo_ui.DAG}/runs/{run}/plugin/delayed-deliveries-dag-run",
+        f"/dags/{demo_ui.DAG}/runs/{run}/tasks/send/plugin/delayed-deliveries-task-instance",
+    ):
+        page = site.open("op", path)
+        says(page, "Sent by")
+        found = listed(page, bool)
+        assert all(name.startswith("appointment-") for name in found), (path, found)
+        assert page.evaluate("page.querySelector('input[name=dag_id]').value") == demo_ui.DAG
+    # and back from a message to its task
+    page.click("#messages tbody a", text="send")
+    page.wait_for("document.location.pathname.endsWith('/tasks/send')")
+
+
+def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:
+    page = site.open("viewer")
+    assert figure(page, "Waiting") != ""
+    find(page, id="callback-1")
+    listed(page, lambda ids: ids == ["callback-1"])
+    assert page.evaluate("page.querySelectorAll('#messages input[type=checkbox], [role=toolbar]').length") == 0
+    page.click("td.id button", text="callback-1")
+    says(page, "shown to those who may read the connection")
+    assert "reminder" not in page.text().replace("appointment-reminders", "")
+    site.take(page, "viewer")
+    with site.demo.client("viewer") as http:
+        answer = http.post(
+            "/delayed-deliveries/api/v1/stores/delayed_store/cancel", json={"ids": ["callback-1"], "dry_run": False}
+        )
+    assert answer.status_code == 403
+
+
+@contextmanager
+def keyboard(page: chromium.Page) -> Iterator[Callable[[str], None]]:
+    """Press keys, with the focus in the frame."""
+    page.evaluate("page.defaultView.focus() || page.querySelector('#refresh').focus() || true")
+    yield page.press
+
+
+def test_it_is_used_by_keyboard(site: Site) -> None:
+    page = site.open("op")
+    says(page, "callback-0")
+    with keyboard(page) as press:
+        seen = []
+        for _ in range(60):
+            press("Tab")
+            seen.append(page.evaluate("page.activeElement.getAttribute('aria-label') || page.activeElement.innerText"))
+            if seen[-1] == "callback-0":
+                break
+        assert seen[-1] == "callback-0", seen
+        press("Enter")
+        says(page, "History")
+        press("Escape")
+        page.wait_for("page.querySelector('dialog') === null")
+        # one is where one was
+        assert page.evaluate("page.activeElement.innerText") == "callback-0"

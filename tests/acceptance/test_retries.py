@@ -1,0 +1,125 @@
+"""Tries of a send under a real scheduler: a worker killed, tasks marked failed and cleared; all counted by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from acceptance.conftest import World
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.sending import CHUNK
+from services import process
+
+CROWD = 100_000
+TASKS = ("same_ids", "new_ids")
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Cleared:
+    """A run whose tasks waited, were marked failed and then cleared; and until when they waited first."""
+
+    run_id: str
+    due: dict[str, datetime]
+
+
+@pytest.fixture(scope="module")
+def broker(world: World) -> World:
+    """Both queues are there, and both DAGs may run."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("AIRFLOW_CONN_RETRIES", json.dumps(world.broker.connection))
+        RabbitMQDelayHook("retries").install(["crowd", "cleared"], create_destinations=True)
+    for dag in ("crowd", "cleared"):
+        log = world.live.folder / "dag-processor.log"
+        process.wait_for(dag, lambda dag=dag: world.live.has(dag), seconds=120, log=log)
+        world.live.call("PATCH", f"/dags/{dag}", is_paused=False)
+    return world
+
+
+@pytest.fixture(scope="module")
+def cleared(broker: World) -> Cleared:
+    live = broker.live
+    run_id = live.trigger("cleared")
+    process.wait_for(
+        "the waits",
+        lambda: set(live.states("cleared", run_id).values()) == {"deferred"},
+        seconds=120,
+        log=live.folder / "scheduler.log",
+    )
+    due = {}
+    for task in TASKS:
+        found = re.search("waiting until ([^,]+), which is", live.log("cleared", run_id, task))
+        assert found
+        due[task] = datetime.fromisoformat(found[1])
+        live.call("PATCH", f"/dags/cleared/dagRuns/{run_id}/taskInstances/{task}", new_state="failed")
+    assert live.wait("cleared", run_id) == "failed"
+    assert broker.broker.count("cleared") == 0
+    live.clear("cleared", run_id, TASKS)
+    return Cleared(run_id, due)
+
+
+def test_a_worker_killed_in_the_middle_of_100_000_messages_loses_none(
+    broker: World, cleared: Cleared, tmp_path: Path
+) -> None:
+    live = broker.live
+    source = tmp_path / "crowd.parquet"
+    pq.write_table(pa.table({"value": [f"body {number}" for number in range(CROWD)]}), source)
+    run_id = live.trigger("crowd", source=str(source))
+    process.wait_for(
+        "a third of the messages",
+        lambda: broker.broker.count("crowd") > CROWD // 3,
+        seconds=120,
+        log=live.folder / "scheduler.log",
+    )
+    os.kill(live.call("GET", f"/dags/crowd/dagRuns/{run_id}/taskInstances/send")["pid"], signal.SIGKILL)
+    assert live.wait("crowd", run_id) == "success", live.log("crowd", run_id, "send")
+
+    summary = live.result("crowd", run_id, "send")
+    earlier = summary["earlier_tries"]
+    assert f"goes on after {earlier:,} of 100,000 rows" in live.log("crowd", run_id, "send")
+    assert CROWD // 3 - CHUNK <= earlier < CROWD
+    assert summary["sent"] == CROWD
+    arrived = Counter(taken(broker, "crowd"))
+    # each body once, and what came twice with the id that it had
+    assert {body for _, body in arrived} == {f"body {number}".encode() for number in range(CROWD)}
+    assert len({message_id for message_id, _ in arrived}) == len(arrived) == CROWD
+    assert arrived.total() - CROWD <= CHUNK
+
+
+def taken(world: World, queue: str) -> list[tuple[str, bytes]]:
+    """The id and the body of each message of a queue."""
+    with world.broker.channel() as channel:
+        count = channel.queue_declare(queue, passive=True).method.message_count
+        found = []
+        for _, properties, body in channel.consume(queue, auto_ack=True):
+            found.append((properties.message_id, body))
+            if len(found) == count:
+                break
+        return found
+
+
+def test_marked_failed_while_it_waits_it_sends_nothing_and_cleared_it_is_the_same_or_another(
+    broker: World, cleared: Cleared
+) -> None:
+    live = broker.live
+    assert live.wait("cleared", cleared.run_id) == "success", live.states("cleared", cleared.run_id)
+    due = {
+        task: datetime.fromisoformat(live.result("cleared", cleared.run_id, task)["first_due"]) - cleared.due[task]
+        for task in TASKS
+    }
+    # the one goes by the delay that it had, a second ahead of which it was to be sent; the other's begins anew
+    assert due["same_ids"].total_seconds() == 1
+    assert due["new_ids"].total_seconds() > 2
+    # one each: what was marked failed was not sent
+    process.wait_for("both", lambda: broker.broker.count("cleared") >= 2, seconds=30)
+    assert sorted(body for _, body in taken(broker, "cleared")) == [b"new_ids", b"same_ids"]

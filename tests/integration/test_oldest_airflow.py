@@ -1,0 +1,67 @@
+"""The oldest Airflow that is served, in .venv/oldest, where .ci/setup puts it: import, parse, and run DAGs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from services import sqs
+
+OLDEST = Path(sys.prefix, "oldest/bin/python")
+#: What is not installed there.
+ABSENT = ("airflow_delayed.intake.arrow", "airflow_delayed.testing.plugin")
+DONE = "success"
+
+
+def test_what_can_be_runs_and_what_cannot_says_what_it_needs(here: Path, tmp_path: Path, sqs_endpoint: str) -> None:
+    assert OLDEST.exists(), "run `make setup`, which installs it there"
+    (tmp_path / "dags").mkdir()
+    connections = {
+        "db": {"conn_type": "sqlite", "host": str(tmp_path / "db.sqlite")},
+        "db2": {"conn_type": "sqlite", "host": str(tmp_path / "db2.sqlite")},
+        "sqs": sqs.connection(sqs_endpoint, queue_name_prefix="oldest-"),
+    }
+    done = subprocess.run(
+        [OLDEST, here / "tests/support/oldest.py", here, tmp_path / "result.json"],
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
+            "AIRFLOW_HOME": str(tmp_path),
+            "PYTHONPATH": str(here),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+            **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(fields) for name, fields in connections.items()},
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["airflow"].startswith("3.1.")
+
+    needs = {name: text for name, text in found["modules"].items() if name not in ABSENT}
+    assert needs.keys() == {"airflow_delayed.triggers.rabbitmq_message"}
+    assert found["dags"].keys() == {"dispatch_store", "on_message_due", "precise_send"}
+    assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
+    for text in (*needs.values(), *found["dags"].values()):
+        assert "needs Airflow 3.3 or later" in text
+
+    states, results = found["into a queue table"]
+    assert states == {"install_db": DONE, "send": DONE, "dispatch": DONE}
+    assert (results["send"]["held"], results["dispatch"]["dispatched"]) == (3, 2)
+    states, results = found["into SQS, in the triggerer"]
+    assert states == {"install_sqs": DONE, "install_db2": DONE, "send": DONE, "dispatch": DONE}
+    assert (results["send"]["sent"], results["send"]["held"], results["dispatch"]["dispatched"]) == (1, 2, 1)
+    assert (found["left in db"], found["left in db2"]) == (1, 1)
+
+    # a delay that would count anew is refused on a later try; what has a due time of its own is the same message
+    states, results = found["again"]
+    assert states == {"relative": "failed", "absolute": DONE}
+    assert (results["absolute"]["held"], results["absolute"]["duplicates"]) == (0, 1)
+    assert found["left in db after that"] == 1 + 2
+    assert "Airflow keeps that from 3.3 on" in done.stdout + done.stderr
+    assert found["type"] == "airflow_delayed.hooks.rabbitmq.RabbitMQDelayHook"

@@ -1,0 +1,141 @@
+"""Storing on PostgreSQL without Airflow, by each driver: with COPY, and with INSERT where a driver has none we know."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta, timezone
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, select, text
+from support.stores import message
+
+from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnavailable
+from airflow_delayed.store import claims, copying, setup, storing
+from airflow_delayed.store.engine import database_errors, engine_options, prepare
+from airflow_delayed.store.origin import Origin
+from airflow_delayed.store.rows import to_message, to_row
+from airflow_delayed.store.schema import store_tables
+
+LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+ODD = 'a\\b\t"c"\r\n{%s} %(x)s ü☂\\N'
+
+
+@pytest.fixture(params=["psycopg", "psycopg2", "another driver"])
+def engine(request, postgres_url, monkeypatch):
+    driver = request.param if request.param in copying.DRIVERS else "psycopg2"
+    made = create_engine(f"postgresql+{driver}://{postgres_url.partition('://')[2]}", **engine_options("postgresql"))
+    if request.param not in copying.DRIVERS:
+        monkeypatch.setattr(copying, "DRIVERS", ())
+    yield prepare(made)
+    made.dispose()
+
+
+@pytest.fixture
+def tables(engine):
+    found = store_tables(f'100%s "of" {uuid4().hex[:8]}')
+    setup.install(engine, found)
+    yield found
+    with engine.begin() as connection:
+        for table in found:
+            table.drop(connection)
+
+
+def there(engine, tables) -> dict:
+    with engine.connect() as connection:
+        found = connection.execute(select(tables.messages)).mappings().all()
+    return {row["Id"]: to_message(row) for row in found}
+
+
+def test_all_that_a_message_says_arrives(engine, tables):
+    said = [
+        message(f"a\\{number}", LATER + timedelta(microseconds=number), destination=f"{ODD}{number % 3}", **fields)
+        for number, fields in enumerate(
+            [
+                {},
+                {"tag": ODD, "headers": {ODD: ODD}},
+                {"body": bytes(range(256)) * 9, "tag": "t"},
+                {"body": b"", "expires_at": LATER + timedelta(days=1)},
+                {"tag": "\\N"},
+            ]
+        )
+    ]
+    first = message("first", datetime(1, 1, 1, tzinfo=timezone.utc))
+    last = message("last", datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc))
+    said += [first, last]
+    origin = Origin(dag_id="d", run_id="r", task_id="t")
+    report = storing.store(engine, tables, said, "broker", origin=origin)
+    assert (report.sent, report.duplicates) == (len(said), 0)
+    assert (report.first_due, report.last_due) == (first.due_at, last.due_at)
+    assert there(engine, tables) == {one.message_id: one for one in said}
+    assert storing.store(engine, tables, said, "broker", origin=origin).duplicates == len(said)
+
+
+def test_some_are_there_already(engine, tables):
+    """In the first chunk, in one behind it, twice in one; and failed or remembered ones."""
+    count = storing.CHUNK + 10
+    ones = [message(f"m{number:05d}", LATER) for number in range(count)]
+    assert storing.store(engine, tables, ones[::7], None).sent == len(ones[::7])
+    report = storing.store(engine, tables, [*ones, ones[3]], None)
+    assert (report.sent, report.duplicates) == (count - len(ones[::7]), len(ones[::7]) + 1)
+    assert storing.store(engine, tables, [*ones, message("new", LATER)], None).sent == 1
+    other = message(ones[5].message_id, LATER, body=b"other")
+    new = message("another", LATER)
+    with pytest.raises(MessageConflict, match="m00005"):
+        storing.store(engine, tables, [new, other], None)
+    assert "another" not in there(engine, tables)
+    assert storing.store(engine, tables, [new, other], None, on_conflict="replace").replaced == 1
+    sent = message("sent", LATER)
+    storing.note_sent(engine, tables, [sent])
+    report = storing.store(engine, tables, [sent, message("newest", LATER)], None)
+    assert (report.sent, report.duplicates) == (1, 1)
+    assert "sent" not in there(engine, tables)
+
+
+def test_several_store_the_same_at_once(engine, tables):
+    ones = [message(f"m{number:05d}", LATER) for number in range(500)]
+    start = threading.Barrier(4)
+    reports, errors = [], []
+
+    def work(step: int) -> None:
+        start.wait()
+        try:
+            reports.append(storing.store(engine, tables, ones[::step], "broker"))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in (1, -1, 1, -1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert sum(report.sent for report in reports) == 500
+    assert sum(report.duplicates for report in reports) == 1500
+    assert len(there(engine, tables)) == 500
+
+
+def insert(engine, tables, *rows: dict) -> None:
+    with database_errors("the store", engine), engine.begin() as connection:
+        claims.insert_all(connection, tables.messages, rows)
+
+
+def test_what_goes_wrong_is_told_as_of_any_other_statement(engine, tables):
+    row = {**to_row(message("a", LATER, body=b"hush"), "broker"), "StoredAt": LATER}
+    with pytest.raises(DelayedError, match="connection 'the store': duplicate key value violates unique constraint"):
+        insert(engine, tables, row, row)
+    with pytest.raises(DelayedError, match="value too long for type character varying") as caught:
+        insert(engine, tables, row, {**row, "Id": "b", "Destination": "hush" * 99})
+    assert "hush" not in str(caught.value)
+    assert there(engine, tables) == {}
+
+
+def test_a_connection_that_is_lost_is_not_used_again(engine, tables):
+    rows = [{**to_row(message("a", LATER), "broker"), "StoredAt": LATER}]
+    with engine.connect() as connection, engine.connect() as other:
+        backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        other.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": backend})
+        with pytest.raises(TransportUnavailable), database_errors("the store", engine):
+            claims.insert_all(connection, tables.messages, rows)
+        assert connection.invalidated
+    assert storing.store(engine, tables, [message("a", LATER)], "broker").sent == 1

@@ -1,0 +1,94 @@
+"""What the operations page shows of RabbitMQ and SQS, and that it moves back what could not be delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from airflow.models.log import Log
+from airflow.utils.session import create_session
+from sqlalchemy import select
+from support.operations_page import Page, served_page_fixture  # noqa: F401 - a fixture
+from support.rabbitmq import VirtualHost, eventually, messages
+from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.sqs.settings import QueueSettings
+
+
+@pytest.fixture
+def page(served_page: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit, nobody")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "sqs_test:orders")
+    yield served_page
+    served_page.asking.close()
+
+
+def logged(event: str) -> list[tuple[str | None, str | None]]:
+    with create_session() as session:
+        found = session.scalars(select(Log).where(Log.event == event).order_by(Log.id)).all()
+        return [(one.owner, one.extra) for one in found]
+
+
+def test_rabbitmq(page: Page, vhost: VirtualHost, connect):
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    connect("nobody", conn_type="rabbitmq", host="127.0.0.1", port=1)
+    # one that is away does not hold up the other
+    assert page.error("GET", "/api/v1/rabbitmq/nobody/summary") == (503, "unreachable")
+    assert page.error("GET", "/api/v1/rabbitmq/rabbit/summary") == (409, "not_ready")
+    hook.install(["orders", "gone"], create_destinations=True)
+    hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [1] * 3, prefix="g")])
+    with vhost.channel() as channel:
+        channel.queue_delete("gone")
+    eventually(lambda: vhost.count("delayed.unroutable") == 3)
+    found = page.get("/api/v1/rabbitmq/rabbit/summary", "viewer")
+    assert (found["topology"], found["messages"], found["unroutable"], found["missing"]) == ("delayed", 2, 3, [])
+    (level,) = found["levels"]
+    assert (level["level"], level["messages"]) == (11, 2)
+
+    assert page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=True) == {
+        "dry_run": True,
+        "waiting": 3,
+        "moved": 0,
+        "left": {},
+        "task": None,
+    }
+    done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
+    assert (done["moved"], done["left"]) == (0, {"destination 'gone': missing": 3})
+    vhost.declare("gone")
+    done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
+    assert (done["moved"], done["left"]) == (3, {})
+    assert sorted(one.message_id for one in vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
+    assert page.get("/api/v1/rabbitmq/rabbit/summary", "viewer")["unroutable"] == 0
+    # what was only counted is not told
+    assert logged("delayed_deliveries.redrive")[-2:] == [
+        ("op", '{"connection_id": "rabbit", "moved": 0, "left": {"destination \'gone\': missing": 3}}'),
+        ("op", '{"connection_id": "rabbit", "moved": 3, "left": {}}'),
+    ]
+
+
+def test_sqs(page: Page, world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", f"sqs_test:{world.destination}, sqs_test:never")
+    top = f"/api/v1/sqs/sqs_test/{world.destination}"
+    dead = f"{world.queue}-dead"
+    settings = QueueSettings(dead_letter_queue=dead, max_receive_count=1)
+    assert page.error("GET", f"{top}/summary") == (409, "not_ready")
+    world.hook.install([world.destination], create_destinations=True, settings=settings)
+    world.hook.send([world.message(800, "later"), *(world.message(0, f"m{number}") for number in range(3))])
+    url = world.url_of(world.queue)
+    world.client.set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "0"})
+    eventually(lambda: not world.raw(delete=False) and world.counts(dead)[0] == 3)
+    found = page.get(f"{top}/summary", "viewer")
+    assert found["destination"]["queue"] == world.queue
+    assert (found["destination"]["waiting"], found["destination"]["delayed"]) == (0, 1)
+    assert (found["dead_letter_queue"]["queue"], found["dead_letter_queue"]["waiting"]) == (dead, 3)
+    assert found["delay_queue"]["queue"] == world.fifo
+    assert found["max_receive_count"] == 1
+    assert page.error("GET", "/api/v1/sqs/sqs_test/never/summary") == (409, "not_ready")
+
+    assert page.post(f"{top}/redrive", "op", dry_run=True)["waiting"] == 3
+    assert page.post(f"{top}/redrive", "op", dry_run=False)["moved"] == 3
+    assert world.ids() == ["m0", "m1", "m2"]
+    assert page.get(f"{top}/summary", "viewer")["dead_letter_queue"]["waiting"] == 0
+    (owner, extra) = logged("delayed_deliveries.redrive")[-1]
+    assert (owner, f'"queue": "{world.destination}"' in extra, '"moved": 3' in extra) == ("op", True, True)

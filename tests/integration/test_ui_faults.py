@@ -1,0 +1,73 @@
+"""What the operations page says of stores that are away, slow, not installed or not there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture, serving  # noqa: F401
+from support.stores import Store
+
+from airflow_delayed.ui.asking import Asking
+
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """Listen on a port, and never answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        yield server.getsockname()[1]
+
+
+def test_one_that_is_away_says_so_and_does_not_hold_up_the_others(
+    store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
+):
+    store.installed()
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}, undefined_connection,")
+    found = page.get("/api/v1/connections", "viewer")["connections"]
+    assert [one["connection_id"] for one in found] == ["away", store.conn_id, "undefined_connection"]
+    for rest, query in (("summary", {}), ("messages", {}), ("message", {"id": "m"})):
+        answer = page.ask("GET", f"/api/v1/stores/away/{rest}", "viewer", params=query)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unreachable")
+        # where it is and who logs in is for those who may read the connection
+        assert answer.json()["error"]["message"] == "connection 'away' cannot be used; the api-server's log says why"
+        answer = page.ask("GET", f"/api/v1/stores/away/{rest}", "op", params=query)
+        assert "127.0.0.1" in answer.json()["error"]["message"]
+        assert "secret" not in answer.text
+    body = {"ids": ["m"], "dry_run": False}
+    assert page.error("POST", "/api/v1/stores/away/cancel", json=body) == (503, "unreachable")
+    assert page.error("GET", "/api/v1/stores/undefined_connection/summary") == (409, "not_ready")
+    assert page.get(f"/api/v1/stores/{store.conn_id}/summary")["waiting"] == 0
+
+
+def test_tables_that_are_not_there(store: Store, page: Page):
+    answer = page.ask("GET", f"/api/v1/stores/{store.conn_id}/summary", "viewer")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_ready")
+    assert "TopologyInstallOperator" in answer.json()["error"]["message"]
+    store.installed()
+    assert page.get(f"/api/v1/stores/{store.conn_id}/summary", "viewer")["waiting"] == 0
+
+
+def test_one_that_never_answers_is_not_waited_for(
+    store: Store, airflow_db: None, connect, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    store.installed()
+    with silent() as port, serving(tmp_path, Asking(reading=0.3)) as page:
+        connect("silent", f"postgresql://somebody:secret@127.0.0.1:{port}/nothing")
+        monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"silent,{store.conn_id}")
+        url = "/api/v1/stores/silent/"
+        # all who ask for the same figures wait for one answer
+        for _ in range(6):
+            assert page.error("GET", f"{url}summary", "viewer") == (504, "too_slow")
+        for _ in range(3):
+            assert page.error("GET", f"{url}messages", "viewer") == (504, "too_slow")
+        # by now four wait, and whoever comes next is told at once
+        assert page.error("GET", f"{url}messages", "viewer") == (503, "busy")
+        assert sum(one.name == "delayed-deliveries" for one in threading.enumerate()) == 4
+        # the other is asked by threads of its own
+        assert page.asking.store(store.conn_id, lambda hook: hook.count(), seconds=60) == 0

@@ -1,0 +1,312 @@
+"""The operations page lets nobody see or do what is not theirs, and takes no harm from what it is sent."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime, timezone
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support.operations_page import PREFIX, ROLES, Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401
+from support.stores import Store, message
+
+import airflow_delayed.ui as ui
+from airflow_delayed.ui.app import create
+from airflow_delayed.ui.lazy import LazyApp
+
+LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
+#: Each route: its method, its path, what to ask, and who may.
+CHANGE = {"ids": ["m"], "dry_run": True}
+ROUTES = [
+    ("GET", "/", {}, "viewer"),
+    ("GET", "/static/{name}", {"name": "app.js"}, "viewer"),
+    ("GET", "/static/{hash_}/{name}", {"name": "app.js", "hash_": "0"}, "viewer"),
+    ("GET", "/openapi.json", {}, "viewer"),
+    ("GET", "/api/v1/connections", {}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/summary", {}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/messages", {}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/body", {"params": {"id": "m"}}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/cancel", {"json": CHANGE}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/retry", {"json": CHANGE}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/erase", {"json": CHANGE}, "op"),
+    ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "viewer"),
+    ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
+    ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "viewer"),
+    ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
+]
+#: Names of connections, to brokers that answer nobody.
+BROKERS = ("rabbitmq", "sqs")
+NO_RETRY = {"retries": {"total_max_attempts": 1}}
+BELOW = {"viewer": (), "op": ("viewer", "user")}
+HOSTILE = [
+    "'",
+    '"; DROP TABLE "delayed_messages"; --',
+    "' OR '1'='1",
+    "%",
+    "_",
+    "\\",
+    "%(id)s :id {0} $1",
+    "<script>alert(1)</script>",
+    "../../etc/passwd",
+    "a\tb\r\nSet-Cookie: x=y",
+    "é☃🐘" * 50,
+    "x" * 200,
+]
+
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+
+
+def asked(store: Store, route) -> tuple[str, str, dict[str, object]]:
+    method, path, given, _ = route
+    options = {name: one for name, one in given.items() if name in ("params", "json")}
+    broker = next((name for name in BROKERS if f"/{name}/" in path), None)
+    names = {name: one for name, one in given.items() if name not in options}
+    return method, path.format(connection_id=broker or store.conn_id, **names), options
+
+
+@pytest.fixture
+def shown(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch) -> Page:
+    """The page with one message, and brokers that answer nobody."""
+    connect("rabbitmq", conn_type="rabbitmq", host="127.0.0.1", port=1, login="x", password="secret password")
+    extra = {"region_name": "eu-central-1", "endpoint_url": "http://127.0.0.1:1", "config_kwargs": NO_RETRY}
+    connect("sqs", conn_type="aws", login="x", password="secret password", extra=extra)
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbitmq")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "sqs:q")
+    store.installed().send([message("m", LATER, headers={"h": "secret header"}, body=b"secret body")])
+    return page
+
+
+def test_each_route_is_known_here(store: Store):
+    found = {
+        (method, route.path)
+        for route in create().routes
+        for method in route.methods
+        if method in ("GET", "POST") and route.path != "/{path:path}"
+    }
+    assert found == {(method, path) for method, path, _, _ in ROUTES}
+
+
+def test_nothing_without_login(store: Store, shown: Page):
+    for route in [*ROUTES, ("GET", "/nothing", {}, ""), ("POST", "/", {}, ""), ("PUT", "/api/v1/connections", {}, "")]:
+        method, path, options = asked(store, route)
+        answer = shown.ask(method, path, None, **options)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "login"), route
+        assert "secret" not in answer.text
+        # nor with a token that is none of Airflow's
+        for token in ("x", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiIsInJvbGUiOiJhZG1pbiJ9."):
+            answer = shown.ask(method, path, None, headers={"Authorization": f"Bearer {token}"}, **options)
+            assert answer.status_code in (401, 403), route
+    # and a body that is no JSON is not read before either
+    answer = shown.ask("POST", asked(store, ROUTES[9])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 401
+
+
+def test_nobody_does_what_a_higher_role_may(store: Store, shown: Page):
+    for route in ROUTES:
+        method, path, options = asked(store, route)
+        for role in BELOW[route[3]]:
+            answer = shown.ask(method, path, role, **options)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), (role, route)
+            assert "secret" not in answer.text
+        for role in ROLES[ROLES.index(route[3]) :]:
+            # the brokers are none; whoever may ask is told so
+            answer = shown.ask(method, path, role, **options)
+            wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
+            assert answer.status_code == wanted, (role, route, answer.text)
+            # where the brokers are is told to those who may read the connection
+            assert ("127.0.0.1" in answer.text) == (wanted == 503 and role in ("op", "admin"))
+    for role, may in (("viewer", False), ("user", False), ("op", True), ("admin", True)):
+        found = shown.get("/api/v1/connections", role)["connections"]
+        assert [one["connection_id"] for one in found] == [store.conn_id, *BROKERS]
+        assert all(one["may"] == {"bodies": may, "act": may} for one in found)
+
+
+def test_viewers_see_neither_bodies_nor_the_values_of_headers(store: Store, shown: Page):
+    for route in ROUTES:
+        method, path, options = asked(store, route)
+        assert "secret" not in shown.ask(method, path, "viewer", **options).text, route
+    found = shown.ask("GET", f"/api/v1/stores/{store.conn_id}/message", "op", params={"id": "m"})
+    assert "secret header" in found.text
+    assert "secret body" not in found.text
+
+
+def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, monkeypatch: pytest.MonkeyPatch):
+    other = connect("another", conn_type="sqlite", host="/nowhere")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "")
+    for name in (other, "never", store.conn_id.upper(), "<script>", "a%2Fb"):
+        for route in ROUTES:
+            if "{connection_id}" in route[1]:
+                path = route[1].format(connection_id=name, queue="q")
+                options = {key: one for key, one in route[2].items() if key in ("params", "json")}
+                assert shown.error(route[0], path, "admin", **options) == (404, "absent"), path
+    # a store is no broker, and a queue that is not named is not looked at
+    assert shown.error("GET", f"/api/v1/rabbitmq/{store.conn_id}/summary") == (404, "absent")
+    assert shown.error("GET", f"/api/v1/sqs/{store.conn_id}/other/summary") == (404, "absent")
+    for path in ("/nothing", "/static/index.html", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/x/nothing"):
+        assert shown.error("GET", path) == (404, "absent"), path
+
+
+@pytest.mark.parametrize(
+    "headers, refused",
+    [
+        ({}, None),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://behind-a-proxy.example"}, None),
+        ({"Origin": "http://testserver"}, None),
+        ({"Origin": "https://airflow.example"}, None),
+        ({"Sec-Fetch-Site": "cross-site"}, (403, "cross_site")),
+        ({"Sec-Fetch-Site": "same-site"}, (403, "cross_site")),
+        ({"Sec-Fetch-Site": "none"}, (403, "cross_site")),
+        ({"Origin": "https://elsewhere.example"}, (403, "cross_site")),
+        ({"Origin": "null"}, (403, "cross_site")),
+        ({"Content-Type": "text/plain"}, (415, "not_json")),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, (415, "not_json")),
+        ({"Content-Type": ""}, (415, "not_json")),
+    ],
+)
+def test_other_sites_change_nothing(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch, headers, refused):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/airflow")
+    content = b'{"ids": ["m"], "dry_run": false}'
+    headers = {"Content-Type": "application/json", **shown.cookie("admin"), **headers}
+    answer = shown.ask("POST", f"/api/v1/stores/{store.conn_id}/cancel", None, content=content, headers=headers)
+    if refused is None:
+        assert answer.json()["outcomes"] == {"cancelled": 1}
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == refused
+        assert store.hooks[-1].get("m").state == "waiting"
+
+
+def test_a_request_has_an_end(store: Store, shown: Page):
+    path = f"/api/v1/stores/{store.conn_id}/cancel"
+    big = {"Content-Type": "application/json", "Content-Length": "4000001"}
+    assert shown.ask("POST", path, content=b"{}", headers=big).status_code == 413
+    chunks = {"Content-Type": "application/json"}
+    assert shown.ask("POST", path, content=iter([b"{}"]), headers=chunks).status_code == 411
+    # a thousand of the longest ids are well within, and a header of 64 kB too
+    ids = [f"{number:03}" + "☃" * 247 for number in range(1000)]
+    answer = shown.ask("POST", path, json={"ids": ids, "dry_run": True}, headers={"X-Long": "x" * 65_536})
+    assert answer.json()["outcomes"] == {"absent": 1000}
+
+
+def test_hostile_texts_are_only_texts(store: Store, shown: Page):
+    hook = store.hooks[-1]
+    long = "v" * 65_536
+    # an id is of printable characters without blanks, as SQS has it
+    ids = [re.sub("[^!-~]", "_", text)[:120] + f"#{number}" for number, text in enumerate(HOSTILE)]
+    hook.send(
+        message(name, LATER, tag=text, destination=text, body=text.encode(), headers={"h": long, "t": text})
+        for name, text in zip(ids, HOSTILE, strict=True)
+    )
+    top = f"/api/v1/stores/{store.conn_id}"
+    for number, (name, text) in enumerate(zip(ids, HOSTILE, strict=True)):
+        for query in ({"tag": text}, {"id": name}, {"destination": text}):
+            assert [one["message_id"] for one in shown.get(f"{top}/messages", **query)["messages"]] == [name]
+        assert shown.get(f"{top}/messages", dag_id=text, run_id=text, task_id=text)["messages"] == []
+        answer = shown.ask("GET", f"{top}/message", params={"id": name})
+        assert answer.json()["headers"]["cut"] == ["h"]
+        assert answer.json()["headers"]["values"]["t"] == text
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert shown.get(f"{top}/body", id=name)["content"] == text
+        moved = shown.post(f"{top}/reschedule", ids=[name], delay_seconds=number, dry_run=False)
+        assert moved["messages"] == [{"message_id": name, "outcome": "rescheduled"}]
+        assert shown.get(f"{top}/message", id=name)["history"][-1]["what"] == "reschedule"
+        assert shown.post(f"{top}/cancel", filter={"tag": text}, dry_run=True)["matching"] == 1
+        assert shown.post(f"{top}/cancel", filter={"tag": text + "x"}, dry_run=False)["total"] == 0
+    assert {one.message_id for one in hook.list()} == {"m", *ids}
+
+
+@pytest.mark.parametrize(
+    "method, rest, options",
+    [
+        ("GET", "messages", {"params": {"id": "a\0b"}}),
+        ("GET", "messages", {"params": {"id": "x" * 251}}),
+        ("GET", "messages", {"params": {"id": ["x"] * 1001}}),
+        ("GET", "messages", {"params": {"tag": ""}}),
+        ("GET", "messages", {"params": {"limit": 0}}),
+        ("GET", "messages", {"params": {"limit": 201}}),
+        ("GET", "messages", {"params": {"limit": "9" * 5000}}),
+        ("GET", "messages", {"params": {"after": "nonsense"}}),
+        ("GET", "messages", {"params": {"after": "é\0"}}),
+        ("GET", "messages", {"params": {"state": "lost"}}),
+        ("GET", "messages", {"params": {"due_from": "2030-01-01T00:00:00"}}),
+        ("GET", "messages", {"params": {"due_from": "0001-01-01T00:00:00+14:00"}}),
+        ("GET", "messages", {"params": {"due_from": "yesterday"}}),
+        ("GET", "messages", {"params": {"run_id": "r"}}),
+        ("GET", "messages", {"params": {"dag_id": "d", "map_index": 2**31}}),
+        ("GET", "messages", {"params": {"order": "1; DROP TABLE x"}}),
+        ("GET", "message", {}),
+        ("GET", "body", {"params": {"id": ""}}),
+        ("POST", "cancel", {"content": b"{", "headers": {"Content-Type": "application/json"}}),
+        ("POST", "cancel", {"content": b"\xff", "headers": {"Content-Type": "application/json"}}),
+        ("POST", "cancel", {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
+        (
+            "POST",
+            "cancel",
+            {"content": b'{"ids": ["\\ud800"], "dry_run": true}', "headers": {"Content-Type": "application/json"}},
+        ),
+        ("POST", "cancel", {"json": []}),
+        ("POST", "cancel", {"json": {"ids": ["m"]}}),
+        ("POST", "cancel", {"json": {"ids": [], "dry_run": True}}),
+        ("POST", "cancel", {"json": {"ids": "m", "dry_run": True}}),
+        ("POST", "cancel", {"json": {"ids": [{"$ne": 1}], "dry_run": True}}),
+        ("POST", "cancel", {"json": {"ids": ["m"], "filter": {"tag": "t"}, "dry_run": True}}),
+        ("POST", "cancel", {"json": {"filter": {}, "dry_run": True}}),
+        ("POST", "cancel", {"json": {"filter": {"tag": None}, "dry_run": True}}),
+        ("POST", "cancel", {"json": {"filter": {"table": "x"}, "dry_run": True}}),
+        ("POST", "cancel", {"json": {"filter": {"tag": "t"}, "after": "messages.x", "dry_run": True}}),
+        ("POST", "cancel", {"json": {"filter": {"tag": "t"}, "after": "past", "dry_run": True}}),
+        ("POST", "cancel", {"json": {"ids": ["m"], "dry_run": True, "actor": "somebody else"}}),
+        ("POST", "reschedule", {"json": {"ids": ["m"], "dry_run": True}}),
+        ("POST", "reschedule", {"json": {"ids": ["m"], "dry_run": True, "delay_seconds": -1}}),
+        ("POST", "reschedule", {"json": {"ids": ["m"], "dry_run": True, "delay_seconds": 1e300}}),
+        ("POST", "reschedule", {"json": {"ids": ["m"], "dry_run": True, "due_at": "9999-12-31T23:59:59-12:00"}}),
+        ("POST", "retry", {"json": {"filter": {"state": ["due"]}, "dry_run": True}}),
+        ("POST", "retry", {"json": {"filter": {"tag": "t"}, "after": "messages", "dry_run": True}}),
+    ],
+)
+def test_what_makes_no_sense_is_refused(store: Store, shown: Page, method, rest, options):
+    answer = shown.ask(method, f"/api/v1/stores/{store.conn_id}/{rest}", **options)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid"), answer.text
+    assert "DROP TABLE" not in answer.text
+    assert store.hooks[-1].get("m").due_at == LATER
+
+
+def test_the_page_loads_nothing_from_elsewhere(store: Store, shown: Page):
+    answer = shown.ask("GET", "/", "viewer")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?:|\*", policy)
+    assert answer.headers["cache-control"] == "no-cache"
+    # each script has an address and no text, and there is no style and no handler in the page itself
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", answer.text) == [""] * answer.text.count("<script")
+    assert not re.search(r"<style|\sstyle=|\son\w+=|https?://", answer.text)
+    names = re.findall(r'"(static/[^"]+)"', answer.text)
+    assert names
+    for name in names:
+        file = shown.ask("GET", f"/{name}", "viewer")
+        assert file.status_code == 200, name
+        assert file.headers["cache-control"] == "private, max-age=31536000, immutable"
+        assert file.headers["content-security-policy"] == policy
+        assert file.headers["content-type"].partition(";")[0] in ("text/css", "text/javascript", "image/svg+xml")
+    assert shown.ask("GET", "/static/app.js").headers["cache-control"] == "no-cache"
+    assert shown.ask("GET", "/api/v1/connections").headers["cache-control"] == "no-store"
+    assert "/api/v1/stores/{connection_id}/cancel" in shown.get("/openapi.json", "viewer")["paths"]
+
+
+def test_without_airflows_login_all_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
+    for name in [name for name in sys.modules if name.startswith("airflow_delayed.ui.") and not name.endswith(".lazy")]:
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(ui, name.rpartition(".")[2])
+    root = FastAPI()
+    root.mount(PREFIX, LazyApp())
+    client = TestClient(root)
+    for route in [*ROUTES, ("GET", "/nothing", {}, "")]:
+        method, path, options = asked(store, route)
+        answer = client.request(method, PREFIX + path, **options)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "closed"), route

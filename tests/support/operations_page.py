@@ -1,0 +1,132 @@
+"""The operations page as Airflow mounts it, with Airflow's own login and a user of each role."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
+
+from airflow_delayed.ui.app import create
+from airflow_delayed.ui.asking import Asking
+from support.stores import Store
+
+ROLES = ("viewer", "user", "op", "admin")
+PREFIX = "/delayed-deliveries"
+
+
+class Page:
+    """Asks the page as a user of one role; as nobody, unless ``role`` is given."""
+
+    def __init__(self, client: TestClient, tokens: dict[str, str], asking: Asking) -> None:
+        self.asking = asking
+        self._client = client
+        self._tokens = tokens
+
+    def ask(self, method: str, path: str, role: str | None = "admin", **options: Any) -> httpx.Response:
+        headers = dict(options.pop("headers", {}))
+        if role is not None:
+            headers["Authorization"] = f"Bearer {self._tokens[role]}"
+        self._client.cookies.clear()
+        return self._client.request(method, PREFIX + path, headers=headers, **options)
+
+    def cookie(self, role: str) -> dict[str, str]:
+        """The cookie that a browser has."""
+        return {"Cookie": f"_token={self._tokens[role]}"}
+
+    def get(self, path: str, role: str | None = "admin", **query: Any) -> Any:
+        """The answer to a question that is expected to go well."""
+        answer = self.ask("GET", path, role, params={name: one for name, one in query.items() if one is not None})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, role: str | None = "admin", **body: Any) -> Any:
+        answer = self.ask("POST", path, role, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def error(self, method: str, path: str, role: str | None = "admin", **options: Any) -> tuple[int, str]:
+        """Status and code of a fault."""
+        answer = self.ask(method, path, role, **options)
+        assert answer.status_code >= 400, answer.text
+        return answer.status_code, answer.json()["error"]["code"]
+
+
+@contextmanager
+def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
+    """Serve the page with a user of each role; the configuration is in the environment already."""
+    from airflow.api_fastapi.app import init_auth_manager, purge_cached_app
+
+    passwords = {role: secrets.token_hex() for role in ROLES}
+    file = folder / "passwords.json"
+    file.write_text(json.dumps(passwords))
+    os.environ.update(
+        AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=",".join(f"{role}:{role}" for role in ROLES),
+        AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE=str(file),
+        AIRFLOW__API_AUTH__JWT_SECRET=secrets.token_hex(32),
+    )
+    root, asking = FastAPI(), asking or Asking()
+    init_auth_manager(root)
+    root.mount(PREFIX, create(asking))
+    try:
+        with TestClient(root) as client:
+            tokens = {}
+            for role, password in passwords.items():
+                answer = client.post("/auth/token", json={"username": role, "password": password})
+                assert answer.status_code == 201, answer.text
+                tokens[role] = answer.json()["access_token"]
+            yield Page(client, tokens, asking)
+    finally:
+        asking.close()
+        purge_cached_app()
+
+
+@pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
+def own_store_fixture(request: pytest.FixtureRequest, connect: Callable[..., str], tmp_path: Path) -> Iterator[Store]:
+    """A store in a database of its own: the page shows the tables of a connection's own schema."""
+    conn_id = f"page_{uuid4().hex[:8]}"
+    if request.param == "sqlite":
+        connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
+        store = Store(conn_id, None)
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+        connect(conn_id, f"{url.rpartition('/')[0]}/{conn_id}")
+        store = Store(conn_id, None)
+        run_alone(url, f"CREATE DATABASE {conn_id}")
+    yield store
+    for hook in store.hooks:
+        hook.close()
+    if request.param != "sqlite":
+        run_alone(url, f"DROP DATABASE {conn_id}{' WITH (FORCE)' if request.param == 'postgres' else ''}")
+
+
+def run_alone(url: str, statement: str) -> None:
+    """Run a statement that wants no transaction."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+@pytest.fixture(name="served_page", scope="module")
+def served_page_fixture(airflow_db: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with serving(tmp_path_factory.mktemp("page")) as served:
+        yield served
+
+
+@pytest.fixture(name="page")
+def page_fixture(served_page: Page, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """The page of one store."""
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", store.conn_id)
+    yield served_page
+    served_page.asking.close()

@@ -1,0 +1,311 @@
+"""What a retry of DelayedSendOperator sends: what no earlier try had confirmed, and what may be twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError
+from airflow.sdk.execution_time.comms import ErrorResponse
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.recorder import Recorder
+from unit.test_send_operator import NOW, Log, Run, rows
+
+from airflow_delayed import sending
+from airflow_delayed.errors import SendFailed
+from airflow_delayed.mark import Mark
+
+CHUNK = 10
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of the task's own is done any more."""
+
+
+class Mortal(Recorder):
+    """Takes messages until its sender is killed, which happens before any word of the last ones comes back."""
+
+    kill_after: int | None = None
+
+    def send(self, messages):
+        def living():
+            for message in messages:
+                if self.kill_after is not None and len(self.sent) >= self.kill_after:
+                    raise Killed
+                yield message
+
+        return super().send(living())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(sending, "CHUNK", CHUNK)
+    monkeypatch.setattr(sending, "AT_ONCE", 1)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    run = Run(monkeypatch)
+    run.transport, run.store = Mortal(), Mortal("store", destinations=())
+    return run
+
+
+@pytest.fixture
+def log(capsys):
+    return Log(capsys)
+
+
+def killed(run, after, transport=None, **arguments):
+    transport = transport or run.transport
+    transport.kill_after = after
+    with pytest.raises(Killed):
+        run.execute(**arguments)
+    transport.kill_after = None
+
+
+def twice(run):
+    return sum(count - 1 for count in Counter(run.ids()).values())
+
+
+def test_a_retry_goes_on_after_the_last_confirmed_batch(run, log):
+    killed(run, 37, messages=rows(100))
+    run.now += timedelta(minutes=5)
+    summary = run.execute(messages=rows(100))
+    assert "goes on after 30 of 100 rows that an earlier try had confirmed" in log.text
+    assert (len(set(run.ids())), twice(run)) == (100, 7)
+    assert (summary["sent"], summary["earlier_tries"]) == (100, 30)
+    assert summary["first_due"] == (NOW + timedelta(seconds=60)).isoformat()
+    assert summary["last_due"] == (NOW + timedelta(seconds=159)).isoformat()
+    assert "confirmed: 70 sent, 0 held in the store; beside the 30 of earlier tries" in log.text
+
+
+def test_each_try_begins_where_the_last_one_ended(run):
+    for after in (15, 38, 61):
+        killed(run, after, messages=rows(100))
+    summary = run.execute(messages=rows(100))
+    assert (summary["sent"], summary["earlier_tries"], len(set(run.ids()))) == (100, 50, 100)
+    # 15 were sent and 10 confirmed, then 23 more and 20 confirmed, and so on
+    assert twice(run) == 5 + 3 + 3
+
+
+def test_a_send_that_fails_half_way_goes_on_likewise(run):
+    run.transport.fail_after = 25
+    with pytest.raises(SendFailed):
+        run.execute(messages=rows(100))
+    run.transport.fail_after = None
+    assert run.execute(messages=rows(100))["earlier_tries"] == 20
+    assert (len(set(run.ids())), twice(run)) == (100, 5)
+
+
+def test_what_is_in_the_store_is_not_stored_again(run):
+    mixed = [{"value": str(number), "delay_seconds": 3600 if number % 3 else 60} for number in range(90)]
+    given = {"messages": mixed, "store_conn_id": "store"}
+    killed(run, 32, run.store, **given)
+    summary = run.execute(**given)
+    sent = [message.message_id for message in run.transport.sent]
+    held = [message.message_id for message in run.store.sent]
+    assert (len(set(sent)), len(set(held))) == (30, 60)
+    assert len(sent) + len(held) - 90 <= CHUNK
+    # what the first try had sent beyond its mark, the store had been told
+    assert (len(sent), summary["sent"] + summary["duplicates"], summary["held"]) == (30, 30, 60)
+    assert summary["earlier_tries"] == 45
+
+
+def test_rows_that_are_set_aside_skipped_or_copies_move_no_mark(run, tmp_path):
+    given = {
+        "messages": [
+            *rows(15),
+            {"value": "bad", "delay_seconds": -1},
+            *rows(15),  # copies
+            {"value": "old", "due_at": NOW - timedelta(days=2)},
+            *({"value": f"later {number}", "delay_seconds": 900} for number in range(30)),
+        ],
+        "invalid_rows": "set_aside",
+        "rejects": str(tmp_path / "rejects.jsonl"),
+        "past_due": "skip",
+    }
+    killed(run, 33, **given)
+    summary = run.execute(**given)
+    assert (len(set(run.ids())), twice(run)) == (45, 3)
+    names = ("sent", "duplicates", "set_aside", "skipped", "earlier_tries")
+    assert [summary[name] for name in names] == [45, 15, 1, 1, 30]
+    assert json.loads((tmp_path / "rejects.jsonl").read_text())["value"] == "bad"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"messages": [*rows(99), {"value": "another", "delay_seconds": 1}]},
+        {"messages": rows(99)},
+        {"messages": [*rows(101)][1:]},
+        {"messages": rows(100)[::-1]},
+        {"messages": rows(100, tag="t")},
+        {"messages": rows(100), "headers": {"h": "1"}},
+        {"messages": rows(100), "conn_id": "another"},
+        {"messages": rows(100), "topology": "nservicebus"},
+    ],
+    ids=["a row", "a row less", "another range", "the order", "a tag", "an argument", "the connection", "the levels"],
+)
+def test_what_has_changed_is_sent_from_the_top_and_what_has_not_has_the_same_id(run, log, changed):
+    killed(run, 30, messages=rows(100))
+    first = set(run.ids())
+    run.transport.sent.clear()
+    summary = run.execute(**changed)
+    assert "30 rows, but the source or arguments are not what they were then: all is sent from the top" in log.text
+    assert summary["earlier_tries"] == 0
+    assert len(run.ids()) == len(changed["messages"]) == summary["sent"]
+    if "headers" not in changed and "tag" not in changed["messages"][0]:
+        assert first & set(run.ids())
+
+
+def test_a_file_goes_on_unless_it_was_written_anew(run, tmp_path):
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(json.dumps(row) for row in rows(50)))
+    killed(run, 20, source=str(source))
+    killed(run, 35, source=str(source))
+    source.write_text("\n\n".join(json.dumps(row) for row in rows(50)))
+    # with the same ids
+    assert run.execute(source=str(source))["earlier_tries"] == 0
+    assert (len(set(run.ids())), twice(run)) == (50, 35)
+
+
+def test_a_task_cleared_after_success_sends_all_again_with_the_same_ids(run):
+    killed(run, 20, messages=rows(50))
+    run.execute(messages=rows(50))
+    run.clear()
+    run.transport.sent.clear()
+    summary = run.execute(messages=rows(50))
+    assert (summary["sent"], summary["earlier_tries"], len(run.ids())) == (50, 0, 50)
+
+
+def test_a_task_cleared_after_it_failed_half_way_goes_on_or_is_another_send(run):
+    for on_clear, earlier, ids in (("same_ids", 20, 50), ("new_ids", 0, 70)):
+        run.states.clear()
+        run.transport.sent.clear()
+        killed(run, 20, messages=rows(50), on_clear=on_clear)
+        run.clear()
+        assert run.execute(messages=rows(50), on_clear=on_clear)["earlier_tries"] == earlier
+        assert len(set(run.ids())) == ids
+
+
+def test_a_send_that_was_refused_is_over_and_the_next_is_sent_from_the_top(run):
+    killed(run, 20, messages=rows(50))
+    run.transport.destinations = set()
+    with pytest.raises(AirflowFailException):
+        run.execute(messages=rows(50))
+    # the queue was made anew: who knows what became of what was in it
+    run.transport.destinations = {"mail"}
+    assert run.execute(messages=rows(50))["earlier_tries"] == 0
+
+
+def test_the_event_tells_of_all_tries(run):
+    asset = Asset("reminders")
+    given = {"messages": [*rows(30), *rows(20, destination="sms")], "outlets": [asset]}
+    run.transport.destinations.add("sms")
+    killed(run, 35, **given)
+    events = OutletEventAccessors()
+    run.task(**given).execute({**run.context, "outlet_events": events})
+    extra = events[asset].extra
+    assert (extra["sent"], extra["earlier_tries"]) == (50, 30)
+    assert extra["destinations"] == {"mail": 30, "sms": 20}
+
+
+def test_a_dry_run_neither_takes_nor_moves_a_mark(run, log):
+    killed(run, 30, messages=rows(50))
+    states = dict(run.states)
+    assert run.execute(messages=rows(50), dry_run=True)["sent"] == 50
+    assert run.states == states
+
+
+def test_before_airflow_3_3_a_retry_sends_all_and_says_so_once(run, log):
+    context = {"ti": run.context["ti"]}
+    due = {"messages": rows(50, delay_seconds=None, due_at=NOW + timedelta(hours=1))}
+    run.transport.kill_after = 30
+    with pytest.raises(Killed):
+        run.task(**due).execute(context)
+    run.transport.kill_after = None
+    run.now += timedelta(minutes=5)
+    assert run.task(**due).execute(context)["sent"] == 50
+    assert (len(set(run.ids())), twice(run)) == (50, 30)
+    assert log.text.count("a retry sends all from the top, with the same ids") == 2
+
+
+def test_a_mark_that_airflow_does_not_take_fails_nothing(run, log):
+    class Away(type(run.states)):
+        def set(self, key, value, retention=None):
+            if "mark" in key:
+                raise AirflowRuntimeError(ErrorResponse())
+            super().set(key, value)
+
+    run.states = Away()
+    assert run.execute(messages=rows(25))["sent"] == 25
+    assert "did not keep that 10 rows are confirmed" in log.text
+
+
+@pytest.mark.parametrize(
+    "state", [None, 7, "x", [], {}, {"rows": 5}, {"fingerprint": 5}, {"fingerprint": "x", "rows": "5"}]
+)
+def test_what_is_no_mark_is_none(state):
+    assert Mark.restored(state) is None
+
+
+def test_a_mark_may_grow():
+    mark = Mark(fingerprint="f", rows=9, sent=5, held=4)
+    assert Mark.restored(json.loads(json.dumps(mark.state()))) == mark
+    assert Mark.restored({**mark.state(), "of_later": 1}) == mark
+    assert Mark.restored({"fingerprint": "f", "rows": 9}) == Mark(fingerprint="f", rows=9)
+
+
+def test_what_is_kept_between_tries_shows_no_body(run):
+    killed(run, 30, messages=rows(50, headers={"h": "hidden"}))
+    kept = json.dumps(run.states)
+    assert '"rows": 30' in kept
+    assert "body" not in kept
+    assert "hidden" not in kept
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(["near", "far", "copy"]), min_size=5, max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["kill_after", "fail_after"]), st.booleans(), st.integers(0, 12)),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_whatever_ends_its_tries_nothing_is_lost_and_each_costs_one_batch_at_most(kinds, faults):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sending, "CHUNK", batch := 3)
+        monkeypatch.setattr(sending, "AT_ONCE", 1)
+        run = Run(monkeypatch)
+        run.transport, run.store = Mortal(), Mortal("store", destinations=())
+        messages = rows(1)
+        for number, kind in enumerate(kinds):
+            delay = 60 if kind == "near" else 5000
+            messages.append(messages[-1] if kind == "copy" else {"value": f"{number}", "delay_seconds": delay})
+        ended = False
+        for name, in_store, more in faults:
+            faulty = run.store if in_store else run.transport
+            arrived = set(run.ids())
+            before = len(run.ids())
+            setattr(faulty, name, len(faulty.sent) + more)
+            with suppress(Killed, SendFailed):
+                run.execute(messages=messages, store_conn_id="store")
+                ended = True
+            setattr(faulty, name, None)
+            assert sum(message_id in arrived for message_id in run.ids()[before:]) <= batch
+            if ended:
+                break
+        if not ended:
+            summary = run.execute(messages=messages, store_conn_id="store")
+            done = summary["sent"] + summary["held"]
+            assert done <= len({row["value"] for row in messages}) <= done + summary["duplicates"]
+        assert {message.body.decode() for message in [*run.transport.sent, *run.store.sent]} == {
+            row["value"] for row in messages
+        }

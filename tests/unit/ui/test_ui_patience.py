@@ -1,0 +1,109 @@
+"""Questions to connections that may not answer, and figures that are kept."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from airflow_delayed.ui.kept import KEPT, Kept
+from airflow_delayed.ui.patience import Busy, Patience, TooSlow
+
+LONG = 60.0
+
+
+def fail() -> None:
+    raise KeyError("why")
+
+
+def test_what_is_asked_is_answered():
+    patience = Patience()
+    assert patience.ask("c", lambda: threading.current_thread().daemon, seconds=LONG) is True
+    with pytest.raises(KeyError, match="why"):
+        patience.ask("c", fail, seconds=LONG)
+
+
+def test_what_hangs_is_not_waited_for_and_holds_up_only_its_own():
+    patience, go = Patience(at_once=2), threading.Event()
+    try:
+        for _ in range(2):
+            with pytest.raises(TooSlow, match=r"connection 'c' did not answer within 0\.01 seconds"):
+                patience.ask("c", go.wait, seconds=0.01)
+        # who would wait behind those that hang is told at once, however long it would wait
+        with pytest.raises(Busy, match="'c' has 2 questions to answer already"):
+            patience.ask("c", lambda: 1, seconds=LONG)
+        assert patience.ask("other", lambda: 1, seconds=LONG) == 1
+    finally:
+        go.set()
+    while True:
+        try:
+            assert patience.ask("c", lambda: 1, seconds=LONG) == 1
+        except Busy:
+            continue
+        break
+
+
+def test_who_comes_while_all_are_at_work_waits_for_a_place():
+    patience, began, go = Patience(at_once=1), threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def slow() -> int:
+        began.set()
+        go.wait()
+        return 1
+
+    first = threading.Thread(target=lambda: found.append(patience.ask("c", slow, seconds=LONG)))
+    first.start()
+    began.wait()
+    second = threading.Thread(target=lambda: found.append(patience.ask("c", lambda: 2, seconds=LONG)))
+    second.start()
+    go.set()
+    first.join()
+    second.join()
+    assert sorted(found) == [1, 2]
+
+
+def test_the_same_figures_are_asked_for_once():
+    patience, began, go = Patience(at_once=1), threading.Event(), threading.Event()
+    asked: list[int] = []
+    found: list[int] = []
+
+    def slow() -> int:
+        asked.append(1)
+        began.set()
+        go.wait()
+        return 7
+
+    first = threading.Thread(target=lambda: found.append(patience.ask("c", slow, seconds=LONG, shared="figures")))
+    first.start()
+    began.wait()
+    # who asks for the same waits for the same answer, and not for a place
+    with pytest.raises(TooSlow):
+        patience.ask("c", slow, seconds=0.01, shared="figures")
+    with pytest.raises(Busy):
+        patience.ask("c", slow, seconds=0.01, shared="others")
+    go.set()
+    first.join()
+    assert (asked, found) == ([1], [7])
+
+
+def test_figures_are_kept_as_long_as_they_are_worth():
+    now = [100.0]
+    kept = Kept(lambda: now[0])
+
+    def take(seconds: float) -> str:
+        now[0] += seconds
+        return f"made at {now[0]:g}"
+
+    assert kept.find("f") is None
+    assert kept.make("f", lambda: take(0)) == "made at 100"
+    now[0] += KEPT - 0.5
+    assert kept.find("f") == ("made at 100", KEPT - 0.5)
+    now[0] += 0.5
+    assert kept.find("f") is None
+    # what took two seconds is kept for 18, so that it takes no more than a tenth of the database's time
+    made = kept.make("f", lambda: take(2))
+    now[0] += 17.5
+    assert kept.find("f") == (made, 17.5)
+    kept.forget("f")
+    assert kept.find("f") is None

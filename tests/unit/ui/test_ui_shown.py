@@ -1,0 +1,91 @@
+"""What the page is told of a message, and where it stands in Airflow's UI. No database here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_delayed.provider_info import get_provider_info
+from airflow_delayed.ui import sites
+from airflow_delayed.ui.plugin import DelayedPlugin, views
+from airflow_delayed.ui.shown import text_of
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=50), st.integers(0, 200))
+def test_the_beginning_of_a_text_is_text(text: str, limit: int):
+    data = text.encode()
+    found = text_of(data[:limit], whole=limit >= len(data))
+    assert found is not None
+    assert text.startswith(found)
+    # no more than one character is missing
+    assert len(data[:limit]) - len(found.encode()) < 4
+
+
+@given(st.binary(max_size=20))
+def test_bytes_are_text_or_not(data: bytes):
+    found = text_of(data, whole=True)
+    assert found is None or (found.encode() == data and not any(ord(one) < 32 and one not in "\t\r\n" for one in found))
+
+
+def test_what_is_no_text():
+    assert text_of(b"\xff", whole=True) is None
+    assert text_of(b"a\0", whole=True) is None
+    assert text_of("é".encode()[:1], whole=True) is None
+    assert text_of(b"ab\xc3\x28cd", whole=False) is None
+
+
+@pytest.mark.parametrize(
+    "site, origin, refused",
+    [
+        ("same-origin", "https://other.example", False),
+        ("same-origin", None, False),
+        ("cross-site", None, True),
+        ("same-site", "https://airflow.example", True),
+        ("none", None, True),
+        ("", None, True),
+        (None, None, False),
+        (None, "https://airflow.example", False),
+        (None, "http://airflow.example:8080", True),
+        (None, "https://airflow.example.other.example", True),
+        (None, "null", True),
+        (None, "", True),
+    ],
+)
+def test_where_a_request_comes_from(site, origin, refused):
+    assert (sites.problem(site, origin, ["airflow.example", ""]) is not None) is refused
+
+
+def test_the_pages_places_have_routes_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/team/airflow/")
+    found = views()
+    assert {one["destination"] for one in found} == {"nav", "dag", "dag_run", "task", "task_instance"}
+    assert len({one["url_route"] for one in found}) == len(found)
+    assert found[0]["href"] == "/team/airflow/delayed-deliveries/"
+    assert all(one["href"].startswith("/team/airflow/delayed-deliveries/") for one in found)
+    hrefs = {one["destination"]: one["href"] for one in found}
+    assert hrefs["task_instance"].endswith("?dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}")
+
+
+def test_airflow_loads_one_plugin_however_it_is_found():
+    (listed,) = get_provider_info()["plugins"]
+    assert listed == {"name": DelayedPlugin.name, "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}
+
+
+def test_the_plugin_is_light_for_all_who_load_it():
+    code = (
+        "import airflow.plugins_manager, sys; before = {*sys.modules}; import airflow_delayed.ui.plugin;"
+        " print(*{*sys.modules} - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert all(name.partition(".")[0] in ("airflow_delayed", "airflow") for name in loaded), loaded
+    assert {name for name in loaded if name.startswith("airflow_delayed.")} == {
+        "airflow_delayed.ui",
+        "airflow_delayed.ui.lazy",
+        "airflow_delayed.ui.links",
+        "airflow_delayed.ui.plugin",
+    }
