@@ -272,7 +272,7 @@ class Sending:
                 good = self._deliver(found, dry_run, marks)
             self.source.check_unchanged()
         except InputError as error:
-            if dry_run or not (self.sent.sent + self.held.sent + self.held.replaced):
+            if dry_run or not (self.start.messages + self.sent.sent + self.held.sent + self.held.replaced):
                 raise
             raise Interrupted(self.sent.sent, self.held.sent + self.held.replaced, str(error)) from error
         if good != found.good:
@@ -281,7 +281,10 @@ class Sending:
         self._mark(marks, found.rows)
 
     def _start(self, mark: Mark | None, found: Survey) -> Mark:
-        now = fingerprint(self.way, self.source.fingerprint(), repr((self._reader().rules, self.wanted)).encode())
+        # with what this try judged otherwise, rows below the mark are not those that were sent
+        rules = (self._reader().rules, self.wanted, self.past_due, self.max_past)
+        judged = (found.rows, found.good, found.problem_count, found.past_due if self.past_due == "skip" else 0)
+        now = fingerprint(self.way, self.source.fingerprint(), repr((rules, judged)).encode())
         if mark is None or not mark.rows:
             return Mark(fingerprint=now)
         if mark.fingerprint != now:
@@ -401,7 +404,11 @@ def hand_over(
 
 
 def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
-    """Return the messages that were confirmed, or none if their transport does not tell which."""
+    """Return the messages that were confirmed, or none if their transport does not tell which.
+
+    One that was not even tried must not pass for sent, so it has to tell of each.
+    """
     failed = {message_id for message_id, _ in error.failures}
     others = [message for message in messages if message.message_id not in failed]
-    return others if error.report.sent + error.report.duplicates == len(others) else []
+    told = error.report.sent + error.report.duplicates
+    return others if told == len(others) and told + len(error.failures) == len(messages) else []

@@ -27,6 +27,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_delayed.compat import NEVER_EXPIRE
+from airflow_delayed.mark import Mark
 from airflow_delayed.message import utc
 
 if TYPE_CHECKING:
@@ -82,6 +83,23 @@ def ended(context: Context, *, anew: bool = False) -> None:
     states = states_of(context)
     if states is not None:
         states.delete(_key(context, _BEGAN, anew))
+        states.delete(mark_key(context, anew))
+
+
+def refused(context: Context, *, anew: bool = False, forget: bool = False) -> None:
+    """Note that a send was refused: it is over, unless earlier tries had sent a part of it.
+
+    Then it goes on when the task is cleared, and rows that it had not come to are as old as they were.
+
+    :param forget: send all from the top then.
+    """
+    states = states_of(context)
+    if states is None:
+        return
+    mark = Mark.restored(states.get(mark_key(context, anew)))
+    if mark is None or not mark.rows:
+        ended(context, anew=anew)
+    elif forget:
         states.delete(mark_key(context, anew))
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator, XComArg
 
 from airflow_delayed import config, lineage, metrics
-from airflow_delayed.compat import AirflowFailException, conf
+from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import InputError
+from airflow_delayed.errors import DestinationMissing, InputError
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
@@ -22,7 +22,7 @@ from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import check_arguments
 from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try
+from airflow_delayed.operators.first_try import FirstTry, ended, first_try, refused
 from airflow_delayed.operators.given import source_of
 from airflow_delayed.operators.leading import capped, wait
 from airflow_delayed.operators.marks import TaskMarks
@@ -237,8 +237,13 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 summary = self._execute(context, began, closing)
         except InputError as error:
             if not self.only_plan:
-                ended(context, anew=anew)
+                # a queue that is made anew has nothing of what was in it
+                refused(context, anew=anew, forget=isinstance(error, DestinationMissing))
             raise AirflowFailException(str(error)) from error
+        except AirflowSkipException:
+            if not self.only_plan:
+                ended(context, anew=anew)
+            raise
         if not self.only_plan:
             ended(context, anew=anew)
         return summary

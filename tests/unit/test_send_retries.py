@@ -18,7 +18,7 @@ from support.recorder import Recorder
 from unit.test_send_operator import NOW, Log, Run, rows
 
 from airflow_delayed import sending
-from airflow_delayed.errors import SendFailed
+from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.mark import Mark
 
 CHUNK = 10
@@ -202,6 +202,46 @@ def test_a_send_that_was_refused_is_over_and_the_next_is_sent_from_the_top(run):
     # the queue was made anew: who knows what became of what was in it
     run.transport.destinations = {"mail"}
     assert run.execute(messages=rows(50))["earlier_tries"] == 0
+
+
+def test_a_source_that_cannot_be_read_for_a_while_ends_nothing(run, tmp_path):
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(json.dumps(row) for row in rows(50)))
+    killed(run, 20, source=str(source))
+    away = source.rename(tmp_path / "away")
+    with pytest.raises(AirflowFailException):
+        run.execute(source=str(source))
+    away.rename(source)
+    run.clear()
+    assert run.execute(source=str(source))["earlier_tries"] == 20
+    assert twice(run) == 0
+
+
+def test_a_row_that_was_set_aside_and_fits_later_is_sent(run, tmp_path, monkeypatch):
+    """A limit may move with time, as that of a delay does."""
+    far = NOW + timedelta(minutes=20)
+
+    def check(message, now):
+        if message.due_at - now > timedelta(minutes=15):
+            raise LimitExceeded("due_at", "is too far off")
+
+    monkeypatch.setattr(run.transport, "check", check)
+    messages = [*rows(10), {"value": "far", "due_at": far}, *rows(40)[10:]]
+    given = {"messages": messages, "invalid_rows": "set_aside", "rejects": str(tmp_path / "rejects.jsonl")}
+    killed(run, 25, **given)
+    run.now += timedelta(minutes=6)
+    assert run.execute(**given)["sent"] == 41
+    assert {message.body for message in run.transport.sent} >= {b"far"}
+
+
+@pytest.mark.parametrize("changed", [{"past_due": "send"}, {"max_past": timedelta(days=9), "past_due": "skip"}])
+def test_rows_that_were_skipped_as_stale_are_sent_when_that_is_asked_for(run, changed):
+    old = [{"value": f"old {number}", "due_at": NOW - timedelta(days=2)} for number in range(10)]
+    messages = [*old, *rows(40)]
+    killed(run, 25, messages=messages, past_due="skip")
+    run.clear()
+    run.execute(messages=messages, **changed)
+    assert len({message.body for message in run.transport.sent}) == 50
 
 
 def test_the_event_tells_of_all_tries(run):
