@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
@@ -27,7 +27,7 @@ MOST = 1000
 
 
 @router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq])
-def rabbitmq(connection_id: str, asking: AskingDep) -> RabbitMQSummary:
+def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -> RabbitMQSummary:
     """Return what waits and when it leaves, what is unroutable and what is stuck."""
 
     def make() -> RabbitMQSummary:
@@ -61,7 +61,11 @@ def rabbitmq(connection_id: str, asking: AskingDep) -> RabbitMQSummary:
         )
 
     found, age = asking.figures(connection_id, f"rabbitmq {connection_id}", make)
-    return found.model_copy(update={"age_seconds": age})
+    told: dict[str, Any] = {"age_seconds": age}
+    if found.why_unknown and not security.may("GET", connection_id, user):
+        # it names the broker's address
+        told["why_unknown"] = "the management API does not tell; those who may read the connection see why"
+    return found.model_copy(update=told)
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])

@@ -111,7 +111,7 @@ def _change(
         raise HTTPException(400, "after: it is of another change; give the last answer's next")
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     if change.filter is not None:
-        arguments |= {**change.filter.criteria(), "limit": MOST, "after": change.after}
+        arguments |= {**change.filter.criteria(), "limit": min(MOST, change.most or MOST), "after": change.after}
 
     def do(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
@@ -129,7 +129,7 @@ def _change(
 
 def _told(change: Change) -> dict[str, Any]:
     """Return what the event log says of a selection."""
-    told = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "after"})
+    told = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
     if change.ids is not None:
         return {"ids": len(change.ids), "first": change.ids[:NAMED], **told}
     assert change.filter is not None

@@ -61,7 +61,10 @@ class Asking:
         if found := self._kept.find(name):
             return found
         made = self._patience.ask(
-            connection_id, lambda: self._kept.make(name, make), seconds=self._reading, shared=name
+            connection_id,
+            lambda: self._kept.make(name, make),
+            seconds=self._reading,
+            shared=f"{name} {self._kept.turn(name)}",
         )
         return made, 0.0
 

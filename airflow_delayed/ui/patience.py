@@ -61,7 +61,10 @@ class Patience:
             running = self._running.setdefault(connection_id, [])
             while True:
                 if shared is not None and (same := [one for one in running if one.shared == shared]):
-                    return same[0]
+                    if same[0].end > self._monotonic():
+                        return same[0]
+                    # who waits for what hangs would only hang too
+                    raise Busy(f"connection {connection_id!r} has not answered yet; look whether it can be reached")
                 if len(running) < self._at_once:
                     question = _Question(work, end, shared, partial(self._ended, running))
                     running.append(question)

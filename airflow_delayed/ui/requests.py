@@ -93,6 +93,9 @@ class Change(BaseModel):
     ids: list[MessageId] | None = Field(default=None, min_length=1, max_length=MAX_IDS)
     filter: Filter | None = None
     dry_run: bool = Field(description="Change nothing, and tell what would happen")
+    most: int | None = Field(
+        default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
+    )
     after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
 
     @model_validator(mode="after")

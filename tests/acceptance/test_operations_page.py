@@ -181,6 +181,20 @@ def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
     page.go(f"{site.demo.url}{demo_ui.PAGE}")
     says(page, "Due from (Asia/Tokyo)")
+    # the field's times by that zone, also when its clocks are changed
+    page.frame = None
+    page.go(f"{site.demo.url}/delayed-deliveries/")
+    read = (
+        "(await import(document.querySelector('script[src$=\"app.js\"]').src.replace('app.js', 'time.js'))).fromField"
+    )
+    for zone, said, meant in (
+        ("Asia/Tokyo", "2026-01-02T03:04:05", "2026-01-01T18:04:05.000Z"),
+        ("America/New_York", "2026-03-08T02:30:00", "2026-03-08T07:30:00.000Z"),  # skipped
+        ("America/New_York", "2026-11-01T01:30:00", "2026-11-01T05:30:00.000Z"),  # twice
+        ("Europe/Berlin", "2026-10-25T02:30:00", "2026-10-25T00:30:00.000Z"),  # twice
+    ):
+        page.evaluate(f"localStorage.setItem('timezone', JSON.stringify({json.dumps(zone)}))")
+        assert page.evaluate(f"{read}({json.dumps(said)})") == meant
     page.evaluate("localStorage.removeItem('timezone')")
 
 
@@ -268,13 +282,18 @@ def test_messages_are_rescheduled_and_erased(site: Site) -> None:
     assert other not in rows(page)
 
 
-def test_dead_letters_are_moved_back(site: Site) -> None:
-    page = site.open("op")
+def test_what_could_not_be_delivered_is_moved_back_when_that_is_confirmed(site: Site) -> None:
+    page = site.open("admin")
     says(page, "Send unroutable messages again…")
     page.click("button", text="Send unroutable messages again…")
     says(page, "Move 2 messages back")
     page.click("dialog button", text="Leave them")
     assert figure(page, "Unroutable") == "2"
+    page.click("button", text="Move dead letters back…")
+    says(page, "Move 3 messages back")
+    page.click("dialog button", text="Move them")
+    page.wait_for("page.querySelector('dialog .notice') !== null")
+    assert "3 messages" in page.evaluate("page.querySelector('dialog').innerText") or "by itself" in page.text()
 
 
 def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:

@@ -273,6 +273,16 @@ def test_a_change_of_many_goes_on_where_it_ended(store: Store, page: Page, monke
     assert [one.counts for one in hook.audit()] == [{"cancelled": many} for many in (10, 40, 40, 40)]
 
 
+def test_no_more_are_changed_than_were_counted(store: Store, page: Page):
+    hook = store.installed()
+    hook.send(message(f"m{number}", LATER, tag="t") for number in range(5))
+    counted = page.post(url(store, "erase"), filter={"tag": "t"}, dry_run=True)["matching"]
+    hook.send(message(f"new{number}", LATER + SECOND, tag="t") for number in range(3))
+    done = page.post(url(store, "erase"), filter={"tag": "t"}, most=counted, dry_run=False)
+    assert (done["changed"], done["next"] is None) == (5, False)
+    assert [one.message_id for one in hook.list()] == ["new0", "new1", "new2"]
+
+
 def test_each_change_leaves_its_mark(store: Store, hook: DelayedStoreHook, page: Page):
     page.post(url(store, "cancel"), "op", ids=["soon", "gone"], dry_run=True)
     page.post(url(store, "cancel"), "op", ids=["soon", "gone"], dry_run=False)

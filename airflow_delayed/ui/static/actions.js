@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { open } from "./dialog.js";
 import { h, show } from "./dom.js";
-import { absolute, fromField, zone } from "./time.js";
+import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {
   cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
@@ -12,32 +12,47 @@ const SAYS = {
   erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone." },
 };
 const SHOWN = 100;
+const DONE = new Set(["cancelled", "rescheduled", "retried", "erased"]);
 
 /** Ask, do, and tell; resolves to whether anything may have changed. */
-export async function act(name, path, selection) {
+export async function act(name, store, path, selection) {
   const says = SAYS[name];
-  let done = false;
-  await open(says.title, async (content, close) => {
+  const title = `${says.title} in ${store}`;
+  let work = null;
+  await open(title, async (content, close) => {
     const more = name === "reschedule" ? await when(content) : {};
     if (more === null) return close();
     show(content, h("p", { role: "status" }, "Counting …"));
     try {
       const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
-      show(content, question(says, would, close, async () => {
-        done = true;
-        try {
-          show(content, result(await all(content, `${path}/${name}`, { ...selection, ...more }), close));
-        } catch (fault) {
-          show(content, failed(fault));
-        }
+      show(content, question(says, would, close, () => {
+        work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close);
       }));
-      content.querySelector("footer button:last-child").focus();
+      // not the one that does it: who holds a key down has not read the question
+      content.querySelector("footer button").focus();
     } catch (fault) {
       show(content, failed(fault));
     }
     return undefined;
   });
-  return done;
+  if (work === null) return false;
+  const told = await work;
+  // closed meanwhile: what was done is told nevertheless
+  if (!told.seen) await open(title, (content, close) => show(content, told.nodes(close)));
+  return true;
+}
+
+/** Do it, and show what became of it where the question was. */
+async function carry(content, path, asked, would, close) {
+  let nodes;
+  try {
+    const sum = await all(content, path, asked, would);
+    nodes = (end) => result(sum, end);
+  } catch (fault) {
+    nodes = () => [failed(fault)];
+  }
+  if (content.isConnected) show(content, nodes(close));
+  return { seen: content.isConnected, nodes };
 }
 
 const failed = (fault) => h("p", { class: "notice error", role: "alert" }, fault.message);
@@ -45,13 +60,13 @@ const count = (number, one = "message", many = "messages") => `${number.toLocale
 
 function when(content) {
   return new Promise((resolve) => {
-    const field = h("input", { type: "datetime-local", step: 1, name: "due_at", required: true });
+    const field = h("input", { type: "datetime-local", step: 1, max: LATEST, name: "due_at", required: true });
     show(content, h("form", { onsubmit: (event) => {
       event.preventDefault();
       resolve({ due_at: fromField(field.value) });
     } }, h("label", {}, `New due time (${zone()})`, field),
     h("p", { class: "muted" }, "What is past is handed over at once."),
-    h("footer", {}, h("button", { type: "button", onclick: () => resolve({ due_at: new Date().toISOString() }) }, "Due now"),
+    h("footer", {}, h("button", { type: "button", onclick: () => resolve({ delay_seconds: 0 }) }, "Due now"),
       h("button", { class: "primary" }, "Go on"))));
     field.focus();
     content.closest("dialog").addEventListener("close", () => resolve(null));
@@ -74,17 +89,17 @@ function question(says, would, close, go) {
   ];
 }
 
-/** By a filter the server works on some thousand messages a call. */
-async function all(content, path, asked) {
-  const sum = { total: 0, changed: 0, outcomes: {}, messages: [] };
-  let answer = null;
+/** By a filter the server works on some thousand messages a call; on no more in all than there were when it was asked. */
+async function all(content, path, asked, would) {
+  const sum = { total: 0, changed: 0, outcomes: {}, messages: [], left: false };
+  const most = asked.filter && !would.matching_at_least ? would.matching : null;
   let after = null;
   do {
     show(content, h("p", { role: "status" }, sum.total ? `${count(sum.total)} so far …` : "At work …"));
-    const { delay_seconds: _, ...rest } = asked;
-    const again = answer?.due_at ? { ...rest, due_at: answer.due_at } : asked;
+    const bounds = { ...(after ? { after } : {}), ...(most ? { most: most - sum.total } : {}) };
+    let answer;
     try {
-      answer = await post(path, { ...again, dry_run: false, ...(after ? { after } : {}) });
+      answer = await post(path, { ...asked, dry_run: false, ...bounds });
     } catch (fault) {
       if (sum.total) fault.message = `${fault.message} ${count(sum.changed)} had been changed by then.`;
       throw fault;
@@ -94,17 +109,22 @@ async function all(content, path, asked) {
     for (const [outcome, number] of Object.entries(answer.outcomes)) sum.outcomes[outcome] = (sum.outcomes[outcome] ?? 0) + number;
     sum.messages.push(...answer.messages);
     after = answer.next;
-  } while (after && content.isConnected);
+  } while (after && (most === null || sum.total < most) && content.isConnected);
+  sum.left = after !== null;
   return sum;
 }
 
 function result(sum, close) {
   const missed = sum.total - sum.changed;
+  // what was not changed comes first: it is what one looks for
+  const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    sum.left && h("p", { class: "notice warn" }, "More match by now, and were left as they are: look again."),
     outcomes(sum.outcomes),
-    h("details", { open: missed > 0 && sum.messages.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
-      sum.messages.slice(0, SHOWN).map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome))))))),
+    h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
+      named.map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome)))))),
+      sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are named.`)),
     h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Done")),
   ];
 }

@@ -9,7 +9,7 @@ export class Fault extends Error {
   }
 }
 
-const BROKEN = new Fault(0, "away", "Airflow's API server does not answer. Check that it is running; this page tries again by itself.");
+const broken = () => new Fault(0, "away", "Airflow's API server does not answer. Check that it is running; this page tries again by itself.");
 
 export function get(path, query = {}) {
   const given = new URLSearchParams();
@@ -29,7 +29,7 @@ async function ask(address, options) {
   try {
     answer = await fetch(address, { credentials: "same-origin", ...options });
   } catch {
-    throw BROKEN;
+    throw broken();
   }
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;

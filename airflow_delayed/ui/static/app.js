@@ -58,7 +58,6 @@ function remember(store, filter) {
 
 async function refresh() {
   if (!started) return start();
-  fresh.textContent = "Looking …";
   await Promise.all(cards.map(({ load }) => load()));
   fresh.textContent = `Updated ${absolute(new Date().toISOString())}`;
   return undefined;

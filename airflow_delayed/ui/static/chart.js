@@ -28,7 +28,7 @@ export function chart(bars, title) {
     h("figcaption", {}, title, h("span", { class: "muted" }, ` ${total.toLocaleString()} in all, at most ${(total ? most : 0).toLocaleString()} at once`)),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${total.toLocaleString()} in all` },
       s("line", { x1: 0, x2: WIDTH, y1: room, y2: room, class: "axis" }), drawn, labels),
-    h("details", {}, h("summary", {}, "As a table"),
+    h("details", { "data-key": title }, h("summary", { "data-key": `${title} summary` }, "As a table"),
       h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), h("th", { scope: "col", class: "number" }, "Messages"))),
         h("tbody", {}, bars.filter((bar) => bar.messages).map((bar) => h("tr", {},
           h("td", {}, absolute(bar.begin, { seconds: false })), h("td", { class: "number" }, bar.messages.toLocaleString())))))));

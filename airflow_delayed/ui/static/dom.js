@@ -20,9 +20,16 @@ function fill(element, properties, children) {
   return element;
 }
 
-/** Put these in place of what an element holds; what has the focus keeps it, if it has a data-key. */
+/** Put these in place of what an element holds: what has a data-key keeps the focus, and stays opened or closed. */
 export function show(element, ...children) {
-  const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const had = element.contains(document.activeElement) && document.activeElement !== element;
+  const key = had ? document.activeElement.dataset.key : undefined;
+  const parts = () => [...element.querySelectorAll("details[data-key]")];
+  const open = new Map(parts().map((one) => [one.dataset.key, one.open]));
   element.replaceChildren(...children.flat(Infinity).filter(Boolean));
-  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+  for (const one of parts()) if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
+  if (!had) return;
+  const back = key && element.querySelector(`[data-key="${CSS.escape(key)}"]:not(:disabled)`);
+  if (!back) element.tabIndex = -1;
+  (back || element).focus({ preventScroll: true });
 }

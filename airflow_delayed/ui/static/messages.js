@@ -5,7 +5,7 @@ import { get, part } from "./api.js";
 import { h, show } from "./dom.js";
 import { detail } from "./message.js";
 import { leave } from "./theme.js";
-import { absolute, fromField, relative, toField, zone } from "./time.js";
+import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js";
 
 export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
 const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
@@ -46,6 +46,10 @@ export class Messages {
     this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
     this.trail = [];
     this.after = null;
+    // what is seen until the answer comes must not be acted on: it may be of another store
+    this.page = null;
+    this.fault = null;
+    this.choose(() => false);
     this.asked(this.store.connection_id, this.filter);
     this.draw();
     return this.load();
@@ -86,11 +90,14 @@ export class Messages {
     const f = this.filter;
     const field = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: f[name], autocomplete: "off", spellcheck: "false", "data-key": name, ...more }));
     const moment = (name, label) => h("label", {}, `${label} (${zone()})`,
-      h("input", { name, type: "datetime-local", step: 1, value: toField(f[name]), "data-key": name }));
+      h("input", { name, type: "datetime-local", step: 1, max: LATEST, value: toField(f[name]), "data-key": name }));
     const send = (event) => {
       event.preventDefault();
       const given = Object.fromEntries(new FormData(event.currentTarget));
-      for (const name of ["due_from", "due_until"]) given[name] = fromField(given[name]) ?? "";
+      for (const name of ["due_from", "due_until"]) {
+        // what was not touched stays exact
+        given[name] = given[name] && given[name] === toField(f[name]) ? f[name] : fromField(given[name]) ?? "";
+      }
       this.find(null, given);
     };
     return h("form", { class: "filter", onsubmit: send, role: "search" },
@@ -137,7 +144,7 @@ export class Messages {
 
   async act(name) {
     const selection = this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] };
-    if (await act(name, this.path, selection)) {
+    if (await act(name, this.store.connection_id, this.path, selection)) {
       await this.load();
       this.changed();
     }

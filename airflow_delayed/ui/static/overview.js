@@ -25,15 +25,23 @@ export function card(connection, find) {
     h("header", {}, h("h2", {}, title), h("span", { class: "badge" }, KINDS[kind]), age), body);
   const draw = { store, rabbitmq, sqs }[kind];
   let last = null;
+  let turn = 0;
+  let told = "";
 
   async function load() {
+    const mine = ++turn;
     try {
-      last = await get(`${pathOf(connection)}/summary`);
+      const found = await get(`${pathOf(connection)}/summary`);
+      if (mine !== turn) return; // a later question has been asked meanwhile
+      last = found;
+      told = "";
       show(body, draw(last, { connection, find, reload: load }));
       age.textContent = last.age_seconds >= 1 ? `${span(last.age_seconds)} old` : "";
     } catch (fault) {
-      // old figures would pass for the present
-      show(body, h("p", { class: "notice error", role: "alert" }, fault.message));
+      if (mine !== turn) return;
+      // old figures would pass for the present; what was said is not said again
+      if (told !== fault.message) show(body, h("p", { class: "notice error", role: "alert" }, fault.message));
+      told = fault.message;
       age.textContent = last ? `last seen ${absolute(last.at)}` : "";
     }
     element.setAttribute("aria-busy", "false");
@@ -59,7 +67,7 @@ function store(summary, { find }) {
       figure("Waiting", summary.waiting, { go: () => find({ state: "waiting" }) }),
       figure("Due within the hour", summary.due_within_hour, { go: () => find({ state: "waiting", due_until: hour }) }),
       figure("Overdue", summary.overdue, {
-        tone: summary.overdue ? "bad" : null, go: () => find({ state: "due" }),
+        tone: summary.overdue ? "bad" : null, go: () => find({ state: "due", due_until: new Date(Date.parse(at) - 60_000).toISOString() }),
         note: summary.overdue && summary.oldest_due ? `oldest ${relative(summary.oldest_due, at)}` : null }),
       figure("Being retried", summary.retrying, { tone: summary.retrying ? "warn" : null, go: () => find({ state: "retrying" }) }),
       figure("Failed", summary.failed, { tone: summary.failed ? "bad" : null, go: () => find({ state: "failed" }) }),
@@ -86,7 +94,7 @@ function rabbitmq(summary, context) {
     summary.missing.length > 0 && h("p", { class: "notice error" },
       `Delay queues are missing: ${summary.missing.join(", ")}. Run the TopologyInstallOperator.`),
     summary.unroutable > 0 && context.connection.may.act && redrive(context, "Send unroutable messages again…"),
-    levels.length > 0 && h("details", { open: levels.length <= 8 }, h("summary", {}, "What waits, and when it leaves"),
+    levels.length > 0 && h("details", { open: levels.length <= 8, "data-key": "levels" }, h("summary", { "data-key": "levels-summary" }, "What waits, and when it leaves"),
       h("div", { class: "scroll" }, h("table", {},
         h("thead", {}, h("tr", {}, ["Queue", "Messages", "Stuck", "From", "Until"].map((name, i) =>
           h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, name)))),

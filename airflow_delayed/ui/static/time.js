@@ -44,6 +44,10 @@ export function clock(text) {
   return `${p.hour}:${p.minute}`;
 }
 
+const DAY = 86_400_000; // ms
+/** The last moment that a field of date and time takes. */
+export const LATEST = "9999-12-31T23:59:59";
+
 const STEPS = [[60, "s"], [60, "min"], [24, "h"], [Infinity, "d"]];
 
 /** A span of seconds as people say it: 42 s, 3 min, 5.2 h. */
@@ -64,19 +68,21 @@ export function relative(text, now) {
   return left > 0 ? `in ${span(left)}` : `${span(left)} ago`;
 }
 
-/** What a field for date and time holds, read as a time in the chosen zone; null if it is empty. */
+/** What a field for date and time holds, read as a time in the chosen zone; null if it is empty.
+ *
+ * Of a time that happens twice the first is meant; one that clocks skip is as far behind the gap. */
 export function fromField(value) {
   if (!value) return null;
   const wanted = Date.parse(`${value}Z`);
-  let moment = wanted;
-  // twice: the offset at the first guess may be that of the other side of a change of the clocks
-  for (let round = 0; round < 2; round++) moment = wanted - offset(moment);
-  return new Date(moment).toISOString();
+  if (Number.isNaN(wanted)) return null;
+  const [before, after] = [offset(wanted - DAY), offset(wanted + DAY)];
+  const fits = [before, after].find((one) => offset(wanted - one) === one);
+  return new Date(wanted - (fits ?? before)).toISOString();
 }
 
 /** The other way round. */
 export function toField(text) {
-  return text ? absolute(text).replace(" ", "T") : "";
+  return text && !Number.isNaN(Date.parse(text)) ? absolute(text).replace(" ", "T") : "";
 }
 
 function offset(moment) {

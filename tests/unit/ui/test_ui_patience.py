@@ -107,3 +107,27 @@ def test_figures_are_kept_as_long_as_they_are_worth():
     assert kept.find("f") == (made, 17.5)
     kept.forget("f")
     assert kept.find("f") is None
+
+
+def test_figures_that_are_forgotten_while_they_are_made_are_not_kept():
+    kept = Kept(lambda: 0.0)
+
+    def make() -> str:
+        kept.forget("store")
+        return "of before the change"
+
+    turn = kept.turn("store")
+    assert kept.make("store", make) == "of before the change"
+    assert kept.find("store") is None
+    assert kept.turn("store") > turn
+
+
+def test_who_asks_for_figures_that_hang_is_told_at_once():
+    patience, go = Patience(), threading.Event()
+    try:
+        with pytest.raises(TooSlow):
+            patience.ask("c", go.wait, seconds=0.01, shared="figures")
+        with pytest.raises(Busy, match="'c' has not answered yet"):
+            patience.ask("c", go.wait, seconds=LONG, shared="figures")
+    finally:
+        go.set()
