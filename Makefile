@@ -17,8 +17,8 @@ demo-ui: setup ## Airflow with the operations page and the demo's data, until Ct
 test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
 ifneq ($(TESTS),)
 	@exec .venv/bin/python -m pytest --durations=25 $(TESTS) $(ARGS)
-else # two files at a time, each process with servers of its own; then a live Airflow beside the demo
-	@.venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile tests/unit tests/integration $(ARGS) && \
+else # three files at a time, each process with servers of its own; then a live Airflow beside the demo
+	@.venv/bin/python -m pytest --durations=25 --numprocesses=3 --dist=loadfile tests/unit tests/integration $(ARGS) && \
 	    exec .venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadgroup tests/acceptance $(ARGS)
 endif
 

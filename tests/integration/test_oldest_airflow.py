@@ -12,7 +12,7 @@ from services import sqs
 
 OLDEST = Path(sys.prefix, "oldest/bin/python")
 #: What is not installed there.
-ABSENT = ("airflow_delayed.intake.arrow", "airflow_delayed.testing.plugin")
+ABSENT = tuple(f"No module named '{name}'" for name in ("pyarrow", "pyspark", "pytest"))
 DONE = "success"
 
 
@@ -43,7 +43,7 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(here: Path, tmp_pat
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["airflow"].startswith("3.1.")
 
-    needs = {name: text for name, text in found["modules"].items() if name not in ABSENT}
+    needs = {name: text for name, text in found["modules"].items() if not any(one in text for one in ABSENT)}
     assert needs.keys() == {"airflow_delayed.triggers.rabbitmq_message"}
     assert found["dags"].keys() == {"dispatch_store", "on_message_due", "precise_send"}
     assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
