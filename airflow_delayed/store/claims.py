@@ -23,7 +23,7 @@ from airflow_delayed.message import UTC
 from airflow_delayed.store import copying
 from airflow_delayed.store.arrays import among, as_table
 from airflow_delayed.store.by_id import delete_rows
-from airflow_delayed.store.packets import pieces
+from airflow_delayed.store.packets import pieces, portions_by_size
 from airflow_delayed.store.schema import MYSQL
 
 #: How many ids go into one statement; SQL Server allows 2100 parameters in all.
@@ -62,7 +62,8 @@ def insert_all(connection: Connection, table: Table, rows: Sequence[Mapping[str,
     if copying.can_copy(connection):
         copying.copy(connection, table, rows)
     elif connection.dialect.name == "postgresql":
-        connection.execute(_insert_arrays(table, rows))
+        for portion in portions_by_size(rows):
+            connection.execute(_insert_arrays(table, portion))
     elif connection.dialect.name in MYSQL:
         for piece in pieces(connection, rows):
             connection.execute(insert(table), piece)
@@ -78,16 +79,19 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
     if not rows:
         return set()
     if connection.dialect.name == "postgresql":
-        statement = _insert_arrays(table, rows).on_conflict_do_nothing(index_elements=[table.c.Id])
-        return set(connection.execute(statement.returning(table.c.Id)).scalars())
+        new: set[str] = set()
+        for portion in portions_by_size(rows):
+            statement = _insert_arrays(table, portion).on_conflict_do_nothing(index_elements=[table.c.Id])
+            new.update(connection.execute(statement.returning(table.c.Id)).scalars())
+        return new
     if connection.dialect.name == "sqlite":
         unless = sqlite.insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
         return set(connection.execute(unless, list(rows)).scalars())
     there = _there(connection, table, [row["Id"] for row in rows])
-    new = [row for row in rows if row["Id"] not in there]
-    if new:
-        insert_all(connection, table, new)
-    return {row["Id"] for row in new}
+    missing = [row for row in rows if row["Id"] not in there]
+    if missing:
+        insert_all(connection, table, missing)
+    return {row["Id"] for row in missing}
 
 
 def _insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> postgresql.Insert:

@@ -1,4 +1,4 @@
-"""How much of a message goes into one statement for MySQL and MariaDB, which refuse longer ones."""
+"""How much goes into one statement: MySQL and MariaDB refuse longer ones, and PostgreSQL a parameter of 1 GB."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterato
         size += length
     if piece:
         yield piece
+
+
+#: Bytes of content in the arrays of one statement for PostgreSQL, where each byte takes two characters.
+ARRAYS = 67_108_864
+
+
+def portions_by_size(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Cut rows into portions of some 64 MB of content."""
+    portion: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(value) for value in row.values() if isinstance(value, bytes))
+        if portion and size + length > ARRAYS:
+            yield portion
+            portion, size = [], 0
+        portion.append(row)
+        size += length
+    if portion:
+        yield portion
 
 
 def _literal(content: bytes) -> int:

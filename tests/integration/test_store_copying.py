@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import create_engine, event, select, text
 from support.stores import message
 
 from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnavailable
@@ -139,3 +139,22 @@ def test_a_connection_that_is_lost_is_not_used_again(engine, tables):
             claims.insert_all(connection, tables.messages, rows)
         assert connection.invalidated
     assert storing.store(engine, tables, [message("a", LATER)], "broker").sent == 1
+
+
+def test_large_bodies_that_are_known_already_go_in_portions(engine, tables, monkeypatch):
+    """PostgreSQL refuses a parameter of 1 GB, which 2500 large bodies are soon."""
+    monkeypatch.setattr("airflow_delayed.store.packets.ARRAYS", 1000)
+    made = [message(f"large-{number}", LATER, body=b"x" * 300) for number in range(20)]
+    storing.store(engine, tables, made[:5], None)
+    longest = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection, cursor, statement, parameters, context, executemany):
+        if statement.startswith("INSERT"):
+            values = parameters.values() if isinstance(parameters, dict) else parameters
+            longest.append(max((len(value) for value in values if isinstance(value, str)), default=0))
+
+    report = storing.store(engine, tables, made, None)
+    assert (report.sent, report.duplicates) == (15, 5)
+    assert there(engine, tables).keys() == {one.message_id for one in made}
+    assert max(longest) < 4000
