@@ -21,13 +21,10 @@ DAG = "flight_reminders"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Have one process run all tests of the one live Airflow, so that another can run what has none meanwhile."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            group = "world" if "world" in getattr(item, "fixturenames", ()) else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+    group = "world" if "world" in getattr(item, "fixturenames", ()) else item.path.stem
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @dataclass

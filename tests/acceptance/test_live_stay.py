@@ -55,7 +55,7 @@ def test_the_triggerer_sleeps_and_is_woken(world: World, connect):
         store.reschedule(["later"], due)
         become(lambda: arrived() == 2)
         assert store.now() >= due
-    assert world.live.wait("stay", run) == "success"
+    assert world.live.wait("stay", run) == "success", world.live.log("stay", run, "stay")
     summary = world.live.result("stay", run, "stay")
     assert (summary["dispatched"], summary["by_connection"]) == (2, {"delayed_store": 2})
     assert "hush" not in world.live.log("stay", run, "stay")
