@@ -34,7 +34,6 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {
                 "integration-name": "Delayed delivery",
-                "external-doc-url": "https://docs.particular.net/nservicebus/messaging/delayed-delivery",
                 "tags": ["software"],
             }
         ],

@@ -17,6 +17,7 @@ from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, Topolog
 from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.hooks.store_adoption import StoreAdoption
+from airflow_delayed.hooks.store_answer import StoreAnswer
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
 
 
-class DelayedStoreHook(StoreOperations, StoreAdoption, BaseHook):
+class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and

@@ -44,7 +44,7 @@ def test_links_lead_somewhere(docs: Path, page: str):
 
 
 def test_the_index(docs: Path, store: DelayedStoreHook):
-    assert len(list(pages.run(docs / "README.md"))) == 2
+    assert len(list(pages.run(docs / "README.md"))) == 3
     assert store.count() == 0
     text = (docs / "README.md").read_text()
     assert f"as a queue table {MAX_QUEUE_NAME} bytes" in text

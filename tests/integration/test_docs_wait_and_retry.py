@@ -1,0 +1,67 @@
+"""docs/airflow/wait-and-retry.md is run as it stands, with the fixture that needs no broker; its figures are ours."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from airflow.sdk import DAG
+from support import pages
+
+from airflow_delayed.operators.leading import BRIEF
+from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.pauses import EXACT, LONGEST, pause
+from airflow_delayed.sending import CHUNK
+from airflow_delayed.testing.delayed import Delayed
+from airflow_delayed.testing.running import context_of, executed
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
+
+
+def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[DAG] = []
+
+    class Noted(DAG):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    began = delayed.now
+    # what the page prints in the end is compared
+    blocks = pages.run(PAGE)
+    next(blocks)
+    task = made[0].get_task("send")
+    summary = executed(task, context_of(task, "manual__2030-05-06", began))
+    assert (summary["sent"], summary["held"]) == (1, 1)
+    # in the triggerer, until five minutes before the first is due
+    assert delayed.now == began + timedelta(hours=3, minutes=-5)
+    assert [message.due_at for message in delayed.sent] == [began + timedelta(hours=3)]
+    next(blocks)
+    assert list(blocks) == [None]
+    assert delayed.held == []
+
+
+def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(pages.blocks(PAGE)[1][1], PAGE.name, "exec"), names)
+    moment = delayed.now + timedelta(days=2, microseconds=1)
+    delayed.run(names["WaitUntil"](task_id="wait", moment=moment.isoformat()))
+    assert delayed.now == moment
+    # past, it does not wait at all
+    delayed.run(names["WaitUntil"](task_id="past", moment=(moment - timedelta(days=1)).isoformat()))
+    assert delayed.now == moment
+
+
+def test_its_figures_and_names_are_ours() -> None:
+    text = PAGE.read_text()
+    assert f"at most {CHUNK:,} messages come twice" in text
+    assert f"for {BRIEF.seconds} seconds or\n  less" in text
+    assert (EXACT, LONGEST, pause(36_000), pause(EXACT)) == (60, 3600, 3600, EXACT)
+    assert pause(6_000) == 600
+    hints = get_type_hints(DelayedSendOperator.__init__, include_extras=True, localns={"Clock": Any})
+    assert all(f'`"{choice}"`' in text for choice in get_args(hints["on_clear"]))
+    assert inspect.signature(DelayedSendOperator).parameters["on_clear"].default == "same_ids"
