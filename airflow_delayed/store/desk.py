@@ -182,6 +182,10 @@ class Desk:
                         row.pop("ctid", None)
                 except claiming.NotAlone:
                     self._others_until = self.monotonic() + OTHERS_STAY
+                except BaseException:
+                    for batch in batches:
+                        batch.doubt = True
+                    raise
                 else:
                     break
             for batch in batches:
@@ -197,7 +201,8 @@ class Desk:
             now = self.now(connection)
             for batch in batches:
                 verdict = batch.verdict or Verdict(untried=list(batch.rows))
-                if batch.lost or self.monotonic() >= batch.deadline:
+                if batch.doubt or batch.lost or self.monotonic() >= batch.deadline:
+                    # of what was settled before nothing is held any more
                     verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
                 settling.settle(connection, self.tables, verdict, batch.holder, now)
             if wanted is None:
