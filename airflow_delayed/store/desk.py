@@ -102,6 +102,8 @@ class Desk:
         self._lease = policy.claim_timeout
         #: By the monotonic clock; until then another dispatcher is thought to claim beside this one.
         self._others_until = -inf
+        #: That settling and claiming failed together is told once; it may come often where many dispatch.
+        self._told = False
 
         def breaker(what: str, limit: timedelta) -> Breaker:
             return Breaker(f"store {conn_id!r}: {what}", limit, monotonic, clock)
@@ -135,10 +137,16 @@ class Desk:
         if sent:
             try:
                 with database_errors(self._conn_id, self._engine):
-                    return self._settle(sent, wanted)
+                    claimed = self._settle(sent, wanted)
             except DelayedError as error:
                 # which of the two failed, and for how long, is told by each
-                log.debug("%s", error)
+                level = logging.DEBUG if self._told else logging.WARNING
+                log.log(level, "%s; settling and claiming are tried again, each for itself", error)
+                self._told = True
+            else:
+                self._store_breaker.success()
+                self._fetch_breaker.success()
+                return claimed
             self.settle(sent)
         return self.persist(self._fetch_breaker, lambda: self._settle((), wanted))
 

@@ -43,7 +43,7 @@ def fail_commit(engine: Engine, monkeypatch, *, done: bool) -> list[str]:
 
 @pytest.mark.parametrize("done", [True, False], ids=["done", "not done"])
 @pytest.mark.parametrize("alone", [True, False], ids=["settled alone", "settled with a claim"])
-def test_what_is_settled_again_after_a_commit_in_doubt_counts_once(store: Store, monkeypatch, done, alone):
+def test_what_is_settled_again_after_a_commit_in_doubt_counts_once(store: Store, monkeypatch, caplog, done, alone):
     hook = store.installed()
     now = hook.now()
     hook.send(
@@ -67,6 +67,8 @@ def test_what_is_settled_again_after_a_commit_in_doubt_counts_once(store: Store,
     with pytest.raises(DispatchFailed, match="message gone: "):
         dispatcher.run()
     assert failed == ["once"]
+    told = [record for record in caplog.records if "the server has gone away" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
     assert {name: said[:2] for name, said in store.given_up(hook).items()} == {
         "gone": ("failed", 1),
         "late": ("expired", 0),
