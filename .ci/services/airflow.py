@@ -73,8 +73,15 @@ class Airflow:
 
     def kill(self, part: str) -> None:
         """End a part and its children at once, as kill -9 does."""
-        os.killpg(self.parts[part].pid, signal.SIGKILL)
+        process.signal_group(self.parts[part], signal.SIGKILL)
         self.parts[part].wait()
+
+    def ask_to_end(self) -> None:
+        """Ask all parts to end; what is left of those that did is ended where they were started."""
+        for child in self.parts.values():
+            # not terminate(), which would give the child's number away, and with it its group
+            if not process.ended(child):
+                os.kill(child.pid, signal.SIGTERM)
 
     def log_in(self) -> bool:
         """Fetch a token; raises httpx.HTTPError while the server is not up."""
@@ -221,7 +228,7 @@ def running(
             for part in PARTS:
                 live.start(part)
             # all are asked to end before the first is waited for
-            stack.callback(lambda: [child.terminate() for child in live.parts.values()])
+            stack.callback(live.ask_to_end)
             stack.callback(live.close)
             process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")
             process.wait_for("Airflow", live.healthy, seconds=120, log=folder / "scheduler.log")

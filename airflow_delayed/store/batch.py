@@ -26,6 +26,8 @@ class Batch:
     lock: Lock = field(default_factory=Lock)
     #: Others may have taken some of the rows.
     lost: bool = False
+    #: Writing down the verdict failed, and yet it may be there: the database's answer to a commit can be lost.
+    doubt: bool = False
     #: What becomes of the rows, as soon as that is known.
     verdict: Verdict | None = None
     #: The rows are held no longer.

@@ -102,6 +102,8 @@ class Desk:
         self._lease = policy.claim_timeout
         #: By the monotonic clock; until then another dispatcher is thought to claim beside this one.
         self._others_until = -inf
+        #: That settling and claiming failed together is told once; it may come often where many dispatch.
+        self._told = False
 
         def breaker(what: str, limit: timedelta) -> Breaker:
             return Breaker(f"store {conn_id!r}: {what}", limit, monotonic, clock)
@@ -135,10 +137,16 @@ class Desk:
         if sent:
             try:
                 with database_errors(self._conn_id, self._engine):
-                    return self._settle(sent, wanted)
+                    claimed = self._settle(sent, wanted)
             except DelayedError as error:
                 # which of the two failed, and for how long, is told by each
-                log.debug("%s", error)
+                level = logging.DEBUG if self._told else logging.WARNING
+                log.log(level, "%s; settling and claiming are tried again, each for itself", error)
+                self._told = True
+            else:
+                self._store_breaker.success()
+                self._fetch_breaker.success()
+                return claimed
             self.settle(sent)
         return self.persist(self._fetch_breaker, lambda: self._settle((), wanted))
 
@@ -182,6 +190,10 @@ class Desk:
                         row.pop("ctid", None)
                 except claiming.NotAlone:
                     self._others_until = self.monotonic() + OTHERS_STAY
+                except BaseException:
+                    for batch in batches:
+                        batch.doubt = True
+                    raise
                 else:
                     break
             for batch in batches:
@@ -197,7 +209,8 @@ class Desk:
             now = self.now(connection)
             for batch in batches:
                 verdict = batch.verdict or Verdict(untried=list(batch.rows))
-                if batch.lost or self.monotonic() >= batch.deadline:
+                if batch.doubt or batch.lost or self.monotonic() >= batch.deadline:
+                    # of what was settled before nothing is held any more
                     verdict = verdict.only(leases.kept(connection, self.tables, batch.rows, batch.holder))
                 settling.settle(connection, self.tables, verdict, batch.holder, now)
             if wanted is None:

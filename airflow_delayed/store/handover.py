@@ -45,6 +45,8 @@ class Handover:
     expired: list[str] = field(default_factory=list)
     #: Destinations that cannot receive anything, and why.
     closed: dict[str, str] = field(default_factory=dict)
+    #: A send came to its end, and the transport had taken something to ask its broker about.
+    answered: bool = False
     #: The connection failed: messages that are neither confirmed nor failed may have been sent, or not.
     lost: Exception | None = None
     #: The gate was shut: the rest was not tried.
@@ -60,6 +62,7 @@ class Handover:
         self.failures.update(other.failures)
         self.expired += other.expired
         self.closed.update(other.closed)
+        self.answered |= other.answered
         self.lost = self.lost or other.lost
         self.stopped |= other.stopped
 
@@ -140,6 +143,7 @@ def _send(
         transport.send(feed)
     except DestinationMissing as error:
         # nothing was sent; the others can go without those
+        done.answered |= bool(feed.taken)
         others = [*feed.taken, *feed.rest]
         stuck = [message for message in others if message.destination in error.destinations] or others
         return _close(done, {message.destination for message in stuck}, others, str(error))
@@ -157,6 +161,7 @@ def _send(
         # the connection's, or a defect of the transport: what it sent is not known
         done.lost = error
     else:
+        done.answered |= bool(feed.taken)
         done.confirmed += feed.taken
     return []
 
@@ -169,6 +174,7 @@ def _part(done: Handover, feed: _Feed, error: SendFailed) -> list[DelayedMessage
     if isinstance(cause, TransportUnavailable):
         done.lost = cause
     else:
+        done.answered |= bool(feed.taken)
         for message in feed.taken:
             if message.message_id in named:
                 final = message.destination in missing

@@ -39,18 +39,20 @@ class Keeper:
                 self._thread.start()
 
     def renew(self) -> None:
-        """Renew what needs it now."""
+        """Renew what needs it now, but for what is being settled: that would hold up the others."""
         with self._lock:
             batches = list(self._batches)
         for batch in batches:
-            with batch.lock:
-                if batch.closed or batch.lost or batch.deadline - self._monotonic() > self._lease * 2 / 3:
-                    continue
-                try:
+            if not batch.lock.acquire(blocking=False):
+                continue
+            try:
+                if not batch.closed and not batch.lost and batch.deadline - self._monotonic() <= self._lease * 2 / 3:
                     self._renew(batch)
-                except DelayedError as error:
-                    # sending stops by itself when the lease ends; until then it is tried again
-                    log.warning("the lease of %s messages could not be renewed: %s", len(batch.rows), error)
+            except DelayedError as error:
+                # sending stops by itself when the lease ends; until then it is tried again
+                log.warning("the lease of %s messages could not be renewed: %s", len(batch.rows), error)
+            finally:
+                batch.lock.release()
 
     def _run(self) -> None:
         while not self._stop.wait(self._lease / 15):

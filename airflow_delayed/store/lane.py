@@ -238,20 +238,20 @@ class Lane:
             found.merge(some)
             began = desk.monotonic()
             sent = hand_over(self._transport, some.messages, now, gate) if some.messages else Handover()
-            if not self._ahead:
+            if not self._ahead and not sent.stopped:
                 self._adapt(desk.monotonic() - began)
             done.merge(sent)
             if done.lost is not None or done.stopped:
                 break
         self._closed.update(done.closed)
-        if done.confirmed or (found.messages and done.lost is None):
+        if done.confirmed or (done.answered and done.lost is None):
             self._breaker.success()
             self._pauses.over()
         results = verdicts.Results.of(found, done)
         for batch in batches:
             batch.verdict = verdicts.judge(batch.rows, results, self._policy.number_of_retries, desk.clock())
-            if batch.verdict.failed and self._policy.error_destination is not None and done.lost is None:
-                done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate)
+            if batch.verdict.failed and self._policy.error_destination is not None:
+                done.lost = self._set_aside(batch.verdict, self._policy.error_destination, gate, done.lost)
         return done.lost
 
     def _adapt(self, took: float) -> None:
@@ -280,10 +280,15 @@ class Lane:
             yield rest[:count]
             rest = rest[count:]
 
-    def _set_aside(self, verdict: Verdict, error_destination: str, gate: Gate) -> Exception | None:
-        now = self._desk.clock()
-        made = verdicts.copies(verdict, error_destination, now)
-        done = hand_over(self._transport, made, now, gate) if made else Handover()
+    def _set_aside(
+        self, verdict: Verdict, error_destination: str, gate: Gate, lost: Exception | None
+    ) -> Exception | None:
+        """Send copies of what is given up, if the connection is not lost already, and return its failure."""
+        done = Handover(lost=lost)
+        if lost is None:
+            now = self._desk.clock()
+            made = verdicts.copies(verdict, error_destination, now)
+            done = hand_over(self._transport, made, now, gate) if made else done
         refused = verdicts.set_aside(verdict, done, error_destination)
         if refused:
             self._desk.recovery_breaker.failure(next(iter(done.failures.values())).reason, refused)

@@ -18,7 +18,7 @@ from sqlalchemy.sql.dml import ReturningDelete
 from sqlalchemy.types import UserDefinedType
 
 from airflow_delayed.store import leases
-from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.by_id import by_key, delete_rows
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
@@ -162,10 +162,14 @@ def _count_failures(connection: Connection, tables: Tables, verdict: Verdict) ->
 
 
 def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: str, now: datetime) -> None:
-    """Move messages, whole, to the table of failed ones."""
+    """Move messages, whole, to the table of failed ones; what was moved before stays there."""
     table, failed = tables.messages, tables.failed
     names = [column.name for column in table.columns]
-    for some in slices(sorted(row["Id"] for row in rows)):
+    for ids in slices(sorted(row["Id"] for row in rows)):
+        there = select(table.c.Id).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+        some = connection.execute(by_key(there, table).with_for_update()).scalars().all()
+        if not some:
+            continue
         said = literal(reason, failed.c.Reason.type), literal(now, failed.c.FailedAt.type)
         given = select(*(table.c[name] for name in names), *said).where(table.c.Id.in_(some))
         connection.execute(delete_rows(failed, some))

@@ -11,7 +11,11 @@ from support.stores import Store, Transport, message, store_fixture  # noqa: F40
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.store import claiming, heartbeat
+from airflow_delayed.store.clock import CarriedClock
+from airflow_delayed.store.desk import Claim, Desk, Place
+from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import BreakerTripped, DispatchFailed
+from airflow_delayed.store.settling import Verdict
 
 SECOND = timedelta(seconds=1)
 
@@ -96,6 +100,73 @@ def test_a_connection_that_stays_away_trips_its_breaker_and_holds_up_no_other(st
     assert store.held(hook) == set()
 
 
+def test_what_its_broker_never_sees_does_not_make_a_connection_work(store: Store):
+    """Messages that fail here, between losses of the connection, say nothing of it."""
+    hook = store.installed()
+    time = Time(hook)
+    hook.send([message("a", time.start)])
+    transport = Transport(lost_after=0)
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if len(time.naps) < 30:
+            # as many as may go in one send, so that they go alone
+            names = [f"long{len(time.naps)}-{n}" for n in range(10)]
+            transport.too_long.update(names)
+            hook.send(message(name, time.start - SECOND) for name in names)
+
+    dispatcher = store.dispatcher(
+        hook,
+        transport,
+        **{**time.options(), "sleep": sleep},
+        batch_size=1,
+        time_to_trigger_dispatch_circuit_breaker=30 * SECOND,
+    )
+    with pytest.raises(DispatchFailed, match="connection 'broker' is not available"):
+        dispatcher.run()
+    assert 30 <= time.seconds < 31
+    assert len(store.given_up(hook)) >= 20
+    assert store.failures_of(hook)["a"] == 0
+
+
+def test_a_breaker_of_the_database_that_another_connection_finds_working_does_not_trip(store: Store):
+    hook = store.installed()
+    time = Time(hook)
+    hook.send(message(f"m{n}", time.start) for n in range(5))
+    limits = DispatchPolicy(
+        time_to_trigger_store_circuit_breaker=5 * SECOND, time_to_trigger_fetch_circuit_breaker=5 * SECOND
+    )
+    claim = Claim("broker", SECOND, 1, Place())
+
+    def other(seconds: float) -> None:
+        """Another connection's work, while this one waits."""
+        time.seconds += 6
+        batches[0].verdict = Verdict(gone=list(batches[0].rows))
+        batches[:] = desk.claim(claim, batches)
+
+    desk = Desk(
+        hook.engine,
+        hook.tables,
+        conn_id="store",
+        dispatcher="me",
+        policy=limits,
+        clock=CarriedClock(lambda: time.seconds),
+        stop=threading.Event(),
+        **{**time.options(), "sleep": other},
+    )
+    batches = desk.claim(claim)
+    for work in (desk.writing, desk.reading):
+        failures = iter([True, True, False])
+
+        def fails(connection, now, failures=failures) -> str:
+            if next(failures):
+                raise TransportUnavailable("gone")
+            return "done"
+
+        assert work(fails) == "done"
+    desk.keeper.close()
+
+
 def test_a_database_that_cannot_be_read_trips_the_breaker_of_claiming(store: Store):
     hook = store.installed()
     time = Time(hook)
@@ -124,6 +195,19 @@ def test_what_is_given_up_goes_to_the_error_destination_through_its_own_connecti
     assert copy.headers["NServiceBus.FailedQ"] == "gone"
     assert copy.headers["NServiceBus.ExceptionInfo.Message"] == "connection 'broker' has no destination gone; make it"
     assert store.past(hook) == {"a": "handed over", "b": "handed over"}
+
+
+def test_what_is_given_up_when_the_connection_is_lost_goes_to_the_error_destination_later(store: Store):
+    hook = store.installed()
+    now = hook.now()
+    hook.send([message("a", now - 2 * SECOND, destination="gone"), message("b", now - SECOND), message("c", now)])
+    with pytest.raises(DispatchFailed) as caught:
+        store.dispatcher(hook, Transport(missing={"gone"}, lost_after=1), error_destination="errors").run()
+    assert (caught.value.failures, list(caught.value.unavailable)) == ({}, ["broker"])
+    assert store.given_up(hook) == {}
+    assert store.failures_of(hook) == {"a": 0, "b": 0, "c": 0}
+    report = store.dispatcher(hook, Transport(missing={"gone"}), error_destination="errors").run()
+    assert (report.dispatched, report.error_destination, report.failed) == (2, 1, 0)
 
 
 def test_an_error_destination_that_fails_too_trips_its_breaker_and_loses_nothing(store: Store):

@@ -132,6 +132,41 @@ def test_a_refusal_that_names_none_of_them_comes_to_an_end(error):
     assert set(done.failures) == {"0-good", "1-fine"}
 
 
+class Shut:
+    """Lets nothing pass from the beginning, or when the transport asks for its first message."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+
+    def hold(self, due_at: datetime) -> None:
+        pass
+
+    def may_send(self) -> bool:
+        self.answers -= 1
+        return self.answers >= 0
+
+    def now(self) -> datetime:
+        return NOW
+
+
+@pytest.mark.parametrize(
+    ("kinds", "gate", "answered"),
+    [
+        (["good"], None, True),
+        (["refused"], None, True),
+        (["missing"], None, True),
+        (["too-long", "good"], None, True),
+        (["too-long"], None, False),
+        (["lost"], None, False),
+        (["good"], Shut(0), False),
+        (["good"], Shut(1), False),
+        (["good"], Shut(2), True),
+    ],
+)
+def test_a_broker_that_was_not_asked_has_not_answered(kinds, gate, answered):
+    assert hand_over(Broker(stops=True), batch(*kinds), NOW, gate).answered is answered
+
+
 def test_an_error_of_the_input_is_pinned_to_its_message():
     class Strict(Broker):
         def send(self, messages):
