@@ -20,6 +20,7 @@ from airflow_delayed.operators.spark_arguments import application_arguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
 from airflow_delayed.spark import job
 from airflow_delayed.spark.options import settings_of
+from airflow_delayed.store.origin import Origin
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 MINIMAL = {"task_id": "send", "conn_id": "broker", "source": "s3a://b/rows"}
@@ -121,6 +122,7 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     assert (settings.rules.anchor, settings.rules.destination) == (NOW, "mail")
     assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
     assert dict(args.set)["scope"] == '["d", "r", "send", 2]'
+    assert settings.origin == Origin(dag_id="d", run_id="r", task_id="send", map_index=2)
 
 
 def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:
