@@ -1,4 +1,4 @@
-"""The way that DelayedSendOperator's messages go, as its arguments were rendered."""
+"""The way that a task's messages go, as its operator's arguments were rendered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_delayed.operators.send import DelayedSendOperator
+    from airflow_delayed.operators.spark import DelayedSparkSendOperator
 
 
-def route_of(operator: DelayedSendOperator, context: Context, closing: ExitStack) -> Route:
+def route_of(operator: DelayedSendOperator | DelayedSparkSendOperator, context: Context, closing: ExitStack) -> Route:
     """Return who delivers a task's messages, and what waits in a store before.
 
     :param closing: closes what was made.
@@ -69,7 +70,7 @@ def way_of(operator: DelayedSendOperator) -> bytes:
     return scope_of(*(str(getattr(operator, name)) for name in names))
 
 
-def _on_conflict(operator: DelayedSendOperator) -> OnConflict:
+def _on_conflict(operator: DelayedSendOperator | DelayedSparkSendOperator) -> OnConflict:
     try:
         return check_on_conflict(operator.on_conflict)
     except ValueError as error:
