@@ -236,7 +236,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
             places.append((self.store_conn_id, route.store, []))
         for conn_id, transport, destinations in places:
             try:
-                report = transport.verify(destinations, max_delay=self.hold_over if self.store_conn_id else None)
+                report = transport.verify(destinations, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 continue

@@ -17,6 +17,7 @@ from support.recorder import Recorder
 from support.statsd import Told
 
 from airflow_delayed import lineage
+from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.operators import routes
@@ -191,6 +192,17 @@ def test_what_cannot_be_seen_from_here_is_no_error(run, broker, monkeypatch: pyt
     monkeypatch.setattr(broker, "verify", away)
     assert run()[0] == SUMMARY
     assert "from here it cannot be seen whether all is ready: connection 'broker': no route" in capsys.readouterr().out
+
+
+def test_no_more_is_asked_of_the_broker_than_it_gets(run, broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(broker, "verify", lambda _, max_delay=None: asked.append(max_delay) or TopologyReport())
+    # SQS's: what is due later waits in the store, whatever hold_over says
+    broker.horizon = timedelta(seconds=870)
+    run(store_conn_id="db", hold_over=timedelta(hours=1))
+    run(store_conn_id="db", hold_over=timedelta(minutes=10))
+    run()
+    assert asked == [timedelta(seconds=870), timedelta(minutes=10), None]
 
 
 def test_what_does_not_go_together_is_told_before_spark_starts(run, broker) -> None:
