@@ -15,7 +15,7 @@ SECTION = "delayed"
 
 
 def hold_over() -> timedelta:
-    """Return how far ahead of its due time a message waits in a store, where DelayedSendOperator does not say."""
+    """Return how far ahead of its due time a message waits in a store, where the operator that sends does not say."""
     return _span("hold_over")
 
 
@@ -30,7 +30,7 @@ def remember() -> timedelta:
 
 
 def max_past() -> timedelta:
-    """Return how long ago a message may have been due, where DelayedSendOperator does not say."""
+    """Return how long ago a message may have been due, where the operator that sends does not say."""
     return _span("max_past")
 
 

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 class StoredMessagesLink(BaseOperatorLink):
-    """The messages that a DelayedSendOperator left in a store; none where it had no store."""
+    """The messages that a task left in a store; none where it had no store.
+
+    Its operator's ``held_in`` is the connection of that store, once it is known.
+    """
 
     name = "Messages in the store"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the link, or nothing."""
-        from airflow_delayed.operators.send import DelayedSendOperator
-
-        store = operator.held_in if isinstance(operator, DelayedSendOperator) else None
+        store = getattr(operator, "held_in", None)
         if not store:
             return ""
         # on the worker it is the task instance, whose map_index may be None

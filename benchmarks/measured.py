@@ -18,12 +18,16 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds for so many messages; CPU is user and system time."""
+    """Seconds for so many messages; CPU is user and system time.
+
+    :param peak: the most memory that one of its processes had, in MiB, where that was looked at.
+    """
 
     count: int
     seconds: float
     client: float
     server: float
+    peak: float = 0
 
     @property
     def rate(self) -> float:

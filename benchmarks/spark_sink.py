@@ -4,7 +4,8 @@
 
 Run by spark_store.py and spark_rabbitmq.py in a process of its own: a warm-up of 1 % and then ROWS rows, told as a
 :class:`measured.Measured`. The clock runs from ``save()`` to its return; Spark is up by then, as in a job that has
-computed before it sends. CPU is that of the process group: Spark's JVM and its Python workers.
+computed before it sends. CPU is that of the process group: Spark's JVM and its Python workers. Memory is the peak
+that the system keeps of each Python worker, the highest of them; they live as long as Spark does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +72,10 @@ def main() -> None:
     before, start = _cpu(), time.perf_counter()
     send(0, total)
     seconds = time.perf_counter() - start
-    Measured(total, seconds, _cpu() - before, 0).tell()
+    cpu, peak = _cpu() - before, _peak(os.getpid())
+    if not peak:
+        raise SystemExit("no Python worker is among the processes that Spark started")
+    Measured(total, seconds, cpu, 0, peak).tell()
     spark.stop()
 
 
@@ -83,11 +88,29 @@ def _ticks(pid: int) -> int:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total = sum(int(field) for field in fields[11:15])
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(_ticks(int(child)) for child in (task / "children").read_text().split())
+        total += sum(map(_ticks, _children(pid)))
     except OSError:
         return 0  # it has just ended
     return total
+
+
+def _peak(pid: int) -> float:
+    """MiB of the Python worker that had the most, of all that a process started."""
+    try:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        worker = b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        own = int(status["VmHWM"].split()[0]) / 1024 if worker else 0
+        return max([own, *map(_peak, _children(pid))])
+    except (OSError, KeyError):
+        return 0  # it has just ended
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 local[2], eight partitions, bodies of 200 bytes, ids given. Ours alone is DelayedStoreHook.send from one process, as
 store_bulk.py measures it. A private PostgreSQL with fsync on, a database of its own for each in each round; the rounds
-alternate. With --growth also ten times as many from Spark, to see whether the rate holds.
+alternate. With --growth also ten times as many from Spark, to see whether the rate holds and the memory of the
+executors' Python workers does not grow: the peak of the worker that had the most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from functools import partial
@@ -81,6 +83,10 @@ def main() -> int:
     if options.growth:
         rates = [100 * rounds.found[MORE][0].rate / each.rate for each in rounds.found[SPARK]]
         good = verdict(rates, 85, "% of the rate when there are ten times as many rows") and good
+        few, many = ([each.peak for each in rounds.found[name]] for name in (SPARK, MORE))
+        print(f"{statistics.median(few):8.0f} MiB and {statistics.median(many):.0f} MiB: the largest Python worker")
+        shares = [100 * each / many[0] for each in few]
+        good = verdict(shares, 90, "% of its memory with ten times as many rows it has with one time as many") and good
     return 0 if good else 1
 
 

@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_delayed import config, metrics
 from airflow_delayed.delivery import delivery_for
+from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.store.custom_dispatch import CustomDispatcher
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import DelayedMessageStore
@@ -46,6 +47,7 @@ class CustomStoreDispatchOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("store", "name", "deliver_conn_id", "error_destination")
+    operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
         self,

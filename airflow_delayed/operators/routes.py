@@ -1,4 +1,4 @@
-"""The way that DelayedSendOperator's messages go, as its arguments were rendered."""
+"""The way that a task's messages go, as its operator's arguments were rendered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_delayed.operators.send import DelayedSendOperator
+    from airflow_delayed.operators.spark import DelayedSparkSendOperator
 
 
-def route_of(operator: DelayedSendOperator, context: Context, closing: ExitStack) -> Route:
+def route_of(operator: DelayedSendOperator | DelayedSparkSendOperator, context: Context, closing: ExitStack) -> Route:
     """Return who delivers a task's messages, and what waits in a store before.
 
     :param closing: closes what was made.
@@ -41,12 +42,12 @@ def route_of(operator: DelayedSendOperator, context: Context, closing: ExitStack
         if operator.store_conn_id is not None and operator.store_conn_id != operator.conn_id:
             raise InputError(f"connection {operator.conn_id!r} holds its messages itself; leave store_conn_id= out")
         store = cast(HoldingStore, delivery)
-        store.origin = _origin(context)
+        store.origin = origin_of(context)
         return Route(delivery=delivery, store=store)
     if operator.store_conn_id is None:
         return Route(delivery=delivery)
     store = store_for(operator.store_conn_id, operator.conn_id, on_conflict=on_conflict)
-    store.origin = _origin(context)
+    store.origin = origin_of(context)
     closing.callback(store.close)
     hold_over = min(operator.hold_over, delivery.horizon)
     if hold_over < operator.hold_over:
@@ -56,7 +57,8 @@ def route_of(operator: DelayedSendOperator, context: Context, closing: ExitStack
     return Route(delivery=delivery, store=store, hold_over=hold_over)
 
 
-def _origin(context: Context) -> Origin:
+def origin_of(context: Context) -> Origin:
+    """Return the run of the task, which what it stores is found by."""
     ti = context["ti"]
     map_index = -1 if ti.map_index is None else ti.map_index
     return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
@@ -68,7 +70,7 @@ def way_of(operator: DelayedSendOperator) -> bytes:
     return scope_of(*(str(getattr(operator, name)) for name in names))
 
 
-def _on_conflict(operator: DelayedSendOperator) -> OnConflict:
+def _on_conflict(operator: DelayedSendOperator | DelayedSparkSendOperator) -> OnConflict:
     try:
         return check_on_conflict(operator.on_conflict)
     except ValueError as error:

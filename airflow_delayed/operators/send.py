@@ -308,9 +308,5 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             return
         with lineage.never_failing():
             counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
-            outputs: list[lineage.Dataset] = []
-            if sending.held.by_destination and isinstance(route.store, lineage.TraceableStore):
-                outputs.append(route.store.own_dataset())
-            if isinstance(route.delivery, lineage.Traceable):
-                outputs += [route.delivery.dataset(name) for name, _ in counts.most_common(lineage.NAMED)]
+            outputs = lineage.outputs(route, counts, held=bool(sending.held.by_destination))
             self._trace([] if self.source is None else [lineage.file(self.source)], outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for, store_for
+from airflow_delayed import config, lineage, metrics
+from airflow_delayed.compat import AirflowFailException, AirflowSkipException
+from airflow_delayed.delivery import Clock, DelayedDelivery
 from airflow_delayed.errors import (
     DelayedError,
     DestinationMissing,
@@ -22,19 +24,23 @@ from airflow_delayed.errors import (
     TopologyError,
     TransportUnavailable,
 )
+from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
+from airflow_delayed.operators import told
 from airflow_delayed.operators.events import add_to_events
 from airflow_delayed.operators.first_try import ended, first_try
+from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.storage import file_system
+from airflow_delayed.route import Route
 from airflow_delayed.spark.manifest import check_manifest
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class DelayedSparkSendOperator(SparkSubmitOperator):
+class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
     """Send rows from Spark's executors, each to arrive at its own due time, through the transport of ``conn_id``.
 
     For what is too much to pass through one worker; what is less is sent sooner by DelayedSendOperator. The rows are
@@ -104,6 +110,7 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
         "manifest",
         "attempts",
     )
+    operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -125,11 +132,11 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta = timedelta(minutes=15),
+        hold_over: timedelta | None = None,
         on_conflict: str = "error",
         timezone: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta = timedelta(hours=1),
+        max_past: timedelta | None = None,
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         topology: str | None = None,
@@ -164,11 +171,11 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = hold_over
+        self.hold_over = config.hold_over() if hold_over is None else hold_over
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.past_due = past_due
-        self.max_past = max_past
+        self.max_past = config.max_past() if max_past is None else max_past
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.topology = topology
@@ -185,45 +192,51 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
         self.clock = clock
+        #: The connection of the store that messages were left in.
+        self.held_in: str | None = None
         check_spark_arguments(self)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
         began = first_try(context, self.clock(), keep=not self.only_plan)
+        # a template may have come out empty
+        self.store_conn_id = self.store_conn_id or None
         with ExitStack() as stack:
             manifest = self.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
                 manifest = f"{folder}/manifest.json"
             try:
-                self._verify()
+                route = route_of(self, context, stack)
+                self._verify(route)
+                if route.store is not None and not self.only_plan:
+                    self.held_in = self.conn_id if route.holds_all else self.store_conn_id
                 self._submitted(context, stack, manifest, began.anchor)
                 found = self._read(manifest)
             except InputError as error:
                 raise AirflowFailException(str(error)) from error
-        if not self.only_plan:
-            ended(context)
+            if not self.only_plan:
+                ended(context)
+                self._account(route, found)
         summary: dict[str, Any] = found["summary"]
         self.log.info(
             "%s", json.dumps({name: found[name] for name in ("summary", "partitions", "repeated", "other_attempts")})
         )
         self._check_empty(summary)
-        told = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
-        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **told})
+        to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
+        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
         return summary
 
-    def _verify(self) -> None:
+    def _verify(self, route: Route) -> None:
         """Look whether messages can be received, before minutes of work; executors may reach what is not seen here."""
-        options = {name: getattr(self, name) or None for name in ("topology", "routing", "envelope")}
-        delivery = delivery_for(self.conn_id, **options)
         places: list[tuple[str, DelayedDelivery, list[str]]] = [
-            (self.conn_id, delivery, [self.destination] if self.destination else [])
+            (self.conn_id, route.delivery, [self.destination] if self.destination else [])
         ]
-        if self.store_conn_id:
-            places.append((self.store_conn_id, store_for(self.store_conn_id, self.conn_id), []))
+        if self.store_conn_id and route.store is not None:
+            places.append((self.store_conn_id, route.store, []))
         for conn_id, transport, destinations in places:
             try:
-                report = transport.verify(destinations, max_delay=self.hold_over if self.store_conn_id else None)
+                report = transport.verify(destinations, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 continue
@@ -270,6 +283,19 @@ class DelayedSparkSendOperator(SparkSubmitOperator):
             return check_manifest(content, manifest)
         except SourceError as error:
             raise DelayedError(str(error)) from None
+
+    def _account(self, route: Route, found: Mapping[str, Any]) -> None:
+        """Count what was sent, name where it came from and went to, and warn if nobody comes for what is held."""
+        summary = found["summary"]
+        metrics.count_sent(self.conn_id, self.held_in, summary["sent"], summary["held"])
+        if lineage.wanted():
+            with lineage.never_failing():
+                # the store has what was replaced, too
+                held = bool(summary["held"] + summary["replaced"])
+                outputs = lineage.outputs(route, Counter(found.get("destinations", {})), held=held)
+                self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
+        if route.store is not None:
+            told.unvisited(self.log, route.store, self.conn_id, summary["held"], self.hold_over)
 
     def _check_empty(self, summary: Mapping[str, Any]) -> None:
         if summary["sent"] + summary["held"] + summary["replaced"] + summary["duplicates"]:

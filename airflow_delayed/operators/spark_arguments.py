@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import XComArg
 
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.operators.routes import origin_of
 from airflow_delayed.store.conflicts import check_on_conflict
 
 if TYPE_CHECKING:
@@ -82,8 +84,7 @@ def application_arguments(
     :raises InvalidMessage: headers are no texts.
     """
     options = {name: _text(getattr(operator, name)) for name in _SAME}
-    ti = context["ti"]
-    scope = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index]
+    origin = asdict(origin_of(context))
     options |= {
         "deliver": operator.conn_id,
         "store": operator.store_conn_id or "",
@@ -91,7 +92,9 @@ def application_arguments(
         "id_columns": operator.id_columns
         if isinstance(operator.id_columns, str)
         else ",".join(operator.id_columns or ()),
-        "scope": json.dumps(scope),
+        # DAG, run, task, map index: DelayedSendOperator's
+        "scope": json.dumps([*origin.values()]),
+        "origin": json.dumps(origin),
         "anchor": anchor.isoformat(),
         "connections": _text(operator.connections_per_executor),
         "connections_file": connections_file or "",

@@ -15,6 +15,7 @@ from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import UTC, delay_of, due_after, parse_time, utc
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+from airflow_delayed.store.origin import Origin
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
 NAMES = (
@@ -30,6 +31,7 @@ NAMES = (
     "expires_at",
     "id_columns",
     "scope",
+    "origin",
     "anchor",
     "timezone",
     "past_due",
@@ -65,6 +67,7 @@ class Settings:
     store: str | None
     hold_over: timedelta
     on_conflict: OnConflict | None
+    origin: Origin | None
     past_due: str
     max_past: timedelta
     oldest: datetime
@@ -107,6 +110,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
         store=given.get("store"),
         hold_over=read.span("hold_over", timedelta(minutes=15)),
         on_conflict=read.one("on_conflict", check_on_conflict),
+        origin=read.one("origin", _origin),
         past_due=read.choice("past_due", "fail", "send", "skip"),
         max_past=max_past,
         oldest=anchor - max_past if max_past < anchor - _FIRST else _FIRST,
@@ -216,6 +220,19 @@ def _scope(text: str) -> bytes:
     if not all(isinstance(part, str | int) for part in parts):
         raise ValueError("it must be text, or a JSON list of texts and whole numbers")
     return scope_of(*parts)
+
+
+def _origin(text: str) -> Origin:
+    try:
+        names: Any = json.loads(text)
+        map_index = names.get("map_index", -1)
+        texts = [names["dag_id"], names["run_id"], names["task_id"]]
+        known = names.keys() <= {"dag_id", "run_id", "task_id", "map_index"}
+    except (ValueError, KeyError, AttributeError):
+        known = False
+    if not known or type(map_index) is not int or not all(isinstance(name, str) for name in texts):
+        raise ValueError('it must be a JSON object, {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}')
+    return Origin(dag_id=texts[0], run_id=texts[1], task_id=texts[2], map_index=map_index)
 
 
 def _headers(text: str) -> Mapping[str, str]:

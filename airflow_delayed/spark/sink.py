@@ -42,6 +42,8 @@ class DelayedDataSource(DataSource):
     - ``id_columns``: columns, separated by commas, whose values name a message. Without, and without a column
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).
+    - ``origin``: the run of a task that what is stored comes from, by which it is found there: a JSON object of
+      ``dag_id``, ``run_id``, ``task_id`` and, of a mapped task, ``map_index``. DelayedSparkSendOperator gives it.
     - ``anchor``: what relative delays and ``past_due`` count from; by default the present in the driver, made once.
       Give it, with ``scope``, so that a driver that is started again means the same messages.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before the anchor.

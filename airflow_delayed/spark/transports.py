@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.store.conflicts import OnConflict
+    from airflow_delayed.store.origin import Origin
 
 _RABBITMQ = ("rabbitmq", "amqp", "amqps")
 _SQL = ("sqlite", "postgres", "mysql")
@@ -28,7 +29,7 @@ _SQL = ("sqlite", "postgres", "mysql")
 _OPTIONS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(_RABBITMQ, ("topology", "routing", "window")),
     "aws": ("envelope",),
-    **dict.fromkeys(_SQL, ("on_conflict",)),
+    **dict.fromkeys(_SQL, ("on_conflict", "origin")),
 }
 
 
@@ -68,8 +69,9 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     deliver = find(settings.deliver, settings.connections_file)
     holds = is_store(deliver)
     check_type(settings, deliver.conn_type, holds=holds)
-    options = {"topology": settings.topology, "routing": settings.routing, "window": settings.window}
-    options |= {"envelope": settings.envelope, "on_conflict": settings.on_conflict if holds else None}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("topology", "routing", "window", "envelope")}
+    if holds:
+        options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
     # what install and verify do is not done here
     delivery = cast(DelayedDelivery, transport_of(deliver, clock=clock, **options))
     if holds:
@@ -79,7 +81,7 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     waits = find(settings.store, settings.connections_file)
     if not is_store(waits):
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
-    store = Store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error")
+    store = Store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
     hold_over = min(settings.hold_over, delivery.horizon)
     return Route(delivery=delivery, store=cast(HoldingStore, store), hold_over=hold_over)
 
@@ -258,15 +260,24 @@ class Store:
 
     :param deliver: the name of the connection that delivers in the end; None: the database itself, where a destination
         is a queue table.
+    :param origin: the run of a task that is sent for; what is stored is found by it.
     """
 
-    def __init__(self, connection: Connection, deliver: str | None, *, on_conflict: OnConflict = "error") -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        deliver: str | None,
+        *,
+        on_conflict: OnConflict = "error",
+        origin: Origin | None = None,
+    ) -> None:
         from airflow_delayed.spark.databases import engine_of
         from airflow_delayed.store.schema import store_tables
 
         self._conn_id = connection.conn_id
         self._deliver = deliver
         self._on_conflict = on_conflict
+        self._origin = origin
         self._engine = engine_of(connection)
         self._tables = store_tables()
         self._checked = False
@@ -291,7 +302,14 @@ class Store:
 
         with database_errors(self._conn_id, self._engine, self._tables):
             self._check_version()
-            return store(self._engine, self._tables, messages, self._deliver, on_conflict=self._on_conflict)
+            return store(
+                self._engine,
+                self._tables,
+                messages,
+                self._deliver,
+                on_conflict=self._on_conflict,
+                origin=self._origin,
+            )
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""

@@ -16,6 +16,7 @@ from support.spark import Connections, connections_fixture, environment  # noqa:
 from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.origin import Origin
 from services import java
 
 
@@ -85,6 +86,11 @@ def test_a_year_of_flights(
         datetime(2032, 1, 1, 2, 59, tzinfo=timezone.utc),
     )
     assert (year["first_due"], year["last_due"]) == (first.isoformat(), last.isoformat())
+    # found by the task that sent them, also where executors stored for it side by side
+    origin = Origin(dag_id=dag.dag_id, run_id=run.run_id, task_id="send_year")
+    assert {one.origin for one in store.list(limit=1000)} == {origin}
+    with store.engine.connect() as connection:
+        assert len(connection.execute(select(messages.c.Run).distinct()).all()) == 1
     store.close()
 
     # what Spark shows and keeps: the plan, its settings, the driver's log

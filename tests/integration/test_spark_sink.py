@@ -21,6 +21,7 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import content_digest, key_id, scope_of
 from airflow_delayed.message import microseconds, utcnow
+from airflow_delayed.store.origin import Origin, SentBy
 from services import sqs
 
 HOUR = timedelta(hours=1)
@@ -89,7 +90,8 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     near = rows(spark, 200, due_at=now + timedelta(seconds=1), prefix="near")
     manifest = tmp_path / "manifest.json"
     options = {"store": "waits", "hold_over": 600, "manifest": manifest, "past_due": "send"}
-    send(far.union(near), connections, "broker", **options)
+    names = {"dag_id": "nightly", "run_id": "run 1", "task_id": "send", "map_index": 2}
+    send(far.union(near), connections, "broker", origin=json.dumps(names), **options)
     told = json.loads(manifest.read_text())
     assert told["summary"] == {
         "rows": 3200,
@@ -108,6 +110,10 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     assert waiting.keys() == {f"m{number}" for number in range(3000)}
     assert {(one.destination, one.due_at) for one in waiting.values()} == {("mail", now + HOUR)}
     assert waiting["m8"].tag == "order 1"
+    # found by DAG, run and task, as the operations page finds them
+    assert {one.origin for one in waiting.values()} == {Origin(**names)}
+    assert len(list(store.list(sent_by=SentBy(dag_id="nightly", run_id="run 1", task_id="send"), limit=5000))) == 3000
+    assert list(store.list(sent_by=SentBy(dag_id="nightly", task_id="other"))) == []
 
     # the same job again, as after a crash of the driver: the store has nothing twice
     send(far, connections, "broker", **options)

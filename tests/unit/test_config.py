@@ -18,6 +18,7 @@ from airflow_delayed.errors import InvalidOption
 from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.store.policy import DispatchPolicy
 
@@ -53,6 +54,8 @@ def test_a_task_takes_what_it_is_not_told(monkeypatch):
     setting(monkeypatch, hold_over="420", lookahead="300.5", remember="60", max_past="5", deliver_conn_ids=" a, b,a,")
     task = send()
     assert (task.hold_over, task.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
+    spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows")
+    assert (spark.hold_over, spark.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
     dispatch = StoreDispatchOperator(task_id="t", conn_id="db")
     assert (dispatch.lookahead, dispatch.remember) == (timedelta(seconds=300.5), timedelta(minutes=1))
     assert dispatch.deliver_conn_ids == ["a", "b"]
@@ -66,6 +69,9 @@ def test_what_a_task_says_wins(monkeypatch):
     setting(monkeypatch, deliver_conn_ids="a")
     task = send(hold_over=timedelta(0), max_past=timedelta(0))
     assert (task.hold_over, task.max_past) == (timedelta(0), timedelta(0))
+    own: dict[str, Any] = {"hold_over": timedelta(0), "max_past": timedelta(0)}
+    spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows", **own)
+    assert (spark.hold_over, spark.max_past) == (timedelta(0), timedelta(0))
     zero: dict[str, Any] = {"lookahead": timedelta(0), "remember": timedelta(0)}
     dispatch = StoreDispatchOperator(task_id="t", conn_id="db", deliver_conn_ids="db", **zero)
     assert (dispatch.lookahead, dispatch.remember, dispatch.deliver_conn_ids) == (*zero.values(), "db")

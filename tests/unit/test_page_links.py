@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.ui.links import base_path, page_link
 
@@ -54,3 +55,10 @@ def test_the_metadata_names_each_link():
     found = get_provider_info()["extra-links"]
     links = {vars(import_module(path.rpartition(".")[0]))[path.rpartition(".")[2]]().name for path in found}
     assert links == {"Messages in the store", "Delayed deliveries"}
+
+
+def test_a_dispatcher_of_a_store_of_ones_own_leads_to_the_page():
+    task = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", deliver_conn_id="c")
+    (link,) = task.operator_extra_links
+    # which of the page's stores that would be is not known
+    assert link.get_link(task, ti_key=None) == page_link("/")

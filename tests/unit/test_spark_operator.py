@@ -6,20 +6,27 @@ import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from support import statsd
+from support.recorder import Recorder
+from support.statsd import Told
 
+from airflow_delayed import lineage
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, TransportUnavailable
-from airflow_delayed.operators import spark as module
+from airflow_delayed.lineage import Dataset
+from airflow_delayed.operators import routes
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.spark_arguments import application_arguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
 from airflow_delayed.spark import job
 from airflow_delayed.spark.options import settings_of
+from airflow_delayed.store.origin import Origin
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 MINIMAL = {"task_id": "send", "conn_id": "broker", "source": "s3a://b/rows"}
@@ -63,20 +70,33 @@ class Hook:
             Path(options["manifest"]).write_text(json.dumps({**told, "destinations": {"mail": 3}}))
 
 
+class Named(Recorder):
+    """A transport that OpenLineage has names for."""
+
+    def dataset(self, destination: str) -> Dataset:
+        return Dataset(self.conn_id, destination)
+
+    def own_dataset(self) -> Dataset:
+        return Dataset(self.conn_id, "its table")
+
+
 @pytest.fixture
-def run(connect, monkeypatch: pytest.MonkeyPatch):
+def broker() -> Recorder:
+    return Named("broker")
+
+
+@pytest.fixture
+def store() -> Recorder:
+    return Named("db", destinations=())
+
+
+@pytest.fixture
+def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPatch):
     connect("broker", conn_type="rabbitmq", host="nowhere.invalid", password='hu"sh', extra={"keyfile": "/k"})
     connect("db", conn_type="sqlite", host="/nowhere/store.db")
 
-    class Seen:
-        def verify(self, destinations, max_delay=None):
-            return TopologyReport()
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(module, "delivery_for", lambda conn_id, **options: Seen())
-    monkeypatch.setattr(module, "store_for", lambda *conn_ids: Seen())
+    monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: broker)
+    monkeypatch.setattr(routes, "store_for", lambda *conn_ids, on_conflict: store)
 
     def execute(summary: dict | None = SUMMARY, given: dict | None = None, **arguments):
         operator = DelayedSparkSendOperator(**{**MINIMAL, "clock": lambda: NOW, **arguments})
@@ -121,6 +141,7 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     assert (settings.rules.anchor, settings.rules.destination) == (NOW, "mail")
     assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
     assert dict(args.set)["scope"] == '["d", "r", "send", 2]'
+    assert settings.origin == Origin(dag_id="d", run_id="r", task_id="send", map_index=2)
 
 
 def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:
@@ -164,16 +185,91 @@ def test_no_manifest(run) -> None:
         run(summary=None)
 
 
-def test_what_cannot_be_seen_from_here_is_no_error(run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    class Away:
-        def verify(self, destinations, max_delay=None):
-            raise TransportUnavailable("connection 'broker': no route")
+def test_what_cannot_be_seen_from_here_is_no_error(run, broker, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def away(destinations, max_delay=None):
+        raise TransportUnavailable("connection 'broker': no route")
 
-        def close(self):
-            pass
-
-    monkeypatch.setattr(module, "delivery_for", lambda conn_id, **options: Away())
+    monkeypatch.setattr(broker, "verify", away)
     assert run()[0] == SUMMARY
+    assert "from here it cannot be seen whether all is ready: connection 'broker': no route" in capsys.readouterr().out
+
+
+def test_no_more_is_asked_of_the_broker_than_it_gets(run, broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(broker, "verify", lambda _, max_delay=None: asked.append(max_delay) or TopologyReport())
+    # SQS's: what is due later waits in the store, whatever hold_over says
+    broker.horizon = timedelta(seconds=870)
+    run(store_conn_id="db", hold_over=timedelta(hours=1))
+    run(store_conn_id="db", hold_over=timedelta(minutes=10))
+    run()
+    assert asked == [timedelta(seconds=870), timedelta(minutes=10), None]
+
+
+def test_what_does_not_go_together_is_told_before_spark_starts(run, broker) -> None:
+    with pytest.raises(AirflowFailException, match="topology= cannot go with store_conn_id="):
+        run(store_conn_id="db", topology="celery", summary=None)
+    # a template came out empty
+    assert run(store_conn_id="", topology="celery")[0] == SUMMARY
+    broker.horizon = timedelta(0)
+    with pytest.raises(AirflowFailException, match="holds its messages itself; leave store_conn_id= out"):
+        run(store_conn_id="db", summary=None)
+
+
+def test_it_leads_to_the_messages_that_it_left_in_a_store(run, broker) -> None:
+    def stores(operator: DelayedSparkSendOperator) -> list[str]:
+        (link,) = operator.operator_extra_links
+        text = link.get_link(operator, ti_key=context()["ti"])
+        assert not text or text.endswith("&dag_id=d&run_id=r&task_id=send&map_index=2")
+        return parse_qs(urlsplit(text).query).get("store", [])
+
+    assert stores(run(store_conn_id="db")[1].operator) == ["db"]
+    assert stores(run()[1].operator) == []
+    assert stores(run(store_conn_id="db", dry_run=True)[1].operator) == []
+    # of a job that failed half-way too
+    failed = DelayedSparkSendOperator(**MINIMAL, store_conn_id="db", clock=lambda: NOW)
+    failed._hook = Hook(failed, None)
+    with pytest.raises(DelayedError, match="its counts are not at"):
+        failed.execute(context())
+    assert stores(failed) == ["db"]
+    # queue tables
+    broker.horizon = timedelta(0)
+    assert stores(run()[1].operator) == ["broker"]
+
+
+def test_what_was_sent_and_held_is_counted(run) -> None:
+    with statsd.listening() as server:
+        run(store_conn_id="db", summary={**SUMMARY, "sent": 5, "held": 7})
+        run(store_conn_id="db", dry_run=True)
+        counted = server.told()
+    assert counted == [
+        Told("delayed.sent", 5, "c", {"conn_id": "broker"}),
+        Told("delayed.held", 7, "c", {"conn_id": "broker", "store_conn_id": "db"}),
+    ]
+
+
+def test_openlineage_is_told_the_files_the_store_and_the_destinations(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "wanted", lambda: True)
+    operator = run(store_conn_id="db")[1].operator
+    assert operator._inputs == [Dataset("s3://b", "rows")]
+    assert operator._outputs == [Dataset("db", "its table"), Dataset("broker", "mail")]
+    # the store took nothing
+    direct = run(store_conn_id="db", summary={**SUMMARY, "held": 0})[1].operator
+    assert direct._outputs == [Dataset("broker", "mail")]
+    plan = run(store_conn_id="db", dry_run=True)[1].operator
+    assert (plan._inputs, plan._outputs) == ((), ())
+    # which files a table has, Spark itself tells
+    assert run(source=None, table="shop.reminders")[1].operator._inputs == []
+
+
+def test_a_store_that_nobody_comes_to_is_told_of(run, store, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    run(store_conn_id="db")
+    assert "no dispatcher was there" not in capsys.readouterr().out
+    monkeypatch.setattr(store, "last_seen", lambda: None)
+    run(store_conn_id="db", summary={**SUMMARY, "held": 0})
+    run(store_conn_id="db", dry_run=True)
+    assert "no dispatcher was there" not in capsys.readouterr().out
+    run(store_conn_id="db")
+    assert "2 messages are held for connection 'broker', and no dispatcher was there" in capsys.readouterr().out
 
 
 def test_what_an_airflow_url_says_of_its_connection_is_not_sparks() -> None:

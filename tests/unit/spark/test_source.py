@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from airflow_delayed.errors import DelayedError, InputError
 from airflow_delayed.identity import scope_of
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
 from airflow_delayed.spark.sink import DelayedDataSource
+from airflow_delayed.store.origin import Origin
 
 #: Spark's own reader of such text needs its JVM.
 TYPES = {
@@ -36,6 +38,7 @@ TYPES = {
 }
 SCHEMA = "message_id string, destination string, value string, due_at timestamp, headers map<string,string>, tag string"
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+ORIGIN = '{"dag_id": "d", "run_id": "r", "task_id": "t"}'
 CONNECTIONS = {
     "broker": {"conn_type": "rabbitmq", "host": "nowhere.invalid"},
     "aws": {"conn_type": "aws", "extra": {"region_name": "eu-west-1"}},
@@ -101,6 +104,12 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, said: str) -> None:
         ({"anchor": "2026-01-01T00:00:00"}, "has no time zone"),
         ({"timezone": "Nowhere"}, "is not an IANA time zone"),
         ({"scope": "[1.5]"}, "the option scope cannot be read"),
+        ({"origin": "nightly"}, "the option origin cannot be read: it must be a JSON object"),
+        ({"origin": '["d", "r", "t"]'}, "the option origin cannot be read: it must be a JSON object"),
+        ({"origin": '{"dag_id": "d", "run_id": "r"}'}, "the option origin cannot be read: it must be a JSON object"),
+        ({"origin": ORIGIN.replace("}", ', "try": 1}')}, "the option origin cannot be read: it must be a JSON object"),
+        ({"origin": ORIGIN.replace('"t"', "1")}, "the option origin cannot be read: it must be a JSON object"),
+        ({"origin": ORIGIN.replace('"t"', '""')}, "the option origin cannot be read: task_id must have 1 to 250"),
         ({"store": "broker"}, "name one connection"),
         ({"store": "db", "topology": "celery"}, "topology cannot go with store"),
         ({"on_conflict": "perhaps"}, "none of 'error', 'keep', 'replace'"),
@@ -159,6 +168,14 @@ def test_scopes() -> None:
     assert settings_of({"deliver": "b", "scope": "nightly"}, NOW).rules.scope == scope_of("nightly")
     wanted = scope_of("dag", "run", "task", -1)
     assert settings_of({"deliver": "b", "scope": '["dag", "run", "task", -1]'}, NOW).rules.scope == wanted
+
+
+def test_whose_run_it_is() -> None:
+    origin = Origin(dag_id="d", run_id="r", task_id="t")
+    assert settings_of({"deliver": "b", "origin": ORIGIN}, NOW).origin == origin
+    mapped = settings_of({"deliver": "b", "origin": ORIGIN.replace("}", ', "map_index": 3}')}, NOW).origin
+    assert mapped == replace(origin, map_index=3)
+    assert settings_of({"deliver": "b"}, NOW).origin is None
 
 
 def test_every_option_is_described() -> None:
