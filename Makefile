@@ -19,7 +19,7 @@ ifneq ($(TESTS),)
 	@exec .venv/bin/python -m pytest --durations=25 $(TESTS) $(ARGS)
 else # three files at a time, each process with servers of its own; then a live Airflow beside the demo
 	@.venv/bin/python -m pytest --durations=25 --numprocesses=3 --dist=loadfile tests/unit tests/integration $(ARGS) && \
-	    exec .venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadgroup tests/acceptance $(ARGS)
+	    exec .venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadscope tests/acceptance $(ARGS)
 endif
 
 lint: setup ## ruff, and mypy (strict) on the package
