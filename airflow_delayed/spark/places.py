@@ -1,13 +1,13 @@
-"""Small files that executors and the driver share: a path on this machine, or any URL that Arrow or fsspec opens."""
+"""Small files that executors and the driver share: a path on this machine, or any URL that Arrow or fsspec opens.
+
+Arrow is imported where it is used: Airflow reads a DAG's operators without it.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 from uuid import uuid4
-
-from pyarrow import ArrowInvalid
-from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
 from airflow_delayed.errors import SourceError
 
@@ -52,22 +52,31 @@ class Place:
 
     def children(self) -> list[Place]:
         """Return the JSON files in this folder; none if it is not there."""
+        from pyarrow.fs import FileSelector, FileType
+
         found = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
         names = sorted(info.base_name for info in found if info.type == FileType.File)
         return [self.child(name) for name in names if name.endswith(".json")]
 
     def remove(self) -> None:
         """Remove this folder, if it is there."""
+        from pyarrow.fs import FileType
+
         if self._fs.get_file_info(self._path).type == FileType.Directory:
             self._fs.delete_dir(self._path)
 
     @property
     def _local(self) -> bool:
+        from pyarrow.fs import LocalFileSystem
+
         # a move within HDFS is as good; there and elsewhere that Arrow knows, only object stores cannot move
         return isinstance(self._fs, LocalFileSystem) or self._fs.type_name == "hdfs"
 
 
 def _open(url: str) -> tuple[Any, str]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+
     if "://" not in url:
         return LocalFileSystem(), url
     # Hadoop's names of what others call s3 and abfs
