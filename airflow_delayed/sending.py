@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, KeepsOpen, SendReport
-from airflow_delayed.errors import SHOWN, DelayedError, InputError, Interrupted, InvalidMessage, SendFailed
+from airflow_delayed.confirmed import send_and_note
+from airflow_delayed.delivery import Clock, KeepsOpen, SendReport
+from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage
 from airflow_delayed.garbage import seldom_collected
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.batch import Batch, row_of
@@ -368,7 +369,7 @@ class Sending:
             elif messages:
                 assert delivery is not None
                 note = self.route.store.note_sent if self.route.store is not None and messages is direct else None
-                hand_over(delivery, messages, report, note)
+                send_and_note(delivery, messages, report, note)
             messages.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
@@ -376,39 +377,3 @@ class Sending:
             if self._told:
                 self.log.info("%s %s%s rows", done, f"{count:,}", "" if total is None else f" of {total:,}")
             self._told = time.monotonic()
-
-
-def hand_over(
-    delivery: DelayedDelivery,
-    messages: list[DelayedMessage],
-    report: SendReport,
-    note: Callable[[list[DelayedMessage]], None] | None = None,
-) -> None:
-    """Send messages, and note those that were confirmed.
-
-    Whoever is killed in between sends them again, with the same ids.
-    """
-    try:
-        report.merge(delivery.send(messages))
-    except DelayedError as error:
-        partly = getattr(error, "report", None)
-        if isinstance(partly, SendReport):
-            report.merge(partly)
-        if note is not None and isinstance(error, SendFailed):
-            # what goes wrong first is what is told
-            with suppress(DelayedError):
-                note(_confirmed(messages, error))
-        raise
-    if note is not None:
-        note(messages)
-
-
-def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
-    """Return the messages that were confirmed, or none if their transport does not tell which.
-
-    One that was not even tried must not pass for sent, so it has to tell of each.
-    """
-    failed = {message_id for message_id, _ in error.failures}
-    others = [message for message in messages if message.message_id not in failed]
-    told = error.report.sent + error.report.duplicates
-    return others if told == len(others) and told + len(error.failures) == len(messages) else []

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from airflow_delayed.confirmed import send_and_note
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError, InputError, InvalidMessage, PastDue
 from airflow_delayed.intake.arrow import to_batch
@@ -15,7 +16,7 @@ from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.route import Route
-from airflow_delayed.sending import PROGRESS_SECONDS, Log, hand_over
+from airflow_delayed.sending import PROGRESS_SECONDS, Log
 from airflow_delayed.spark.counts import Counts
 from airflow_delayed.spark.options import Settings
 
@@ -126,10 +127,10 @@ class PartitionSend:
             route.leave_known(self._direct, self._held)
             if self._direct:
                 note = None if route.store is None or route.holds_all else route.store.note_sent
-                hand_over(route.delivery, self._direct, self.counts.sent, note)
+                send_and_note(route.delivery, self._direct, self.counts.sent, note)
             if self._held:
                 assert route.store is not None
-                hand_over(route.store, self._held, self.counts.held)
+                send_and_note(route.store, self._held, self.counts.held)
         self._direct.clear()
         self._held.clear()
         self._going(self.counts)
