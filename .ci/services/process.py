@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,12 +13,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+#: Below those that Linux gives to outgoing connections: one of these may take a port while its server is restarted.
+_PORTS = range(12_000, 32_000)
+
 
 def free_port() -> int:
-    """Return a loopback port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that nothing listens on, and that nobody else is given while this process lives."""
+    for port in random.SystemRandom().sample(_PORTS, 1_000):
+        if reserve(port):
+            return port
+    raise RuntimeError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
+
+
+def reserve(port: int) -> bool:
+    """Take a port for this process, and return whether it could: others may have it, and not listen on it yet."""
+    if port not in _PORTS:
+        return False
+    # a name that is there until the process ends, however it ends
+    mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        mine.bind(f"\0airflow-delayed/port/{port}")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        mine.close()
+        return False
+    mine.detach()
+    return True
 
 
 def wait_for(what: str, ready: Callable[[], object], *, seconds: float = 60, log: Path | None = None) -> None:

@@ -160,15 +160,9 @@ def running(tls: CertificateFiles | None = None) -> Iterator[Broker]:
 
 
 def _free_pair() -> int:
-    for _ in range(100):
-        port = process.free_port()
-        # the ports that free_port gives may lie so high that nothing is left above
-        port = port if port + MANAGEMENT_OFFSET < 65_536 else port - 2 * MANAGEMENT_OFFSET
-        with socket.socket() as amqp, socket.socket() as management, contextlib.suppress(OSError):
-            amqp.bind(("127.0.0.1", port))
-            management.bind(("127.0.0.1", port + MANAGEMENT_OFFSET))
-            return port
-    raise RuntimeError(f"no two free ports {MANAGEMENT_OFFSET} apart")
+    while not process.reserve((port := process.free_port()) + MANAGEMENT_OFFSET):
+        pass
+    return port
 
 
 def _answers(port: int, greeting: bytes = b"") -> bool:

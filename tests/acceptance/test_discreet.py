@@ -123,6 +123,7 @@ def _connect(world: World, hidden: dict[str, str], sqs_endpoint: str) -> list[st
     full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
     broker.declare(f"{DAG}-full", **full)
     with broker.channel() as channel:
+        channel.confirm_delivery()
         channel.basic_publish("", f"{DAG}-full", b"")
     return [f"{DAG}_{name}" for name in given]
 

@@ -290,6 +290,7 @@ def test_what_cannot_be_read_is_set_aside(hook: RabbitMQDelayHook, vhost: Virtua
         timestamp=sent,
     )
     with vhost.channel() as channel:
+        channel.confirm_delivery()
         channel.basic_publish("", "celery_delayed_7", b"lost", pika.BasicProperties(message_id="no-key"))
     hook.send(messages("orders", [1000], prefix="good"))
     celery.send(messages("orders", [1000], prefix="fine"))

@@ -93,6 +93,7 @@ def test_messages_of_others_tell_their_destination_by_their_key_alone(
         celery.redrive(queue="caught")
     vhost.declare("caught")
     with vhost.channel() as channel:
+        channel.confirm_delivery()
         channel.queue_bind("caught", celery.topology.delivery_exchange, "#.Acme.Sales")
         properties = pika.BasicProperties(headers={"n": [1, None]})
         channel.basic_publish("celery_delayed_1", levels.routing_key(2, "Acme.Sales"), b"theirs", properties)

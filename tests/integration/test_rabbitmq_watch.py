@@ -52,6 +52,8 @@ def proxied(vhost: VirtualHost, connect: Connect, queue: str) -> Iterator[Proxy]
 
 def publish(vhost: VirtualHost, queue: str, *bodies: str, **properties: Any) -> None:
     with vhost.channel() as channel:
+        # a quorum queue may drop what nobody waits for: RabbitMQ promises only what it confirms
+        channel.confirm_delivery()
         for body in bodies:
             channel.basic_publish("", queue, body.encode(), pika.BasicProperties(message_id=body, **properties))
 
