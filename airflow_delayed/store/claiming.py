@@ -7,6 +7,7 @@ Elsewhere a second statement looks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -92,10 +93,11 @@ def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: da
     """Lock messages until the transaction's end, for those that are removed within it."""
     # not a parameter: SQL Server's TOP takes none
     statement, said = _claim_locked(tables, *_form(wanted)).limit(wanted.limit), _said(wanted, now)
-    for _ in range(LOOKS):
+    for pause in (*LOOK_AGAIN, None):
         rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, said).all()]
-        if rows or not _overlooked(connection, tables, wanted, now):
+        if rows or pause is None or not _overlooked(connection, tables, wanted, now):
             break
+        time.sleep(pause)
     # the first statement may have looked before another dispatcher had noted what it claimed
     taken = leases.held(connection, tables, [row["Id"] for row in rows], now)
     return [row for row in rows if row["Id"] not in taken]
@@ -112,8 +114,8 @@ def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: dat
     return connection.execute(there, _said(wanted, now)).first() is not None
 
 
-#: How often a claim that found nothing looks again, each time for about a millisecond.
-LOOKS = 50
+#: Seconds after which a claim that found nothing looks again: one beside it may look on for as long as it is not run.
+LOOK_AGAIN = tuple(0.001 * 2**number for number in range(11))
 #: What a dispatcher reads of a message.
 CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
 _PLACED = (*CLAIMED, "ctid")

@@ -75,7 +75,8 @@ def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
         AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE=str(file),
         AIRFLOW__API_AUTH__JWT_SECRET=secrets.token_hex(32),
     )
-    root, asking = FastAPI(), asking or Asking()
+    # a user's five seconds may not be enough for a machine that runs tests
+    root, asking = FastAPI(), asking or Asking(reading=60)
     init_auth_manager(root)
     root.mount(PREFIX, create(asking))
     try:
