@@ -139,6 +139,15 @@ class Airflow:
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {ti["task_id"]: ti["state"] for ti in found}
 
+    def deferred(self, dag_id: str, run_id: str, task_id: str) -> bool:
+        """Whether a task waits in the triggerer, and the scheduler knows that its worker has ended.
+
+        Airflow takes a task for killed that is resumed on the same try before it knows.
+        """
+        ended = f"TaskInstance Finished: dag_id={dag_id}, task_id={task_id}, run_id={run_id},"
+        seen = (self.folder / "scheduler.log").read_text(errors="replace")
+        return ended in seen and self.states(dag_id, run_id)[task_id] == "deferred"
+
     def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
         """Return what a task returned."""
         where = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
@@ -150,6 +159,12 @@ class Airflow:
         tries = self.call("GET", where)["try_number"]
         content = self.call("GET", f"{where}/logs/{tries}?full_content=true")["content"]
         return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content)
+
+    def why(self, dag_id: str, run_id: str, task_id: str) -> str:
+        """Return what Airflow and the task tell of its last try: the scheduler may end a task without its log."""
+        told = self.call("GET", f"/eventLogs?dag_id={dag_id}&task_id={task_id}")["event_logs"]
+        mine = [f"{one['when']} {one['event']}: {one['extra']}" for one in told if one["run_id"] == run_id]
+        return "\n".join([*mine, self.log(dag_id, run_id, task_id)])
 
     def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str]) -> None:
         """Clear tasks of a run that has ended, so that they run again."""

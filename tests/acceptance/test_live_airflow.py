@@ -43,7 +43,8 @@ def order(world: World, run_id: str) -> list[str]:
 @pytest.fixture(scope="module")
 def played(world: World) -> Played:
     """A run that the REST API started without a logical date."""
-    run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=30)
+    # long enough that some are due later than the store holds them over, however slow the machine
+    run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=75)
     state = world.live.wait(DAG, run_id)
     due = computed(world.folder(run_id))
     until(lambda: not reckon(due, world.consumer.arrivals()).missing, seconds=max(due.values()) - time.time() + 30)

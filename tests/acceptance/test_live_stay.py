@@ -42,7 +42,7 @@ def test_the_triggerer_sleeps_and_is_woken(world: World, connect):
         later = message("later", 3600)
         store.send([later])
         run = world.live.trigger("stay")
-        become(lambda: world.live.states("stay", run)["stay"] == "deferred")
+        become(lambda: world.live.deferred("stay", run, "stay"))
         # the worker's dispatcher has ended, and the triggerer's is there
         become(lambda: _at_work(store) == 1)
         earlier = message("earlier", 2)
@@ -55,7 +55,7 @@ def test_the_triggerer_sleeps_and_is_woken(world: World, connect):
         store.reschedule(["later"], due)
         become(lambda: arrived() == 2)
         assert store.now() >= due
-    assert world.live.wait("stay", run) == "success", world.live.log("stay", run, "stay")
+    assert world.live.wait("stay", run) == "success", world.live.why("stay", run, "stay")
     summary = world.live.result("stay", run, "stay")
     assert (summary["dispatched"], summary["by_connection"]) == (2, {"delayed_store": 2})
     assert "hush" not in world.live.log("stay", run, "stay")
@@ -75,5 +75,5 @@ def test_the_example_that_dispatches_every_ten_minutes_runs(world: World, connec
     world.live.call("POST", "/pools", name="delayed_dispatch", slots=1)
     world.live.call("PATCH", "/dags/dispatch_store", is_paused=False)
     run = world.live.trigger("dispatch_store")
-    assert world.live.wait("dispatch_store", run) == "success", world.live.log("dispatch_store", run, "dispatch")
+    assert world.live.wait("dispatch_store", run) == "success", world.live.why("dispatch_store", run, "dispatch")
     assert world.live.result("dispatch_store", run, "dispatch")["dispatched"] == 0
