@@ -94,7 +94,7 @@ class IdPages:
             with self._engine.connect().execution_options(read_only=True) as connection:
                 meant = of_table(self._tables, where, self._criteria, self._database_time(connection))
                 if meant is not None:
-                    conditions = [*meant, *self._more(table), *behind(table, place)]
+                    conditions = [*meant, *self._more(table), *behind(table, place, connection.dialect.name)]
                     some = select(table.c.Id).where(*conditions).limit(MOST - counted).subquery()
                     counted += int(connection.execute(select(func.count()).select_from(some)).scalar_one())
             if counted >= MOST:

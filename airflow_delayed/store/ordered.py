@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true, tuple_
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.criteria import Criteria, Run
@@ -51,7 +51,7 @@ def first(
     meant = of_table(tables, where, criteria, now, run=run)
     if meant is None:
         return None
-    conditions = [*meant, *(more or ()), *behind(table, after)]
+    conditions = [*meant, *(more or ()), *behind(table, after, connection.dialect.name)]
     order = (table.c.Time, table.c.Id)
     if each:
         of_one = select(*order).where(*conditions).order_by(*order).limit(size)
@@ -96,10 +96,13 @@ def of_table(
     return criteria.of_messages(tables, now, run=run)
 
 
-def behind(table: Table, place: Place | None) -> Conditions:
+def behind(table: Table, place: Place | None, dialect_name: str) -> Conditions:
     """Return the conditions for what comes after a place in the order of due time and id."""
     if place is None:
         return []
     due, message_id = place
+    if dialect_name == "postgresql":
+        # of the longer form it would think that next to nothing is left, and read all of it by the wrong index
+        return [tuple_(table.c.Time, table.c.Id) > tuple_(due, message_id)]
     # the first lets the index on Time be used
     return [table.c.Time >= due, or_(table.c.Time > due, and_(table.c.Time == due, table.c.Id > message_id))]
