@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, Table, func, select
 
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table
+from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table, only_run
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import place_of, token_of
 
@@ -74,12 +74,13 @@ class IdPages:
         table: Table = getattr(self._tables, where)
         with self._engine.connect().execution_options(read_only=True) as connection:
             statement = first(
-                connection,
+                connection.dialect.name,
                 self._tables,
                 where,
                 self._criteria,
                 self._database_time(connection),
                 [table.c.Time, table.c.Id],
+                run=only_run(connection, self._tables, self._criteria),
                 after=place,
                 size=size,
                 more=self._more(table),
