@@ -80,7 +80,7 @@ class IdPages:
                 self._criteria,
                 self._database_time(connection),
                 [table.c.Time, table.c.Id],
-                run=only_run(connection, self._tables, self._criteria),
+                run=only_run(connection, self._tables, self._criteria)[0],
                 after=place,
                 size=size,
                 more=self._more(table),

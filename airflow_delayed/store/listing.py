@@ -20,7 +20,7 @@ from airflow_delayed.store.engine import looking
 from airflow_delayed.store.ordered import BOTH, Place, Where, first, of_table, only_run, with_runs
 from airflow_delayed.store.schema import Tables, value_of
 from airflow_delayed.store.states import EXAMPLE, moments
-from airflow_delayed.store.stored import Remembered, StoredMessage, columns, place_of, stored
+from airflow_delayed.store.stored import Remembered, StoredMessage, columns, of_runs, place_of, stored
 
 #: Rows a page.
 PAGE = 1000
@@ -117,8 +117,8 @@ def _page(
     connection: Connection, tables: Tables, criteria: Criteria, now: datetime, place: Place | None, size: int
 ) -> list[StoredMessage]:
     """Return the first messages of both tables behind a place."""
-    run = only_run(connection, tables, criteria)
-    values = {**criteria.values, **moments(now), "run": run}
+    run, origin = only_run(connection, tables, criteria)
+    shape, values = criteria.shape, {**criteria.values, **moments(now), "run": run}
     if place is not None:
         values["after_due"], values["after_id"] = place
     found: list[StoredMessage] = []
@@ -129,14 +129,14 @@ def _page(
             connection.dialect.name,
             tables,
             where,
-            criteria.shape,
+            shape,
             one_run=run is not None,
             after=place is not None,
             until=values["until"] is not None,
             size=size,
         )
         if statement is not None:
-            found += [stored(row, where, now) for row in connection.execute(statement, values)]
+            found += [stored(row, where, now, origin) for row in connection.execute(statement, values)]
     return _sorted(found)[:size]
 
 
@@ -153,7 +153,6 @@ def _first(
     size: int,
 ) -> Select[Any] | None:
     """Return the query for a page of one table, to be run with values; to make it takes as long as to run it."""
-    shown, of_run = columns(tables, where)
     table: Table = getattr(tables, where)
     return first(
         dialect_name,
@@ -161,12 +160,13 @@ def _first(
         where,
         shape,
         EXAMPLE,
-        shown,
+        columns(tables, where),
         run=0 if one_run else None,
         after=(EXAMPLE, "") if after else None,
         size=size,
         more=[table.c.Time <= value_of(table.c.Time, "until", EXAMPLE)] if until else None,
-        of_run=of_run,
+        # the one run is known
+        of_run=() if one_run else of_runs(tables),
     )
 
 
@@ -192,9 +192,9 @@ def _with_ids(tables: Tables, where: Where, shape: Criteria) -> Select[Any] | No
     if conditions is None:
         return None
     table: Table = getattr(tables, where)
-    shown, of_run = columns(tables, where)
     ids = bindparam("ids", type_=table.c.Id.type, expanding=True)
-    return select(*shown, *of_run).select_from(with_runs(tables, table)).where(*conditions, table.c.Id.in_(ids))
+    statement = select(*columns(tables, where), *of_runs(tables)).select_from(with_runs(tables, table))
+    return statement.where(*conditions, table.c.Id.in_(ids))
 
 
 def _place(message: StoredMessage) -> Place:

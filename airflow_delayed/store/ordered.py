@@ -11,7 +11,9 @@ from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, 
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.criteria import Criteria, Run
+from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.schema import Tables, value_of
+from airflow_delayed.store.stored import of_runs, origin_of
 
 Place = tuple[datetime, str]
 Conditions = list[ColumnElement[bool]]
@@ -57,18 +59,18 @@ def first(
     return statement.select_from(with_runs(tables, table)) if of_run else statement
 
 
-def only_run(connection: Connection, tables: Tables, criteria: Criteria) -> int | None:
-    """Return the number of the run if just one is meant: of that, the database knows how many messages it has."""
+def only_run(connection: Connection, tables: Tables, criteria: Criteria) -> tuple[int, Origin] | tuple[None, None]:
+    """Return the run and its number if just one is meant: of that, the database knows how many messages it has."""
     if criteria.sent_by is None:
-        return None
-    found = [row.Seq for row in connection.execute(_two_runs(tables, criteria.shape), criteria.values)]
-    return int(found[0]) if len(found) == 1 else None
+        return None, None
+    found = connection.execute(_two_runs(tables, criteria.shape), criteria.values).all()
+    return (found[0].Seq, origin_of(*found[0][1:])) if len(found) == 1 else (None, None)
 
 
 @lru_cache(maxsize=32)
-def _two_runs(tables: Tables, shape: Criteria) -> Select[tuple[int]]:
+def _two_runs(tables: Tables, shape: Criteria) -> Select[Any]:
     assert shape.sent_by is not None
-    return runs.meant(tables, shape.sent_by).limit(2)
+    return runs.meant(tables, shape.sent_by).add_columns(*of_runs(tables)).limit(2)
 
 
 @lru_cache(maxsize=32)

@@ -98,21 +98,27 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-@lru_cache(maxsize=16)
-def columns(
-    tables: Tables, where: Literal["messages", "failed"]
-) -> tuple[Sequence[ColumnElement[Any]], Sequence[ColumnElement[Any]]]:
-    """Return what is read of a row, and of its run. They are made once, which takes as long as to read a page."""
+def columns(tables: Tables, where: Literal["messages", "failed"]) -> Sequence[ColumnElement[Any]]:
+    """Return what is read of a row."""
     table = getattr(tables, where)
     shown = [table.c[name] for name in SHOWN]
-    of_run = [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
     if where == "failed":
-        return [*shown, table.c.Reason, table.c.FailedAt], of_run
-    return [*shown, claimed_until(tables).label("ClaimedUntil"), null().label("FailedAt")], of_run
+        return [*shown, table.c.Reason, table.c.FailedAt]
+    return [*shown, claimed_until(tables).label("ClaimedUntil"), null().label("FailedAt")]
 
 
-def stored(row: Sequence[Any], where: Literal["messages", "failed"], now: datetime) -> StoredMessage:
-    """Return what can be shown of a row of :func:`columns`."""
+def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
+    """Return what is read of a run."""
+    return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+
+
+def stored(
+    row: Sequence[Any], where: Literal["messages", "failed"], now: datetime, origin: Origin | None = None
+) -> StoredMessage:
+    """Return what can be shown of a row of :func:`columns` and, if it has them, :func:`of_runs`.
+
+    :param origin: the run, if the row does not have it.
+    """
     # by place, for by name takes longer than all else here
     (
         message_id,
@@ -128,10 +134,7 @@ def stored(row: Sequence[Any], where: Literal["messages", "failed"], now: dateti
         replaced_at,
         stands,
         failed_at,
-        dag_id,
-        run_id,
-        task_id,
-        map_index,
+        *of_run,
     ) = row
     if where == "failed":
         state = MessageState(stands)
@@ -152,11 +155,11 @@ def stored(row: Sequence[Any], where: Literal["messages", "failed"], now: dateti
         stored_at=stored_at,
         failed_at=failed_at,
         replaced_at=replaced_at,
-        origin=None if dag_id is None else _origin(dag_id, run_id, task_id, map_index),
+        origin=origin_of(*of_run) if of_run and of_run[0] is not None else origin,
     )
 
 
 @lru_cache(maxsize=1024)
-def _origin(dag_id: str, run_id: str, task_id: str, map_index: int) -> Origin:
-    """Return a run; many messages in a list come from the same."""
+def origin_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> Origin:
+    """Return the run of a row of :func:`of_runs`; many messages in a list come from the same."""
     return Origin(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)
