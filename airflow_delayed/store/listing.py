@@ -121,6 +121,8 @@ def _page(
     shape, values = criteria.shape, {**criteria.values, **moments(now), "run": run}
     if place is not None:
         values["after_due"], values["after_id"] = place
+    # what is due so late is in no dispatcher's hands
+    late = any(begin in values and values[begin] > values["soon"] for begin in ("after_due", "due_from"))
     found: list[StoredMessage] = []
     for where in BOTH:
         # what failed and is due later than the last is not of this page
@@ -132,6 +134,7 @@ def _page(
             shape,
             one_run=run is not None,
             after=place is not None,
+            held=not late,
             until=values["until"] is not None,
             size=size,
         )
@@ -149,6 +152,7 @@ def _first(
     *,
     one_run: bool,
     after: bool,
+    held: bool,
     until: bool,
     size: int,
 ) -> Select[Any] | None:
@@ -160,7 +164,7 @@ def _first(
         where,
         shape,
         EXAMPLE,
-        columns(tables, where),
+        columns(tables, where, held=held),
         run=0 if one_run else None,
         after=(EXAMPLE, "") if after else None,
         size=size,

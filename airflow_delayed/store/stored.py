@@ -98,13 +98,17 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-def columns(tables: Tables, where: Literal["messages", "failed"]) -> Sequence[ColumnElement[Any]]:
-    """Return what is read of a row."""
+def columns(tables: Tables, where: Literal["messages", "failed"], *, held: bool = True) -> Sequence[ColumnElement[Any]]:
+    """Return what is read of a row.
+
+    :param held: False: no dispatcher can hold any of them.
+    """
     table = getattr(tables, where)
     shown = [table.c[name] for name in SHOWN]
     if where == "failed":
         return [*shown, table.c.Reason, table.c.FailedAt]
-    return [*shown, claimed_until(tables).label("ClaimedUntil"), null().label("FailedAt")]
+    lease = claimed_until(tables) if held else null()
+    return [*shown, lease.label("ClaimedUntil"), null().label("FailedAt")]
 
 
 def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
