@@ -5,9 +5,9 @@
 A private PostgreSQL with fsync on; 10,000,000 rows, of which 700 are due, and 100,000 fall due each day from the next
 hour on; 100,000 failed messages, and 100,000 ids that are remembered. (About 8 GB of disk, and some minutes to fill.)
 Beside each page of 50 messages, in the same round, the bare query: the same columns of the same rows by the same index,
-on the same engine, and nothing else. A page also asks for the database's time, looks into the failed messages, and
-finds the runs of its messages. The order of the two changes from round to round, and of five calls
-in a row the quickest counts.
+on the same engine, and nothing else; its statement is made once, and run in a transaction, as SQLAlchemy does by
+itself. A page, which has none, also looks into the failed messages and for who holds a message, and finds the runs.
+The order of the two changes from round to round, and of five calls in a row the quickest counts.
 
 "by HTTP" is the page as the API answers it, with login, checks and JSON, in this process.
 """

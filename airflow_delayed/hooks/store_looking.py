@@ -153,8 +153,9 @@ class StoreLooking:
     ) -> StoreCounts:
         """Count what is in the store.
 
-        It reads the rows that are due within a day, and counts all others by an index without looking at them: those
-        of the failed and of the remembered too. A filter, or ``by_destination``, has it read all rows that are meant.
+        It reads the rows that are due, and those that are tried again, and counts all others by an index without
+        looking at them: those of the remembered too. A filter, or ``by_destination``, has it read all rows that are
+        meant.
         A message that failed more than a day before it is due counts as waiting; the messages of a dispatcher that
         died more than an hour ago count as remembered as well, until they are handed over.
 

@@ -1,7 +1,7 @@
 """How many messages stand in which way. No Airflow here.
 
 Written so that ten million messages that wait for next year cost little: rows are looked at only where they are due
-within a day, all others are counted by the index.
+or are tried again, all others are counted by the index.
 """
 
 from __future__ import annotations
@@ -101,8 +101,11 @@ def count(
     meant, meant_failed = _some(criteria.fixed(tables, table)), _some(criteria.fixed(tables, failed))
     with engine.connect().execution_options(read_only=True) as connection:
         now = database_time(connection)
-        near = _sums(connection, select_from=table, table=table, meant=meant, now=now, overdue=overdue)
-        held = _sums(connection, select_from=_leased(tables, now), table=table, meant=meant, now=now, overdue=overdue)
+        soon = table.c.Time <= now + AHEAD
+        # no message expires before it is due, so what is not due yet either waits or is tried again
+        tried = or_(table.c.Time <= now, and_(soon, table.c.NextTry > now))
+        near = _sums(connection, table, [tried, *meant], now=now, overdue=overdue, select_from=table)
+        held = _sums(connection, table, [soon, *meant], now=now, overdue=overdue, select_from=_leased(tables, now))
         # whatever is in flight is nothing else
         due, late, retrying, expired = (near[name] - held[name] for name in ("due", "overdue", "retrying", "expired"))
         total = claims.count(connection, table, *meant)
@@ -140,14 +143,14 @@ def _leased(tables: Tables, now: datetime) -> FromClause:
 
 def _sums(
     connection: Connection,
-    *,
-    select_from: FromClause,
     table: Table,
     meant: Sequence[ColumnElement[bool]],
+    *,
     now: datetime,
     overdue: timedelta,
+    select_from: FromClause,
 ) -> dict[str, Any]:
-    """Count the messages that are due within a day by how they stand, as if none was in flight."""
+    """Count messages by how they stand, as if none was in flight."""
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     retrying = and_(table.c.NextTry.is_not(None), table.c.NextTry > now)
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
@@ -165,7 +168,7 @@ def _sums(
             *(func.coalesce(func.sum(case((one, 1), else_=0)), 0).label(name) for name, one in conditions.items()),
         )
         .select_from(select_from)
-        .where(table.c.Time <= now + AHEAD, *meant)
+        .where(*meant)
     )
     row = connection.execute(statement).one()._mapping
     return {name: value if name == "oldest" else int(value) for name, value in row.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Table, and_, or_
 from airflow_delayed.message import utc
 from airflow_delayed.store import runs
 from airflow_delayed.store.origin import SentBy
-from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState, in_state
+from airflow_delayed.store.schema import Tables, value_of
+from airflow_delayed.store.states import EXAMPLE, MessageState, in_state
 
 #: The states of the table of failed messages.
 OVER = (MessageState.FAILED, MessageState.EXPIRED)
@@ -21,6 +21,17 @@ OVER = (MessageState.FAILED, MessageState.EXPIRED)
 
 #: The number of a run, or the column of a query that has it; None: any that is meant.
 Run = int | ColumnElement[int] | None
+
+
+#: The names of the parameters in the conditions, with a value for each that serves as an example.
+_PARAMETERS: dict[str, Any] = {
+    "destination": "",
+    "deliver_conn_id": "",
+    "tag": "",
+    "due_from": EXAMPLE,
+    "due_until": EXAMPLE,
+}
+_OF_RUN: dict[str, Any] = {"dag_id": "", "run_id": "", "task_id": "", "map_index": 0}
 
 
 class _Own:
@@ -66,28 +77,44 @@ class Criteria:
             told.update((name, value) for name, value in asdict(self.sent_by).items() if value is not None)
         return told
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of the conditions; the times that states are told by are not among them."""
+        found = {name: getattr(self, name) for name in _PARAMETERS}
+        found.update({name: getattr(self.sent_by, name, None) for name in _OF_RUN})
+        return {name: value for name, value in found.items() if value is not None and value is not OWN}
+
+    @property
+    def shape(self) -> Criteria:
+        """The same for all that differ in values only: a statement made for it serves each of them."""
+        given = self.values
+        sent_by = SentBy(**{name: one for name, one in _OF_RUN.items() if name in given}) if self.sent_by else None
+        values = {name: one for name, one in _PARAMETERS.items() if name in given}
+        return replace(self, **values, sent_by=sent_by, states=None if self.states is None else tuple(self.states))
+
     def fixed(self, tables: Tables, table: Table, *, run: Run = None) -> ColumnElement[bool] | None:
         """Return the condition for what does not change by itself with time; None: any message.
 
         :param run: of the runs that are meant, only the one of this number.
         """
-        conditions: list[ColumnElement[bool]] = []
+        columns, conditions = table.c, list[ColumnElement[bool]]()
         if self.destination is not None:
-            conditions.append(table.c.Destination == self.destination)
+            conditions.append(columns.Destination == value_of(columns.Destination, "destination", self.destination))
         if isinstance(self.deliver_conn_id, _Own):
-            conditions.append(table.c.DeliverConnId.is_(None))
+            conditions.append(columns.DeliverConnId.is_(None))
         elif self.deliver_conn_id is not None:
-            conditions.append(table.c.DeliverConnId == self.deliver_conn_id)
+            given = value_of(columns.DeliverConnId, "deliver_conn_id", self.deliver_conn_id)
+            conditions.append(columns.DeliverConnId == given)
         if self.tag is not None:
-            conditions.append(table.c.Tag == self.tag)
+            conditions.append(columns.Tag == value_of(columns.Tag, "tag", self.tag))
         if self.due_from is not None:
-            conditions.append(table.c.Time >= self.due_from)
+            conditions.append(columns.Time >= value_of(columns.Time, "due_from", self.due_from))
         if self.due_until is not None:
-            conditions.append(table.c.Time < self.due_until)
+            conditions.append(columns.Time < value_of(columns.Time, "due_until", self.due_until))
         if run is not None:
-            conditions.append(table.c.Run == run)
+            conditions.append(columns.Run == (value_of(columns.Run, "run", run) if isinstance(run, int) else run))
         elif self.sent_by is not None:
-            conditions.append(table.c.Run.in_(runs.meant(tables, self.sent_by)))
+            conditions.append(columns.Run.in_(runs.meant(tables, self.sent_by)))
         return and_(*conditions) if conditions else None
 
     def of_messages(self, tables: Tables, now: datetime, *, run: Run = None) -> list[ColumnElement[bool]] | None:

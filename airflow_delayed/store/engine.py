@@ -87,6 +87,16 @@ def _mysql_connect(connection: Any, _record: object) -> None:
     cursor.close()
 
 
+def looking(engine: Engine) -> Connection:
+    """Return a connection that only reads, each statement what is committed when it begins.
+
+    On PostgreSQL it has no transaction: to begin and end one takes as long as to read a page.
+    """
+    if engine.dialect.name == "postgresql":
+        return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    return engine.connect().execution_options(read_only=True)
+
+
 def limit_statements(engine: Engine, seconds: int) -> None:
     """Have the database end each statement that takes longer, for those who no longer wait for it.
 

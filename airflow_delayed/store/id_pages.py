@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, Table, func, select
 
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table
+from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table, only_run
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import place_of, token_of
 
@@ -74,12 +74,13 @@ class IdPages:
         table: Table = getattr(self._tables, where)
         with self._engine.connect().execution_options(read_only=True) as connection:
             statement = first(
-                connection,
+                connection.dialect.name,
                 self._tables,
                 where,
                 self._criteria,
                 self._database_time(connection),
                 [table.c.Time, table.c.Id],
+                run=only_run(connection, self._tables, self._criteria)[0],
                 after=place,
                 size=size,
                 more=self._more(table),
@@ -94,7 +95,7 @@ class IdPages:
             with self._engine.connect().execution_options(read_only=True) as connection:
                 meant = of_table(self._tables, where, self._criteria, self._database_time(connection))
                 if meant is not None:
-                    conditions = [*meant, *self._more(table), *behind(table, place)]
+                    conditions = [*meant, *self._more(table), *behind(table, place, connection.dialect.name)]
                     some = select(table.c.Id).where(*conditions).limit(MOST - counted).subquery()
                     counted += int(connection.execute(select(func.count()).select_from(some)).scalar_one())
             if counted >= MOST:

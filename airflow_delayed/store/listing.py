@@ -9,14 +9,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, select
+from sqlalchemy import Connection, Engine, Select, Table, bindparam, select
 
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.ordered import BOTH, Conditions, Place, first, of_table, with_runs
-from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.stored import Remembered, StoredMessage, columns, place_of, stored
+from airflow_delayed.store.engine import looking
+from airflow_delayed.store.ordered import BOTH, Place, Where, first, of_table, only_run, with_runs
+from airflow_delayed.store.schema import Tables, value_of
+from airflow_delayed.store.states import EXAMPLE, moments
+from airflow_delayed.store.stored import Remembered, StoredMessage, columns, of_runs, place_of, stored
 
 #: Rows a page.
 PAGE = 1000
@@ -55,7 +59,7 @@ def page(
     """
     place = None if after is None else place_of(after)
     gone: list[Remembered] = []
-    with engine.connect().execution_options(read_only=True) as connection:
+    with looking(engine) as connection:
         now = database_time(connection)
         if ids is None:
             found = _page(connection, tables, criteria, now, place, limit + 1)
@@ -93,14 +97,14 @@ def listed(
     if ids is not None:
         found: list[StoredMessage] = []
         for some in claims.slices(list(dict.fromkeys(ids))):
-            with engine.connect().execution_options(read_only=True) as connection:
+            with looking(engine) as connection:
                 found += _of_ids(connection, tables, criteria, some, database_time(connection))
         yield from [one for one in _sorted(found) if _behind(one, place)][:limit]
         return
     left = limit
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
-        with engine.connect().execution_options(read_only=True) as connection:
+        with looking(engine) as connection:
             page = _page(connection, tables, criteria, database_time(connection), place, size)
         yield from page
         if len(page) < size:
@@ -113,35 +117,88 @@ def _page(
     connection: Connection, tables: Tables, criteria: Criteria, now: datetime, place: Place | None, size: int
 ) -> list[StoredMessage]:
     """Return the first messages of both tables behind a place."""
+    run, origin = only_run(connection, tables, criteria)
+    shape, values = criteria.shape, {**criteria.values, **moments(now), "run": run}
+    if place is not None:
+        values["after_due"], values["after_id"] = place
+    # what is due so late is in no dispatcher's hands
+    late = any(begin in values and values[begin] > values["soon"] for begin in ("after_due", "due_from"))
     found: list[StoredMessage] = []
-    more: Conditions = []
     for where in BOTH:
-        shown, of_run = columns(tables, where)
-        statement = first(
-            connection, tables, where, criteria, now, shown, after=place, size=size, more=more, of_run=of_run
+        # what failed and is due later than the last is not of this page
+        values["until"] = found[-1].due_at if len(found) == size else None
+        statement = _first(
+            connection.dialect.name,
+            tables,
+            where,
+            shape,
+            one_run=run is not None,
+            after=place is not None,
+            held=not late,
+            until=values["until"] is not None,
+            size=size,
         )
         if statement is not None:
-            found += [stored(row._mapping, now) for row in connection.execute(statement)]
-        if len(found) == size:
-            # what failed and is due later is not of this page
-            more = [tables.failed.c.Time <= found[-1].due_at]
+            found += [stored(row, where, now, origin) for row in connection.execute(statement, values)]
     return _sorted(found)[:size]
+
+
+@lru_cache(maxsize=256)
+def _first(
+    dialect_name: str,
+    tables: Tables,
+    where: Where,
+    shape: Criteria,
+    *,
+    one_run: bool,
+    after: bool,
+    held: bool,
+    until: bool,
+    size: int,
+) -> Select[Any] | None:
+    """Return the query for a page of one table, to be run with values; to make it takes as long as to run it."""
+    table: Table = getattr(tables, where)
+    return first(
+        dialect_name,
+        tables,
+        where,
+        shape,
+        EXAMPLE,
+        columns(tables, where, held=held),
+        run=0 if one_run else None,
+        after=(EXAMPLE, "") if after else None,
+        size=size,
+        more=[table.c.Time <= value_of(table.c.Time, "until", EXAMPLE)] if until else None,
+        # the one run is known
+        of_run=() if one_run else of_runs(tables),
+    )
 
 
 def _of_ids(
     connection: Connection, tables: Tables, criteria: Criteria, ids: Sequence[str], now: datetime
 ) -> list[StoredMessage]:
-    found: list[StoredMessage] = []
+    found: dict[str, StoredMessage] = {}
+    values = {**criteria.values, **moments(now)}
     for where in BOTH:
-        table: Table = getattr(tables, where)
-        conditions = of_table(tables, where, criteria, now)
-        if conditions is not None:
-            shown, of_run = columns(tables, where)
-            statement = select(*shown, *of_run).select_from(with_runs(tables, table))
-            statement = statement.where(*conditions, table.c.Id.in_(ids))
-            found += (stored(row._mapping, now) for row in connection.execute(statement))
-    # one that goes from one table to the other is there once
-    return list({one.message_id: one for one in found}.values())
+        # one that goes from one table to the other is there once
+        rest = [message_id for message_id in ids if message_id not in found]
+        statement = _with_ids(tables, where, criteria.shape) if rest else None
+        if statement is not None:
+            rows = connection.execute(statement, {**values, "ids": rest})
+            found.update((row.Id, stored(row, where, now)) for row in rows)
+    return list(found.values())
+
+
+@lru_cache(maxsize=64)
+def _with_ids(tables: Tables, where: Where, shape: Criteria) -> Select[Any] | None:
+    """Return the query for messages of one table by their ids, to be run with values."""
+    conditions = of_table(tables, where, shape, EXAMPLE)
+    if conditions is None:
+        return None
+    table: Table = getattr(tables, where)
+    ids = bindparam("ids", type_=table.c.Id.type, expanding=True)
+    statement = select(*columns(tables, where), *of_runs(tables)).select_from(with_runs(tables, table))
+    return statement.where(*conditions, table.c.Id.in_(ids))
 
 
 def _place(message: StoredMessage) -> Place:
@@ -164,7 +221,7 @@ def known(
     for _ in range(2):
         for found in listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time):
             return found
-        with engine.connect().execution_options(read_only=True) as connection:
+        with looking(engine) as connection:
             for gone in _gone(connection, tables, [message_id]):
                 return gone
     return None
@@ -205,7 +262,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
     """Return who dispatches, and who did lately; the one seen last comes first."""
     table = tables.dispatchers
     statement = select(table).order_by(table.c.SeenAt.desc(), table.c.Id)
-    with engine.connect().execution_options(read_only=True) as connection:
+    with looking(engine) as connection:
         return [
             DispatcherSeen(
                 dispatcher=row.Id,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true, tuple_
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.criteria import Criteria, Run
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.origin import Origin
+from airflow_delayed.store.schema import Tables, value_of
+from airflow_delayed.store.stored import of_runs, origin_of
 
 Place = tuple[datetime, str]
 Conditions = list[ColumnElement[bool]]
@@ -21,13 +23,14 @@ BOTH: tuple[Where, ...] = ("messages", "failed")
 
 
 def first(
-    connection: Connection,
+    dialect_name: str,
     tables: Tables,
     where: Where,
     criteria: Criteria,
     now: datetime,
     columns: Sequence[ColumnElement[Any]],
     *,
+    run: int | None,
     after: Place | None,
     size: int,
     more: Conditions | None = None,
@@ -35,23 +38,17 @@ def first(
 ) -> Select[Any] | None:
     """Return the query for the first rows of one table that are meant, behind a place; None if none can be meant.
 
+    :param run: the number of the run that is meant, if it is one alone.
     :param columns: Time and Id among them.
     :param more: further conditions.
     :param of_run: columns of the table of runs, null where none was named.
     """
     table: Table = getattr(tables, where)
-    each, run = False, cast(Run, None)
-    if criteria.sent_by is not None:
-        numbers = runs.numbers(connection, tables, criteria.sent_by)
-        if len(numbers) == 1:
-            # of one run, the database knows how many messages it has
-            (run,) = numbers
-        elif connection.dialect.name == "postgresql":
-            each, run = True, tables.runs.c.Seq
-    meant = of_table(tables, where, criteria, now, run=run)
+    each = criteria.sent_by is not None and run is None and dialect_name == "postgresql"
+    meant = of_table(tables, where, criteria, now, run=tables.runs.c.Seq if each else run)
     if meant is None:
         return None
-    conditions = [*meant, *(more or ()), *behind(table, after)]
+    conditions = [*meant, *(more or ()), *behind(table, after, dialect_name)]
     order = (table.c.Time, table.c.Id)
     if each:
         of_one = select(*order).where(*conditions).order_by(*order).limit(size)
@@ -60,6 +57,20 @@ def first(
         return select(*columns, *of_run).select_from(source.join(keys, keys.c.Id == table.c.Id)).order_by(*order)
     statement = select(*columns, *of_run).where(*conditions).order_by(*order).limit(size)
     return statement.select_from(with_runs(tables, table)) if of_run else statement
+
+
+def only_run(connection: Connection, tables: Tables, criteria: Criteria) -> tuple[int, Origin] | tuple[None, None]:
+    """Return the run and its number if just one is meant: of that, the database knows how many messages it has."""
+    if criteria.sent_by is None:
+        return None, None
+    found = connection.execute(_two_runs(tables, criteria.shape), criteria.values).all()
+    return (found[0].Seq, origin_of(*found[0][1:])) if len(found) == 1 else (None, None)
+
+
+@lru_cache(maxsize=32)
+def _two_runs(tables: Tables, shape: Criteria) -> Select[Any]:
+    assert shape.sent_by is not None
+    return runs.meant(tables, shape.sent_by).add_columns(*of_runs(tables)).limit(2)
 
 
 @lru_cache(maxsize=32)
@@ -96,10 +107,13 @@ def of_table(
     return criteria.of_messages(tables, now, run=run)
 
 
-def behind(table: Table, place: Place | None) -> Conditions:
+def behind(table: Table, place: Place | None, dialect_name: str) -> Conditions:
     """Return the conditions for what comes after a place in the order of due time and id."""
     if place is None:
         return []
-    due, message_id = place
+    due, message_id = value_of(table.c.Time, "after_due", place[0]), value_of(table.c.Id, "after_id", place[1])
+    if dialect_name == "postgresql":
+        # of the longer form it would think that next to nothing is left, and read all of it by the wrong index
+        return [tuple_(table.c.Time, table.c.Id) > tuple_(due, message_id)]
     # the first lets the index on Time be used
     return [table.c.Time >= due, or_(table.c.Time > due, and_(table.c.Time == due, table.c.Id > message_id))]

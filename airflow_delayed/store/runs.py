@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Select, delete, exists, insert, or_, select, update
 
 from airflow_delayed.store import claims
 from airflow_delayed.store.origin import Origin, SentBy
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, value_of
 
 #: A run that has nothing in the store any more is forgotten so long after it last began to store, or later.
 KEPT = timedelta(days=7)
@@ -66,16 +65,11 @@ def _forget(connection: Connection, tables: Tables, now: datetime) -> None:
 def meant(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:
     """Return the query for the numbers of runs."""
     table = tables.runs
-    statement = select(table.c.Seq).where(table.c.DagId == sent_by.dag_id)
+    statement = select(table.c.Seq).where(table.c.DagId == value_of(table.c.DagId, "dag_id", sent_by.dag_id))
     if sent_by.run_id is not None:
-        statement = statement.where(table.c.RunId == sent_by.run_id)
+        statement = statement.where(table.c.RunId == value_of(table.c.RunId, "run_id", sent_by.run_id))
     if sent_by.task_id is not None:
-        statement = statement.where(table.c.TaskId == sent_by.task_id)
+        statement = statement.where(table.c.TaskId == value_of(table.c.TaskId, "task_id", sent_by.task_id))
     if sent_by.map_index is not None:
-        statement = statement.where(table.c.MapIndex == sent_by.map_index)
+        statement = statement.where(table.c.MapIndex == value_of(table.c.MapIndex, "map_index", sent_by.map_index))
     return statement
-
-
-def numbers(connection: Connection, tables: Tables, sent_by: SentBy) -> Sequence[int]:
-    """Return the numbers of runs."""
-    return [int(row.Seq) for row in connection.execute(meant(tables, sent_by).order_by(tables.runs.c.Seq))]

@@ -43,7 +43,9 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Column,
+    ColumnElement,
     Dialect,
     Index,
     Integer,
@@ -52,6 +54,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     text,
 )
 from sqlalchemy.dialects import mssql, mysql, postgresql
@@ -255,6 +258,11 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("At", UtcTime(), nullable=False),
         ),
     )
+
+
+def value_of(column: ColumnElement[Any], name: str, value: Any) -> BindParameter[Any]:
+    """Return what a column is compared with, as a parameter of this name: a statement then serves other values."""
+    return bindparam(name, value, column.type)
 
 
 def _message_columns() -> list[Column[Any]]:

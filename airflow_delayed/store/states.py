@@ -7,12 +7,27 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, false, func, not_, or_, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    ScalarSelect,
+    and_,
+    bindparam,
+    exists,
+    false,
+    func,
+    not_,
+    or_,
+    select,
+)
 
+from airflow_delayed.message import UTC
 from airflow_delayed.store.schema import Tables, UtcTime
 
 #: A dispatcher hands nothing over that is due later than this, so all that is not simply waiting is due before.
 AHEAD = timedelta(days=1)
+#: A time for a statement that is made once and run with the times of each who asks.
+EXAMPLE = datetime(2000, 1, 1, tzinfo=UTC)
 #: A lease is not renewed for longer.
 LONGEST_LEASE = timedelta(hours=1)
 
@@ -48,6 +63,16 @@ def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
     return MessageState.DUE if row["Time"] <= now else MessageState.WAITING
 
 
+def moments(now: datetime) -> dict[str, datetime]:
+    """Return the times that :func:`in_state` compares with, by the names of its parameters."""
+    return {"now": now, "soon": now + AHEAD, "lately": now - LONGEST_LEASE}
+
+
+def moment(name: str, now: datetime) -> BindParameter[datetime]:
+    """Return one of :func:`moments` as a parameter of this name."""
+    return bindparam(name, moments(now)[name], UtcTime())
+
+
 def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
     """Return the SQL for until when a message is held.
 
@@ -59,13 +84,13 @@ def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
     ).scalar_subquery()
 
 
-def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElement[bool]:
+def in_state(tables: Tables, state: MessageState, at: datetime) -> ColumnElement[bool]:
     """Return the condition for rows of the table of messages that stand so: the same as :func:`state_of`, in SQL."""
     table, lease = tables.messages, tables.past.alias("lease")
+    now, soon, lately = (moment(name, at) for name in ("now", "soon", "lately"))
     if state is MessageState.IN_FLIGHT:
         # by the index on At the few that are leased are found first
-        lately = (lease.c.At > now - LONGEST_LEASE, lease.c.ClaimedUntil > now)
-        return exists().where(lease.c.Id == table.c.Id, *lately)
+        return exists().where(lease.c.Id == table.c.Id, lease.c.At > lately, lease.c.ClaimedUntil > now)
     held = func.coalesce(claimed_until(tables), now, type_=UtcTime()) > now
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     if state is MessageState.EXPIRED:
@@ -75,7 +100,7 @@ def in_state(tables: Tables, state: MessageState, now: datetime) -> ColumnElemen
     alive = and_(or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now), not_(held))
     if state is MessageState.RETRYING:
         # which lets the index on Time be used
-        return and_(table.c.Time <= now + AHEAD, retrying, alive)
+        return and_(table.c.Time <= soon, retrying, alive)
     tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
     if state is MessageState.DUE:
         return and_(table.c.Time <= now, tried, alive)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, null
 
 from airflow_delayed.message import from_microseconds, microseconds
 from airflow_delayed.store.origin import Origin
@@ -28,7 +28,6 @@ SHOWN = (
     "StoredAt",
     "NextTry",
     "LastError",
-    "Run",
     "ReplacedAt",
 )
 
@@ -99,37 +98,72 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-@lru_cache(maxsize=16)
-def columns(
-    tables: Tables, where: Literal["messages", "failed"]
-) -> tuple[Sequence[ColumnElement[Any]], Sequence[ColumnElement[Any]]]:
-    """Return what is read of a row, and of its run. They are made once, which takes as long as to read a page."""
-    of_run = [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+def columns(tables: Tables, where: Literal["messages", "failed"], *, held: bool = True) -> Sequence[ColumnElement[Any]]:
+    """Return what is read of a row.
+
+    :param held: False: no dispatcher can hold any of them.
+    """
+    table = getattr(tables, where)
+    shown = [table.c[name] for name in SHOWN]
     if where == "failed":
-        failed = tables.failed
-        return [*(failed.c[name] for name in SHOWN), failed.c.Reason, failed.c.FailedAt], of_run
-    shown = [tables.messages.c[name] for name in SHOWN]
-    return [*shown, claimed_until(tables).label("ClaimedUntil")], of_run
+        return [*shown, table.c.Reason, table.c.FailedAt]
+    lease = claimed_until(tables) if held else null()
+    return [*shown, lease.label("ClaimedUntil"), null().label("FailedAt")]
 
 
-def stored(row: Mapping[Any, Any], now: datetime) -> StoredMessage:
-    """Return what can be shown of a row of :func:`columns`."""
-    failed = "Reason" in row
+def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
+    """Return what is read of a run."""
+    return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+
+
+def stored(
+    row: Sequence[Any], where: Literal["messages", "failed"], now: datetime, origin: Origin | None = None
+) -> StoredMessage:
+    """Return what can be shown of a row of :func:`columns` and, if it has them, :func:`of_runs`.
+
+    :param origin: the run, if the row does not have it.
+    """
+    # by place, for by name takes longer than all else here
+    (
+        message_id,
+        destination,
+        due_at,
+        deliver_conn_id,
+        tag,
+        expires_at,
+        retry_count,
+        stored_at,
+        next_try,
+        last_error,
+        replaced_at,
+        stands,
+        failed_at,
+        *of_run,
+    ) = row
+    if where == "failed":
+        state = MessageState(stands)
+    else:
+        timed = {"Time": due_at, "ExpiresAt": expires_at, "NextTry": next_try, "ClaimedUntil": stands}
+        state = state_of(timed, now)
     return StoredMessage(
-        message_id=row["Id"],
-        destination=row["Destination"],
-        due_at=row["Time"],
-        state=MessageState(row["Reason"]) if failed else state_of(row, now),
-        deliver_conn_id=row["DeliverConnId"],
-        tag=row["Tag"],
-        expires_at=row["ExpiresAt"],
-        retry_count=row["RetryCount"],
-        next_try=row["NextTry"],
-        last_error=row["LastError"],
-        stored_at=row["StoredAt"],
-        failed_at=row["FailedAt"] if failed else None,
-        replaced_at=row["ReplacedAt"],
-        origin=None
-        if row["DagId"] is None
-        else Origin(dag_id=row["DagId"], run_id=row["RunId"], task_id=row["TaskId"], map_index=row["MapIndex"]),
+        message_id=message_id,
+        destination=destination,
+        due_at=due_at,
+        state=state,
+        deliver_conn_id=deliver_conn_id,
+        tag=tag,
+        expires_at=expires_at,
+        retry_count=retry_count,
+        next_try=next_try,
+        last_error=last_error,
+        stored_at=stored_at,
+        failed_at=failed_at,
+        replaced_at=replaced_at,
+        origin=origin_of(*of_run) if of_run and of_run[0] is not None else origin,
     )
+
+
+@lru_cache(maxsize=1024)
+def origin_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> Origin:
+    """Return the run of a row of :func:`of_runs`; many messages in a list come from the same."""
+    return Origin(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)

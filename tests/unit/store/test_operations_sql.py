@@ -15,6 +15,7 @@ from airflow_delayed.store.counts import beginning
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.engine import limit_statements
 from airflow_delayed.store.look import locking
+from airflow_delayed.store.ordered import behind
 from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import MessageState, in_state
 
@@ -102,6 +103,16 @@ def test_each_state_is_a_condition(dialect, state):
         state is MessageState.IN_FLIGHT,
         state is not MessageState.IN_FLIGHT,
     )
+
+
+@pytest.mark.parametrize("dialect", [postgresql, mysql, mssql, sqlite])
+def test_what_comes_behind_a_place(dialect):
+    made = dialect.dialect()
+    told = str(
+        select(TABLES.messages.c.Id).where(*behind(TABLES.messages, (NOW, "a"), made.name)).compile(dialect=made)
+    )
+    # PostgreSQL guesses well how much is left only by the short form, which SQL Server does not have
+    assert (") > (" in told, " OR " in told) == (dialect is postgresql, dialect is not postgresql)
 
 
 def test_statements_of_a_database_that_is_not_known_are_not_limited():
