@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    all_,
     bindparam,
     cast,
     func,
@@ -28,10 +29,11 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import IntegrityError
 
 from airflow_delayed.store import claims, leases
+from airflow_delayed.store.arrays import array
 from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
 
 
@@ -44,8 +46,9 @@ class Wanted:
     :param since: those that are due from then on, None: all. All that is older was seen not long ago, and need not be
         passed over again: with a long transaction elsewhere, what was removed stays in the index.
     :param limit: how many at most.
-    :param alone: on PostgreSQL, claim in a shorter way, which fails if another dispatcher claims the same at that
-        moment, or held it until its lease ended.
+    :param alone: on PostgreSQL, claim in a shorter way, which does not look whether somebody holds a message, and fails
+        if so; also if the lease has ended.
+    :param passed: ids that are due at ``since`` and are claimed already; with ``alone`` they are passed over.
     """
 
     deliver_conn_id: str | None
@@ -53,10 +56,11 @@ class Wanted:
     limit: int
     since: datetime | None = None
     alone: bool = False
+    passed: Sequence[str] = ()
 
 
 class NotAlone(Exception):
-    """Another dispatcher claims the same messages, or did; to be rolled back, and done again without ``alone``."""
+    """Another dispatcher holds some of the messages, or did; to be rolled back, and done again without ``alone``."""
 
 
 def claim(
@@ -73,6 +77,8 @@ def claim(
     if connection.dialect.name == "postgresql":
         statement = _claim_at_once(tables, *_form(wanted), wanted.alone)
         said = {**_said(wanted, now), "limit": wanted.limit, "dispatcher": dispatcher, "until": until}
+        if wanted.alone:
+            said["passed"] = array(wanted.passed)
         try:
             found = connection.execute(statement, said).all()
         except IntegrityError:
@@ -143,7 +149,12 @@ def _claim_locked(tables: Tables, connected: bool, since: bool) -> Select[Any]:
 @_built
 def _claim_at_once(tables: Tables, connected: bool, since: bool, alone: bool) -> Select[Any]:
     """Return the claim in one statement: the upsert sees, and leaves, what another dispatcher noted meanwhile."""
-    conditions = _free(tables, connected, since)
+    conditions = _due_now(tables, connected, since)
+    if alone:
+        passed = cast(bindparam("passed", type_=Text()), postgresql.ARRAY(Text()))
+        conditions.append(tables.messages.c.Id != all_(passed))
+    else:
+        conditions.append(_not_held(tables))
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
     due = _due(tables, conditions, place).limit(bindparam("limit", type_=Integer())).cte("due")
     rows = select(*(due.c[name] for name in CLAIMED), cast(due.c.ctid, Text))
@@ -176,19 +187,27 @@ def _by_time(table: Table) -> str:
 
 def _free(tables: Tables, connected: bool, since: bool) -> list[ColumnElement[bool]]:
     """Return the conditions for messages that are due, that nobody holds, and that need not wait for another try."""
-    table, past = tables.messages, tables.past
-    now = bindparam("now", type_=UtcTime())
-    # a subquery of one value, not an anti-join: no database may think of reading all that is remembered
-    held_until = select(past.c.ClaimedUntil).where(past.c.Id == table.c.Id).correlate(table).scalar_subquery()
+    return [*_due_now(tables, connected, since), _not_held(tables)]
+
+
+def _due_now(tables: Tables, connected: bool, since: bool) -> list[ColumnElement[bool]]:
+    table = tables.messages
     conditions = [
         table.c.DeliverConnId == bindparam("conn_id") if connected else table.c.DeliverConnId.is_(None),
-        or_(table.c.NextTry.is_(None), table.c.NextTry <= now),
-        func.coalesce(held_until, now, type_=UtcTime()) <= now,
+        or_(table.c.NextTry.is_(None), table.c.NextTry <= bindparam("now", type_=UtcTime())),
         table.c.Time <= bindparam("due_by"),
     ]
     if since:
         conditions.append(table.c.Time >= bindparam("since"))
     return conditions
+
+
+def _not_held(tables: Tables) -> ColumnElement[bool]:
+    table, past = tables.messages, tables.past
+    now = bindparam("now", type_=UtcTime())
+    # a subquery of one value, not an anti-join: no database may think of reading all that is remembered
+    held_until = select(past.c.ClaimedUntil).where(past.c.Id == table.c.Id).correlate(table).scalar_subquery()
+    return func.coalesce(held_until, now, type_=UtcTime()) <= now
 
 
 def next_entry(

@@ -19,8 +19,9 @@ from airflow_delayed.store import verdicts
 from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch, Held
 from airflow_delayed.store.breaker import Breaker
-from airflow_delayed.store.desk import Claim, Desk, Place
+from airflow_delayed.store.desk import Claim, Desk
 from airflow_delayed.store.handover import Handover, explained, hand_over
+from airflow_delayed.store.place import Place
 from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import BreakerTripped
 from airflow_delayed.store.settling import Row, Verdict
