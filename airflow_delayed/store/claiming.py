@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
+    TIMESTAMP,
     ColumnElement,
     Connection,
     Integer,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    type_coerce,
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import IntegrityError
@@ -85,7 +87,8 @@ def claim(
             if not wanted.alone:
                 raise
             raise NotAlone from None
-        rows = [dict(zip(_PLACED, row, strict=True)) for row in found]
+        # not strict, which takes half as long again
+        rows = [dict(zip(_PLACED, row, strict=False)) for row in found]
         # what others changed a moment ago comes in the place that it had before
         rows.sort(key=_TIME)
         return rows
@@ -124,6 +127,7 @@ LOOKS = 50
 CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
 _PLACED = (*CLAIMED, "ctid")
 _TIME = itemgetter("Time")
+_TIMES, _TIMESTAMP = ("Time", "ExpiresAt"), TIMESTAMP(timezone=True)
 
 
 def _form(wanted: Wanted) -> tuple[bool, bool]:
@@ -157,7 +161,9 @@ def _claim_at_once(tables: Tables, connected: bool, since: bool, alone: bool) ->
         conditions.append(_not_held(tables))
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
     due = _due(tables, conditions, place).limit(bindparam("limit", type_=Integer())).cte("due")
-    rows = select(*(due.c[name] for name in CLAIMED), cast(due.c.ctid, Text))
+    # times as the driver has them, which are in UTC: to look at each takes as long as all else with a row
+    plain = [type_coerce(due.c[name], _TIMESTAMP) if name in _TIMES else due.c[name] for name in CLAIMED]
+    rows = select(*plain, cast(due.c.ctid, Text))
     if alone:
         return rows.add_cte(leases.take_all(tables, due).cte("taken"))
     taken = leases.take(tables, due).cte("taken")
