@@ -172,9 +172,10 @@ class CustomDispatcher:
         again: list[HeldMessage] = []
         while waiting and gate.may_send():
             done = hand_over(self._transport, [held.message for held in waiting.values()], self._clock(), gate)
-            for message in done.confirmed:
-                self._remove(waiting.pop(message.message_id))
-                self._report.add(self._conn_id, message)
+            for name in done.confirmed:
+                held = waiting.pop(name)
+                self._remove(held)
+                self._report.add(self._conn_id, held.message)
             for name in done.expired:
                 log.warning("message %s expired while it waited, and is removed", name)
                 self._remove(waiting.pop(name))

@@ -22,6 +22,7 @@ from airflow_delayed.store.breaker import Breaker, RateBreaker
 from airflow_delayed.store.clock import CarriedClock
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.keeper import Keeper
+from airflow_delayed.store.place import Place
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import BreakerTripped
 from airflow_delayed.store.schema import Tables
@@ -39,14 +40,6 @@ LOOK_AGAIN = 1.0
 OTHERS_STAY = 10.0
 #: Not more than so many bytes of bodies are claimed at a time, but for one batch.
 MOST_BYTES = 16 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class Place:
-    """Up to where the messages of one connection were claimed."""
-
-    since: datetime | None = None
-    look_again: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +210,7 @@ class Desk:
                 return []
             place = replace(wanted.place)
             claimed = self._claim(connection, now, wanted, place, began + self._lease.total_seconds())
-        wanted.place.since, wanted.place.look_again = place.since, place.look_again
+        wanted.place.become(place)
         return claimed
 
     def _claim(
@@ -238,7 +231,8 @@ class Desk:
                     due_by=now + wanted.window,
                     limit=limit,
                     since=since,
-                    alone=since is not None and began >= self._others_until,
+                    alone=since is not None and place.untouched and began >= self._others_until,
+                    passed=place.passed,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -247,7 +241,7 @@ class Desk:
             if since is None:
                 ended = self.monotonic()
                 place.look_again = ended + max(LOOK_AGAIN, 10 * (ended - began))
-            place.since = rows[-1]["Time"] if len(rows) == limit else None
+            place.went_on(rows, limit)
             if rows:
                 claimed.append(Batch(rows, holder, deadline))
                 left -= len(rows)

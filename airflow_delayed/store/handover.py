@@ -11,6 +11,9 @@ from airflow_delayed.delivery import DelayedDelivery
 from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 
+#: How many messages are made at a time.
+PORTION = 250
+
 
 class Failure(NamedTuple):
     """Why a message could not be handed over; ``final`` if trying again cannot mend it."""
@@ -39,7 +42,8 @@ class Gate(Protocol):
 class Handover:
     """What became of a batch: each message is confirmed, or failed, or has expired, or was not tried."""
 
-    confirmed: list[DelayedMessage] = field(default_factory=list)
+    #: By id: a message that was sent is kept no longer, for thousands would keep Python's garbage collector at work.
+    confirmed: list[str] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)
     #: Ids of those that expired before they could be sent.
     expired: list[str] = field(default_factory=list)
@@ -77,31 +81,40 @@ def hand_over(
 ) -> Handover:
     """Send a batch so that a message or a destination at fault does not hold up the others."""
     done = Handover()
-    ready = []
-    for message in messages:
-        try:
-            transport.check(message, now)
-        except InputError as error:
-            done.fail([message], str(error), final=True)
-        else:
-            ready.append(message)
-    while ready and done.lost is None and not done.stopped:
+    rest = messages
+    while rest and done.lost is None and not done.stopped:
         if gate is not None and not gate.may_send():
             done.stopped = True
             break
-        ready = _send(done, transport, ready, now, gate)
+        rest = _send(done, transport, rest, now, gate)
     return done
 
 
 class _Feed:
-    """Gives messages to a transport, and knows which it took."""
+    """Gives to a transport the messages that it can take, and knows which it took."""
 
-    def __init__(self, done: Handover, messages: Sequence[DelayedMessage], gate: Gate | None) -> None:
-        self.taken: list[DelayedMessage] = []
+    def __init__(
+        self,
+        done: Handover,
+        transport: DelayedDelivery,
+        messages: Sequence[DelayedMessage],
+        now: datetime,
+        gate: Gate | None,
+    ) -> None:
+        #: The ids of those that the transport took.
+        self.ids: list[str] = []
         self._done = done
+        self._transport = transport
         self._messages = messages
+        self._now = now
         self._gate = gate
         self._next = 0
+
+    @property
+    def taken(self) -> list[DelayedMessage]:
+        """What the transport took."""
+        ids = set(self.ids)
+        return [message for message in self._messages[: self._next] if message.message_id in ids]
 
     @property
     def rest(self) -> Sequence[DelayedMessage]:
@@ -110,11 +123,11 @@ class _Feed:
 
     def __length_hint__(self) -> int:
         """Let a transport know that there is something to send before its time has come, so that it can connect."""
-        return len(self.rest)
+        return len(self._messages) - self._next
 
     def __iter__(self) -> Iterator[DelayedMessage]:
-        gate, taken = self._gate, self.taken
-        for message in self._messages:
+        gate, now, check, take = self._gate, self._now, self._transport.check, self.ids.append
+        for message in _in_portions(self._messages):
             if gate is not None:
                 gate.hold(message.due_at)
                 if not gate.may_send():
@@ -126,8 +139,19 @@ class _Feed:
                     self._done.expired.append(message.message_id)
                     continue
             self._next += 1
-            taken.append(message)
+            try:
+                check(message, now)
+            except InputError as error:
+                self._done.fail([message], str(error), final=True)
+                continue
+            take(message.message_id)
             yield message
+
+
+def _in_portions(messages: Sequence[DelayedMessage]) -> Iterator[DelayedMessage]:
+    """Yield messages that may be made only when they are asked for, some at a time."""
+    for start in range(0, len(messages), PORTION):
+        yield from messages[start : start + PORTION]
 
 
 def _send(
@@ -136,14 +160,14 @@ def _send(
     messages: Sequence[DelayedMessage],
     now: datetime,
     gate: Gate | None,
-) -> list[DelayedMessage]:
+) -> Sequence[DelayedMessage]:
     """Send once, note what became of which message, and return those that are still to be sent."""
-    feed = _Feed(done, messages, gate)
+    feed = _Feed(done, transport, messages, now, gate)
     try:
         transport.send(feed)
     except DestinationMissing as error:
         # nothing was sent; the others can go without those
-        done.answered |= bool(feed.taken)
+        done.answered |= bool(feed.ids)
         others = [*feed.taken, *feed.rest]
         stuck = [message for message in others if message.destination in error.destinations] or others
         return _close(done, {message.destination for message in stuck}, others, str(error))
@@ -161,12 +185,12 @@ def _send(
         # the connection's, or a defect of the transport: what it sent is not known
         done.lost = error
     else:
-        done.answered |= bool(feed.taken)
-        done.confirmed += feed.taken
+        done.answered |= bool(feed.ids)
+        done.confirmed += feed.ids
     return []
 
 
-def _part(done: Handover, feed: _Feed, error: SendFailed) -> list[DelayedMessage]:
+def _part(done: Handover, feed: _Feed, error: SendFailed) -> Sequence[DelayedMessage]:
     """Tell apart the confirmed, the failed and those that the transport has not even looked at."""
     named = dict(error.failures)
     cause = error.__cause__
@@ -174,24 +198,24 @@ def _part(done: Handover, feed: _Feed, error: SendFailed) -> list[DelayedMessage
     if isinstance(cause, TransportUnavailable):
         done.lost = cause
     else:
-        done.answered |= bool(feed.taken)
+        done.answered |= bool(feed.ids)
         for message in feed.taken:
             if message.message_id in named:
                 final = message.destination in missing
                 done.failures[message.message_id] = Failure(named[message.message_id], final)
     others = [message for message in feed.taken if message.message_id not in named]
     if error.report.sent + error.report.duplicates == len(others):
-        done.confirmed += others
+        done.confirmed += [message.message_id for message in others]
     elif done.lost is None:
         # to keep one that arrived means a duplicate, which can be recognised; to remove one that did not is a loss
         done.fail(others, "its transport did not tell whether it was confirmed")
     rest = feed.rest
-    if not feed.taken:
+    if not feed.ids:
         done.fail(rest, str(error))
         return []
     if missing:
         return _close(done, missing, rest, str(cause))
-    return list(rest)
+    return rest
 
 
 def _close(

@@ -19,8 +19,9 @@ from airflow_delayed.store import verdicts
 from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch, Held
 from airflow_delayed.store.breaker import Breaker
-from airflow_delayed.store.desk import Claim, Desk, Place
+from airflow_delayed.store.desk import Claim, Desk
 from airflow_delayed.store.handover import Handover, explained, hand_over
+from airflow_delayed.store.place import Place
 from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import BreakerTripped
 from airflow_delayed.store.settling import Row, Verdict
@@ -257,7 +258,10 @@ class Lane:
     def _adapt(self, took: float) -> None:
         """Send more at a time if that went fast, and less if it took too long."""
         least = self._policy.batch_size
-        goal = self._goal * 2 if took < SEND_SECONDS / 2 else self._goal // 2 if took > SEND_SECONDS else self._goal
+        if took > SEND_SECONDS:
+            goal = self._goal // 2
+        else:
+            goal = self._goal * (4 if took < SEND_SECONDS / 4 else 2 if took < SEND_SECONDS / 2 else 1)
         self._goal = max(least, min(MOST_BATCHES * least, goal))
 
     def _in_time(self, rows: Sequence[Row], gate: Gate) -> Iterator[Sequence[Row]]:

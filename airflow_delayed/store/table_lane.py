@@ -84,4 +84,4 @@ class TableLane:
 
     def _deliver(self, connection: Connection, found: verdicts.Read) -> Handover:
         failures = self._queues.deliver(connection, found.messages)
-        return Handover([one for one in found.messages if one.message_id not in failures], failures)
+        return Handover([one.message_id for one in found.messages if one.message_id not in failures], failures)

@@ -9,6 +9,7 @@ from random import random
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.alike import Alike
 from airflow_delayed.store.backoff import pause
 from airflow_delayed.store.error_copy import error_copy
 from airflow_delayed.store.handover import Failure, Handover
@@ -20,13 +21,12 @@ from airflow_delayed.store.settling import Again, Row, Verdict, shortened
 class Read:
     """The rows of a batch as messages, and those of which nothing can be sent."""
 
-    messages: list[DelayedMessage] = field(default_factory=list)
+    messages: Sequence[DelayedMessage] = ()
     failures: dict[str, Failure] = field(default_factory=dict)
     expired: list[str] = field(default_factory=list)
 
     def merge(self, other: Read) -> None:
-        """Add what was found in other rows."""
-        self.messages += other.messages
+        """Add what was found in other rows, but for their messages."""
         self.failures.update(other.failures)
         self.expired += other.expired
 
@@ -36,18 +36,21 @@ def read(rows: Sequence[Row], closed: Mapping[str, str], now: datetime) -> Read:
 
     :param closed: destinations that cannot receive, and why.
     """
-    found = Read()
+    if not closed and (alike := Alike.of(rows)) is not None:
+        return Read(alike)
+    failures: dict[str, Failure] = {}
+    messages, expired = [], []
     for row in rows:
         if row["ExpiresAt"] is not None and row["ExpiresAt"] <= now:
-            found.expired.append(row["Id"])
+            expired.append(row["Id"])
         elif row["Destination"] in closed:
-            found.failures[row["Id"]] = Failure(closed[row["Destination"]], final=True)
+            failures[row["Id"]] = Failure(closed[row["Destination"]], final=True)
         else:
             try:
-                found.messages.append(to_message(row))
+                messages.append(to_message(row))
             except InvalidMessage as error:
-                found.failures[row["Id"]] = Failure(str(error), final=True)
-    return found
+                failures[row["Id"]] = Failure(str(error), final=True)
+    return Read(messages, failures, expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Results:
     def of(cls, found: Read, done: Handover) -> Results:
         """Put together what was found before sending and what came of it."""
         return cls(
-            {message.message_id for message in done.confirmed},
+            set(done.confirmed),
             {*found.expired, *done.expired},
             {**found.failures, **done.failures},
         )
@@ -110,7 +113,7 @@ def copies(verdict: Verdict, error_destination: str, now: datetime) -> list[Dela
 
 def set_aside(verdict: Verdict, done: Handover, error_destination: str) -> int:
     """Note what became of the copies; return how many the error destination refused."""
-    confirmed = {message.message_id for message in done.confirmed}
+    confirmed = set(done.confirmed)
     left: list[tuple[Row, str]] = []
     refused = 0
     for row, reason in verdict.failed:

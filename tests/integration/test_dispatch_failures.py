@@ -12,7 +12,8 @@ from support.stores import Store, Transport, message, store_fixture  # noqa: F40
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.store import claiming, heartbeat
 from airflow_delayed.store.clock import CarriedClock
-from airflow_delayed.store.desk import Claim, Desk, Place
+from airflow_delayed.store.desk import Claim, Desk
+from airflow_delayed.store.place import Place
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import BreakerTripped, DispatchFailed
 from airflow_delayed.store.settling import Verdict

@@ -69,6 +69,20 @@ def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted, since):
     assert ("INSERT INTO" in statement) == (dialect.name == "postgresql")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_claim_alone_asks_nothing_of_what_is_remembered(alone):
+    """The key of the table says whether it was alone; any other claim leaves what others hold."""
+    recorder = Recorder(postgresql.dialect())
+    wanted = claiming.Wanted(
+        deliver_conn_id="broker", due_by=NOW, limit=500, since=NOW, alone=alone, passed=["a"] if alone else []
+    )
+    claiming.claim(recorder, store_tables(), wanted, now=NOW, dispatcher="me", until=NOW)
+    statement = " ".join(str(recorder.statement.compile(dialect=postgresql.dialect())).split())
+    assert ('FROM "delayed_messages_past"' in statement) != alone
+    assert ("ON CONFLICT" in statement) != alone
+    assert ('"delayed_messages"."Id" != ALL (' in statement) == alone
+
+
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
 def test_ids_are_cut_into_pieces_that_fit(count):
     ids = [str(number) for number in range(count)]

@@ -83,7 +83,7 @@ def test_each_message_is_accounted_for(kinds, stops, counts):
     messages = batch(*kinds)
     broker = Broker(stops=stops, counts=counts)
     done = hand_over(broker, messages, NOW)
-    confirmed = [message.message_id for message in done.confirmed]
+    confirmed = done.confirmed
     assert len(set(confirmed)) == len(confirmed)
     assert set(confirmed) <= set(broker.arrived)
     assert not set(confirmed) & set(done.failures)
@@ -101,7 +101,7 @@ def test_each_message_is_accounted_for(kinds, stops, counts):
 
 def test_what_was_confirmed_before_the_loss_is_told():
     done = hand_over(Broker(stops=True), batch("good", "fine", "lost", "good"), NOW)
-    assert [message.message_id for message in done.confirmed] == ["0-good", "1-fine"]
+    assert done.confirmed == ["0-good", "1-fine"]
     assert done.failures == {}
     assert str(done.lost) == "reset by peer"
 
@@ -176,6 +176,6 @@ def test_an_error_of_the_input_is_pinned_to_its_message():
             return super().send(taken)
 
     done = hand_over(Strict(stops=False), batch("good", "odd", "fine", "missing", "lost", "good"), NOW)
-    assert [message.message_id for message in done.confirmed] == ["0-good", "2-fine"]
+    assert done.confirmed == ["0-good", "2-fine"]
     assert set(done.failures) == {"1-odd", "3-missing"}
     assert done.lost is not None
