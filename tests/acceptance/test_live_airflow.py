@@ -44,7 +44,7 @@ def order(world: World, run_id: str) -> list[str]:
 def played(world: World) -> Played:
     """A run that the REST API started without a logical date."""
     # long enough that some are due later than the store holds them over, however slow the machine
-    run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=75)
+    run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=50)
     state = world.live.wait(DAG, run_id)
     due = computed(world.folder(run_id))
     until(lambda: not reckon(due, world.consumer.arrivals()).missing, seconds=max(due.values()) - time.time() + 30)
