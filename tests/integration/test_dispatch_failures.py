@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from support.rabbitmq import eventually
@@ -342,3 +343,24 @@ def test_what_a_dead_dispatcher_held_is_met_in_the_middle_of_the_backlog(store: 
     assert report.dispatched == 6
     assert transport.ids == [f"m{n}" for n in range(6)]
     assert hook.count() == 0
+
+
+@pytest.mark.parametrize("store", ["mariadb"], indirect=True)
+def test_what_a_claim_beside_it_only_looked_at_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """MariaDB locks for a moment what it passes over; the other claim may not be run just then."""
+    hook = store.installed()
+    start = hook.now()
+    hook.send([message("m", start - SECOND)])
+    pauses: list[float] = []
+    with hook.engine.connect() as other, hook.engine.connect() as connection:
+        other.execute(hook.tables.messages.select().with_for_update()).all()
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if sum(pauses) > 1:
+                other.rollback()
+
+        monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=sleep))
+        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=start, limit=2)
+        claimed = claiming.claim(connection, hook.tables, wanted, now=start, dispatcher="d", until=start + SECOND)
+    assert [row["Id"] for row in claimed] == ["m"]
