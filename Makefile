@@ -1,8 +1,10 @@
 SHELL := /bin/bash
 # some tests in place of all: TESTS=tests/unit
 TESTS ?=
+# a group of files at a time to each of three processes, which share one set of servers (tests/support/scopes.py)
+PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ui test lint setup clean
+.PHONY: help demo demo-ui test test-long lint setup clean
 
 help: ## list these commands
 	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
@@ -15,12 +17,10 @@ demo-ui: setup ## Airflow with the operations page and the demo's data, until Ct
 	@exec .venv/bin/python .ci/demo_ui.py
 
 test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
-ifneq ($(TESTS),)
-	@exec .venv/bin/python -m pytest --durations=25 $(TESTS) $(ARGS)
-else # three files at a time, each process with servers of its own; then a live Airflow beside the demo
-	@.venv/bin/python -m pytest --durations=25 --numprocesses=3 --dist=loadfile tests/unit tests/integration $(ARGS) && \
-	    exec .venv/bin/python -m pytest --durations=25 --numprocesses=2 --dist=loadscope tests/acceptance $(ARGS)
-endif
+	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(or $(TESTS),tests) $(ARGS)
+
+test-long: export TEST_LENGTH := long
+test-long: test ## the same with each fault many times and on each database; some hours
 
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 # Airflow reads its home when it is first imported
 _HOME = tempfile.TemporaryDirectory(prefix="airflow-delayed-")
@@ -20,58 +25,78 @@ Path(_HOME.name, "dags").mkdir()
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from support import lengths, scopes, servers  # noqa: E402
 
-# a slow machine is no failure
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+# a slow machine is no failure, and a short run need not be lucky
+settings.register_profile("long", deadline=None, max_examples=100)
+settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
+settings.load_profile("long" if lengths.LONG else "short")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the controller of a run of several processes; its workers are configured on their own."""
+    if config.getoption("numprocesses", None):
+        config.pluginmanager.register(servers.Controller())
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scopes.Scopes:
+    return scopes.Scopes(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of a short run what only a long one plays, and begin with what takes longest."""
+    left_out = [] if lengths.LONG else [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    scopes.order(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Have a worker tell its controller how long its tests were."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["lengths"] = lengths.LENGTHS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    lengths.LENGTHS.update(getattr(node, "workeroutput", {}).get("lengths", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end of a long run how long it was."""
+    if lengths.LONG:
+        terminalreporter.section("what ran at its full length")
+        for what, chosen in sorted(lengths.LENGTHS.items()):
+            terminalreporter.line(f"{what}: {chosen}")
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def rabbitmq_url(pytestconfig: pytest.Config) -> Iterator[str]:
     """amqp:// URL of a RabbitMQ: that of RABBITMQ_URL, or a private one."""
-    if url := os.environ.get("RABBITMQ_URL"):
+    with servers.url_of("rabbitmq", pytestconfig) as url:
         yield url
-        return
-    from services import rabbitmq
-
-    with rabbitmq.running() as broker:
-        yield broker.url
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url(pytestconfig: pytest.Config) -> Iterator[str]:
     """postgresql:// URL of a database that may be filled: that of POSTGRES_URL, or a private one."""
-    if url := os.environ.get("POSTGRES_URL"):
+    with servers.url_of("postgres", pytestconfig) as url:
         yield url
-        return
-    from services import postgres
-
-    with postgres.running() as server:
-        yield server.url
 
 
 @pytest.fixture(scope="session")
-def mariadb_url() -> Iterator[str]:
+def mariadb_url(pytestconfig: pytest.Config) -> Iterator[str]:
     """mysql:// URL of a database; its user may make more. That of MARIADB_URL, or a private one."""
-    if url := os.environ.get("MARIADB_URL"):
+    with servers.url_of("mariadb", pytestconfig) as url:
         yield url
-        return
-    from services import mariadb
-
-    with mariadb.running() as server:
-        yield server.url
 
 
 @pytest.fixture(scope="session")
-def sqs_endpoint() -> Iterator[str]:
+def sqs_endpoint(pytestconfig: pytest.Config) -> Iterator[str]:
     """http:// endpoint of an SQS: that of SQS_ENDPOINT, or a private ministack."""
-    if url := os.environ.get("SQS_ENDPOINT"):
+    with servers.url_of("sqs", pytestconfig) as url:
         yield url
-        return
-    from services import sqs
-
-    with sqs.running() as server:
-        yield server.url
 
 
 @pytest.fixture
@@ -93,15 +118,28 @@ def here() -> Path:
 
 
 @pytest.fixture(scope="session")
-def airflow_db() -> None:
-    """Airflow's own database, for tests that run a DAG."""
-    import subprocess
-    import sys
+def airflow_db(pytestconfig: pytest.Config) -> None:
+    """Airflow's own database, for tests that run a DAG; the workers of a run make it once, and copy it."""
+    mine = Path(_HOME.name, "airflow.db")
+    if (folder := servers.shared_folder(pytestconfig)) is None:
+        _make_airflow_db()
+        return
+    made = folder / "airflow.db"
+    with (folder / "airflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            _make_airflow_db()
+            with closing(sqlite3.connect(mine)) as source, closing(sqlite3.connect(made)) as copy:
+                source.backup(copy)
+    if not mine.exists():
+        shutil.copy(made, mine)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+def _make_airflow_db() -> None:
+    # in this process, which has Airflow imported
+    from airflow.utils.db import initdb
+
+    initdb()
 
 
 @pytest.fixture

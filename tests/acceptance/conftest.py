@@ -8,34 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from cryptography.fernet import Fernet
 from reckoning import Consumer, consuming
 from support.rabbitmq import VirtualHost, virtual_host
-from xdist.scheduler import LoadScopeScheduling
 
 from services import airflow, java, postgres, process, sqs
 
 DAG = "flight_reminders"
 ROOT = Path(__file__).resolve().parents[2]
-#: Tests that start an Airflow of their own.
-ALONE = ("test_demo.py", "test_operations_page.py")
-
-
-class OneAirflow(LoadScopeScheduling):
-    """Has one process run all tests of the one live Airflow, so that another can run those that start their own."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if file.endswith(ALONE) else "world"
-
-
-# in place of --dist=loadgroup, whose groups (xdist 3.8) do not reach pytest 9
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneAirflow:
-    return OneAirflow(config, log)
 
 
 @dataclass
