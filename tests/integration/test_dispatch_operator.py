@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from support.rabbitmq import virtual_host
 from support.sqs import World
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.operators import told
@@ -79,6 +79,7 @@ def test_its_names_are_templates():
     assert (task.table, task.schema) == ("a_table", "a_schema")
 
 
+@on_postgres_too
 def test_its_summary_has_counts_and_no_content(store: Store, caplog):
     hook = store.installed("q", deliver_conn_id=None)
     due = hook.now() - SECOND

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -164,6 +164,7 @@ def test_a_note_takes_nobodys_place(job: Job):
     assert job.hook.get("held").state == "in flight"
 
 
+@on_postgres_too
 def test_a_job_that_runs_anew_replaces_what_waits(job: Job, capsys):
     assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(held=3)
     # sooner than the hold-over, later, and as it was

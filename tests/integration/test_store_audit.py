@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
 
+@on_postgres_too
 def test_the_audit_is_read_newest_first(store: Store):
     hook = store.installed()
     names = [f"m{number}" for number in range(7)]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import delete
 from support.standing import give_up, hand_over, hold, pause
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import DATABASES, Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import NaiveTime
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -89,6 +89,7 @@ FILTERS = [
 ]
 
 
+@on_postgres_too
 def test_lists_by_filter(hook: DelayedStoreHook):
     for criteria, wanted in FILTERS:
         assert names(hook.list(**criteria)) == wanted, criteria
@@ -166,6 +167,7 @@ def test_what_is_known_of_an_id(hook: DelayedStoreHook):
     assert (known.destination, known.due_at) == ("r", due)
 
 
+@pytest.mark.parametrize("store", DATABASES, indirect=True)
 def test_counts(hook: DelayedStoreHook):
     found = hook.counts(overdue=3 * SECOND, by_destination=True)
     assert found.numbers() == {

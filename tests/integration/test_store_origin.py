@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import select, update
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.contention import retried
@@ -50,6 +50,7 @@ def test_a_message_tells_which_run_stored_it(store: Store):
     assert noted(hook).keys() == {MONDAY, TUESDAY}
 
 
+@on_postgres_too
 def test_what_is_replaced_takes_the_new_origin_and_says_since_when(store: Store):
     first = store.installed()
     first.origin = MONDAY

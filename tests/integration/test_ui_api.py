@@ -10,7 +10,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
 from support.standing import give_up, hand_over, hold, pause
-from support.stores import Store, message
+from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.origin import Origin
@@ -53,6 +53,7 @@ def names(found) -> list[str]:
     return [one["message_id"] for one in found["messages"]]
 
 
+@on_postgres_too
 def test_the_figures(store: Store, hook: DelayedStoreHook, page: Page):
     found = page.get(url(store, "summary"), "viewer")
     figures = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired", "remembered")
@@ -239,6 +240,7 @@ def test_messages_are_changed_by_their_ids(store: Store, hook: DelayedStoreHook,
     assert hook.get("retrying").state == "erased"
 
 
+@on_postgres_too
 def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, page: Page):
     would = page.post(url(store, "cancel"), filter={"tag": "t", "state": ["waiting", "failed"]}, dry_run=True)
     assert (would["matching"], would["matching_at_least"], would["changed"], would["next"]) == (2, False, 2, None)

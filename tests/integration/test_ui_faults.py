@@ -46,10 +46,13 @@ def test_one_that_is_away_says_so_and_does_not_hold_up_the_others(
 
 
 def test_tables_that_are_not_there(store: Store, page: Page):
+    hook = store.hook()
+    for table in hook.tables:
+        table.drop(hook.engine)
     answer = page.ask("GET", f"/api/v1/stores/{store.conn_id}/summary", "viewer")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_ready")
     assert "TopologyInstallOperator" in answer.json()["error"]["message"]
-    store.installed()
+    hook.install([])
     assert page.get(f"/api/v1/stores/{store.conn_id}/summary", "viewer")["waiting"] == 0
 
 

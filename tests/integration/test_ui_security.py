@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.operations_page import PREFIX, ROLES, Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401
-from support.stores import Store, message
+from support.stores import Store, message, on_postgres_too
 
 import airflow_delayed.ui as ui
 from airflow_delayed.ui.app import create
@@ -56,8 +56,6 @@ HOSTILE = [
     "é☃🐘" * 50,
     "x" * 200,
 ]
-
-pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 
 
 def asked(store: Store, route) -> tuple[str, str, dict[str, object]]:
@@ -191,6 +189,7 @@ def test_a_request_has_an_end(store: Store, shown: Page):
     assert answer.json()["outcomes"] == {"absent": 1000}
 
 
+@on_postgres_too
 def test_hostile_texts_are_only_texts(store: Store, shown: Page):
     hook = store.hooks[-1]
     long = "v" * 65_536

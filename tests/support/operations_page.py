@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,11 +15,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import create_engine, text
 
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.asking import Asking
-from support.stores import Store
+from support.lengths import LONG
+from support.rooms import FileRooms, Rooms, ServerRooms
+from support.stores import DATABASES, Store
 
 ROLES = ("viewer", "user", "op", "admin")
 PREFIX = "/delayed-deliveries"
@@ -62,67 +63,80 @@ class Page:
         return answer.status_code, answer.json()["error"]["code"]
 
 
+#: Tokens by role, while a page is served; a second page has the login of the first.
+_TOKENS: dict[str, str] = {}
+
+
 @contextmanager
 def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
     """Serve the page with a user of each role; the configuration is in the environment already."""
     from airflow.api_fastapi.app import init_auth_manager, purge_cached_app
 
+    alone = not _TOKENS
     passwords = {role: secrets.token_hex() for role in ROLES}
-    file = folder / "passwords.json"
-    file.write_text(json.dumps(passwords))
-    os.environ.update(
-        AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=",".join(f"{role}:{role}" for role in ROLES),
-        AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE=str(file),
-        AIRFLOW__API_AUTH__JWT_SECRET=secrets.token_hex(32),
-    )
+    if alone:
+        file = folder / "passwords.json"
+        file.write_text(json.dumps(passwords))
+        os.environ.update(
+            AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=",".join(f"{role}:{role}" for role in ROLES),
+            AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE=str(file),
+            AIRFLOW__API_AUTH__JWT_SECRET=secrets.token_hex(32),
+        )
     # a user's five seconds may not be enough for a machine that runs tests
     root, asking = FastAPI(), asking or Asking(reading=60)
     init_auth_manager(root)
     root.mount(PREFIX, create(asking))
     try:
         with TestClient(root) as client:
-            tokens = {}
-            for role, password in passwords.items():
-                answer = client.post("/auth/token", json={"username": role, "password": password})
-                assert answer.status_code == 201, answer.text
-                tokens[role] = answer.json()["access_token"]
-            yield Page(client, tokens, asking)
+            if alone:
+                _TOKENS.update({role: _token(client, role, password) for role, password in passwords.items()})
+            yield Page(client, _TOKENS, asking)
     finally:
         asking.close()
-        purge_cached_app()
+        if alone:
+            _TOKENS.clear()
+            purge_cached_app()
 
 
-@pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
+def _token(client: TestClient, role: str, password: str) -> str:
+    answer = client.post("/auth/token", json={"username": role, "password": password})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["access_token"]
+
+
+@pytest.fixture(name="store", params=DATABASES if LONG else ["sqlite"])
 def own_store_fixture(request: pytest.FixtureRequest, connect: Callable[..., str], tmp_path: Path) -> Iterator[Store]:
-    """A store in a database of its own: the page shows the tables of a connection's own schema."""
+    """A store in a database of its own: the page shows the tables of a connection's own schema.
+
+    It is above SQL (see support.stores), and installed already.
+    """
     conn_id = f"page_{uuid4().hex[:8]}"
     if request.param == "sqlite":
+        rooms: Rooms = FileRooms(tmp_path / "store.db")
         connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
-        store = Store(conn_id, None)
     else:
         url = request.getfixturevalue(f"{request.param}_url")
-        connect(conn_id, f"{url.rpartition('/')[0]}/{conn_id}")
-        store = Store(conn_id, None)
-        run_alone(url, f"CREATE DATABASE {conn_id}")
+        rooms = ServerRooms.of(url, request.config, databases=True)
+        connect(conn_id, rooms.database_url())
+    store = Store(conn_id, rooms=rooms)
+    store.installed()
     yield store
-    for hook in store.hooks:
-        hook.close()
-    if request.param != "sqlite":
-        run_alone(url, f"DROP DATABASE {conn_id}{' WITH (FORCE)' if request.param == 'postgres' else ''}")
+    store.close()
 
 
-def run_alone(url: str, statement: str) -> None:
-    """Run a statement that wants no transaction."""
-    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
+#: The page of this process, whichever files ask for it.
+_SERVED: list[Page] = []
 
 
-@pytest.fixture(name="served_page", scope="module")
-def served_page_fixture(airflow_db: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with serving(tmp_path_factory.mktemp("page")) as served:
-        yield served
+@pytest.fixture(name="served_page", scope="session")
+def served_page_fixture(
+    airflow_db: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Page:
+    if not _SERVED:
+        running = ExitStack()
+        pytestconfig.add_cleanup(running.close)
+        _SERVED.append(running.enter_context(serving(tmp_path_factory.mktemp("page"))))
+    return _SERVED[0]
 
 
 @pytest.fixture(name="page")

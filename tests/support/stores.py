@@ -1,4 +1,14 @@
-"""A store on SQLite, PostgreSQL and MariaDB, and a transport whose faults a test chooses."""
+"""A store on SQLite, PostgreSQL and MariaDB, and a transport whose faults a test chooses.
+
+Which databases a test runs on:
+
+- where SQL differs it takes the fixture of ``store_fixture``: each database in every run.
+- above SQL it takes that of ``plain_store_fixture``: SQLite, and each database in a long run. One test of such a file
+  is marked ``on_postgres_too``.
+
+Tables are made once in each process. A test that begins with ``store.installed()`` is given those, and they are
+emptied after it; a test that asks for a hook or the schema first has a schema without tables.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -16,15 +27,37 @@ from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store.dispatch import Dispatcher
+from support.lengths import LONG
+from support.rooms import FileRooms, Room, Rooms, ServerRooms
+
+DATABASES = ["sqlite", "postgres", "mariadb"]
+#: For the one test of a file above SQL that a short run plays on a server too.
+on_postgres_too = pytest.mark.parametrize("store", DATABASES if LONG else ["sqlite", "postgres"], indirect=True)
+#: For a test whose work is the same on each database, and costly.
+on_postgres_only = pytest.mark.parametrize("store", DATABASES if LONG else ["postgres"], indirect=True)
 
 
-@dataclass
 class Store:
-    """Makes hooks on one database, for messages that the connection ``broker`` delivers unless told otherwise."""
+    """Makes hooks on one database, for messages that the connection ``broker`` delivers unless told otherwise.
 
-    conn_id: str
-    schema: str | None
-    hooks: list[DelayedStoreHook] = field(default_factory=list)
+    :param rooms: where its tables are, in place of a schema.
+    """
+
+    def __init__(self, conn_id: str, schema: str | None = None, *, rooms: Rooms | None = None) -> None:
+        self.conn_id = conn_id
+        self.hooks: list[DelayedStoreHook] = []
+        self._schema = schema
+        self._rooms = rooms
+        self._room: Room | None = None
+
+    @property
+    def schema(self) -> str | None:
+        """Where its tables are, or will be; who asks before ``installed()`` has one without tables."""
+        if self._rooms is None:
+            return self._schema
+        if self._room is None:
+            self._room = self._rooms.empty()
+        return self._room.schema
 
     def hook(self, deliver_conn_id: str | None = "broker", **options: object) -> DelayedStoreHook:
         made = DelayedStoreHook(self.conn_id, deliver_conn_id, schema=self.schema, **options)
@@ -33,8 +66,18 @@ class Store:
 
     def installed(self, *queues: str, deliver_conn_id: str | None = "broker") -> DelayedStoreHook:
         """A hook with its table, and these queue tables."""
-        self.hook(None).install(queues, create_destinations=True)
+        if self._rooms is not None and self._room is None:
+            self._room = self._rooms.with_tables(self.conn_id)
+        if queues or self._room is None or not self._room.has_tables:
+            self.hook(None).install(queues, create_destinations=True)
         return self.hook(deliver_conn_id)
+
+    def close(self) -> None:
+        """Close its hooks, and leave its tables to the next test."""
+        for hook in self.hooks:
+            hook.close()
+        if self._rooms is not None and self._room is not None:
+            self._rooms.leave(self._room)
 
     def dispatcher(self, hook: DelayedStoreHook, transport: Transport | None = None, **options: object) -> Dispatcher:
         def transports(conn_id: str, clock: Callable[[], datetime]) -> Transport:
@@ -101,23 +144,28 @@ class Store:
             return {row.Id: row.Outcome for row in connection.execute(select(past.c.Id, past.c.Outcome))}
 
 
-@pytest.fixture(name="store", params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(name="store", params=DATABASES)
 def store_fixture(request, connect, tmp_path) -> Iterator[Store]:
+    yield from _store(request, connect, tmp_path)
+
+
+@pytest.fixture(name="store", params=DATABASES if LONG else ["sqlite"])
+def plain_store_fixture(request, connect, tmp_path) -> Iterator[Store]:
+    yield from _store(request, connect, tmp_path)
+
+
+def _store(request: pytest.FixtureRequest, connect: Callable[..., str], folder: Path) -> Iterator[Store]:
     conn_id = f"store_{uuid4().hex[:8]}"
     if request.param == "sqlite":
-        connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
-        store = Store(conn_id, None)
+        rooms: Rooms = FileRooms(folder / "store.db")
+        connect(conn_id, conn_type="sqlite", host=str(folder / "store.db"))
     else:
         url = request.getfixturevalue(f"{request.param}_url")
+        rooms = ServerRooms.of(url, request.config)
         connect(conn_id, url)
-        store = Store(conn_id, f'Room "{conn_id}" of tests')
-        run_sql(url, f"CREATE SCHEMA {quoted(store.schema)}")
+    store = Store(conn_id, rooms=rooms)
     yield store
-    for hook in store.hooks:
-        hook.close()
-    if store.schema:
-        # on MariaDB it is the whole database, and there is no such word
-        run_sql(url, f"DROP SCHEMA {quoted(store.schema)}{' CASCADE' if request.param == 'postgres' else ''}")
+    store.close()
 
 
 def quoted(name: str) -> str:
