@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import Column, MetaData, String, Table, delete, select
+from support.adopting import adopt
+from support.forked import Child
 from support.msmq import fill, headers_xml, row, timeouts_table
 from support.rabbitmq import virtual_host
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
@@ -246,33 +245,15 @@ def test_without_a_store_nothing_is_taken_over(store: Store):
     assert left(hook, table) == ["a"]
 
 
-@pytest.fixture(name="killed")
-def killed_fixture(here, store: Store):
+def killed(store: Store, moment: str) -> None:
     """Take the table over in a process that is killed at a moment."""
-    arguments = {"conn_id": store.conn_id, "schema": store.schema, "table": TABLE, "batch_size": 20}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "support.adopting", json.dumps(arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here / "tests")])},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def run(moment: str) -> None:
-        process.stdin.write(f"{moment}\n")
-        process.stdin.flush()
-        # other lines are Airflow's log
-        ended = next(line for line in process.stdout if line.lstrip("-").strip().isdigit())
-        assert int(ended) == -signal.SIGKILL
-
-    yield run
-    process.kill()
-    process.communicate()
+    with closing(
+        Child(adopt, moment=moment, conn_id=store.conn_id, schema=store.schema, table=TABLE, batch_size=20)
+    ) as child:
+        assert child.ended() == -signal.SIGKILL
 
 
-def test_from_nservicebus_to_rabbitmq_killed_again_and_again(
-    store: Store, hook, timeouts, killed, rabbitmq_url, connect
-):
+def test_from_nservicebus_to_rabbitmq_killed_again_and_again(store: Store, hook, timeouts, rabbitmq_url, connect):
     """Sent, arrived, twice, lost, early."""
     with virtual_host(rabbitmq_url) as vhost:
         connect("broker", **vhost.connection, extra={"topology": "nservicebus", "routing": "direct"})
@@ -286,7 +267,7 @@ def test_from_nservicebus_to_rabbitmq_killed_again_and_again(
         )
         sent: set[str] = set()
         for moment, both in (("read", 0), ("stored", 20), ("deleted", 20)):
-            killed(moment)
+            killed(store, moment)
             theirs, ours = set(left(hook, timeouts)), {one.message_id for one in hook.list()}
             assert theirs | ours | sent == set(names)
             assert len(theirs & ours) == both

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.forked import Child
+from support.lengths import length
+from support.rabbitmq import eventually
+from support.staying import stay
+from support.stores import Store, Transport, message, on_postgres_only, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.store.policy import DispatchPolicy
@@ -23,10 +25,10 @@ from airflow_delayed.store.report import DispatchReport
 from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
-TESTS = Path(__file__).resolve().parents[1]
 SECOND = timedelta(seconds=1)
 #: For what happens at once, and may take longer on a slow machine; in seconds.
-PATIENCE = 30
+PATIENCE = 60
+KILLS = length("kills of a triggerer of a store", 2, 5)
 
 
 def trigger(store: Store, *deliver_conn_ids: str, **arguments: object) -> StoreDispatchTrigger:
@@ -197,38 +199,25 @@ def test_what_went_wrong_is_in_the_event(store: Store, through):
     assert "TopologyInstallOperator" in result["error"]
 
 
+@on_postgres_only
 def test_a_killed_triggerer_loses_nothing(store: Store, tmp_path):
     """kill -9 in the middle of a batch: what was held is free when its lease ends, and another one goes on."""
     hook = store.installed()
-    names = [f"m{number:03}" for number in range(300)]
+    names = [f"m{number:03}" for number in range(KILLS * 150)]
     hook.send(message(name, hook.now() - SECOND) for name in names)
     journal = tmp_path / "journal"
-    arguments = [store.conn_id, store.schema or "", str(journal)]
-    pipe = subprocess.PIPE
-    for _ in range(2):
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "support.staying", *arguments], stdout=pipe, text=True, cwd=TESTS, env=environment()
-        )
-        before = len(sent(journal))
-        deadline = time.monotonic() + 2 * PATIENCE
-        while len(sent(journal)) < before + 40 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        worker.kill()
-        worker.communicate()
-        assert len(sent(journal)) > before
-    done = subprocess.run(
-        [sys.executable, "-m", "support.staying", *arguments],
-        stdout=pipe,
-        text=True,
-        cwd=TESTS,
-        env=environment(),
-        check=True,
-    )
-    assert json.loads(done.stdout.strip().splitlines()[-1])["status"] == "done"
+    arguments = {"conn_id": store.conn_id, "schema": store.schema, "journal": str(journal)}
+    for number in range(KILLS):
+        with closing(Child(stay, **arguments, hangs_after=65)) as triggerer:
+            # in the middle of its second batch of 50
+            eventually(lambda wanted=65 * (number + 1): len(sent(journal)) == wanted, PATIENCE)
+            triggerer.kill()
+    with closing(Child(stay, **arguments)) as triggerer:
+        assert triggerer.answer()["status"] == "done"
     arrived = sent(journal)
     assert set(arrived) == set(names)
-    # two kills, of which each may repeat the batches that were held
-    assert len(arrived) - len(names) <= 2 * 150
+    # each kill may repeat the batches that were held
+    assert len(arrived) - len(names) <= KILLS * 150
     assert hook.count() == 0
 
 
@@ -237,7 +226,3 @@ def sent(journal: Path) -> list[str]:
     lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
     assert {word for _, word in lines} <= {"in-time"}
     return [message_id for message_id, _ in lines]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}

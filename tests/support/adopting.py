@@ -1,16 +1,10 @@
-"""Taking over a table in a process that kills itself (SIGKILL) at a moment that a test chooses.
-
-python -m support.adopting, its arguments as JSON. It says "ready", and for each line that it is given (``read``,
-``stored`` or ``deleted``) a child takes the table over until it dies at that moment of its second batch. Then it says
-what ended the child.
-"""
+"""Taking over a table in a process that kills itself (SIGKILL) at a moment that a test chooses; see support.forked."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 from sqlalchemy import Engine, event
@@ -50,17 +44,8 @@ def die_at(moment: str, engine: Engine, table: str) -> None:
             reached("deleted")
 
 
-def main(conn_id: str, **arguments: Any) -> None:
-    print("ready", flush=True)
-    for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            hook = DelayedStoreHook(conn_id, "broker", schema=arguments["schema"])
-            die_at(line.strip(), hook.engine, arguments["table"])
-            hook.adopt(**arguments)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+def adopt(pipe: Connection, *, moment: str, conn_id: str, **arguments: Any) -> None:
+    """Take a table over, and die at a moment of the second batch: ``read``, ``stored`` or ``deleted``."""
+    hook = DelayedStoreHook(conn_id, "broker", schema=arguments["schema"])
+    die_at(moment, hook.engine, arguments["table"])
+    hook.adopt(**arguments)
