@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.own_store import FileStore
 from support.rabbitmq import virtual_host
@@ -321,7 +321,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(steps=STEPS)
 def test_nothing_is_lost_or_early_whatever_happens(tmp_path_factory, steps):
     """Messages are stored, refused, sent over a connection that is lost, and held by dispatchers that die."""

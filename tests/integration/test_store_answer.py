@@ -14,7 +14,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.versions import VERSION
 from services.process import free_port
 
-NAMES = {"sqlite": "SQLite 3", "postgres": "PostgreSQL 1", "mariadb": "MariaDB 1"}
+NAMES = {"sqlite": "SQLite 3", "postgres": "PostgreSQL 1", "mariadb": "(MariaDB|MySQL) [1-9]"}
 #: With a character that a URI quotes.
 PASSWORD = "hunter/2"
 

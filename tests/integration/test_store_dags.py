@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from support.examples import dags_of, result
 from support.sqs import World
 
@@ -124,3 +125,17 @@ def test_nightly_reminders(nightly, world: World, store: DelayedStoreHook, run_d
     again = result(run_dag(nightly(*second)["nightly_reminders"]), "send")
     assert (again["held"], again["replaced"]) == (0, 0)
     assert [one.message_id for one in store.list()] == ["appointment-4"]
+
+
+def test_who_changes_messages_in_a_task_is_the_task(store: DelayedStoreHook, run_dag):
+    with DAG("change_of_mind", schedule=None) as dag:
+
+        @task
+        def cancel() -> dict[str, str]:
+            with closing(DelayedStoreHook("delayed_store", "delayed_sqs")) as hook:
+                return hook.cancel(["a"])
+
+        cancel()
+    run = run_dag(dag)
+    (done,) = store.audit()
+    assert done.who == f"task change_of_mind.cancel, run {run.run_id}, triggered by dag_test"

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from sqlalchemy import create_engine, select
+from sqlalchemy import select
+from support.rooms import store_file
 from support.stores import Transport, message
 
 from airflow_delayed.errors import MessageConflict
@@ -20,11 +21,9 @@ from airflow_delayed.store import claiming, listing, storing
 from airflow_delayed.store.changes import Cancel
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.engine import engine_options, prepare
 from airflow_delayed.store.operations import Operations
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.report import DispatchFailed
-from airflow_delayed.store.schema import store_tables
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 NAMES = st.sampled_from([f"m{n}" for n in range(20)] + ["M0"])
@@ -42,12 +41,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        url = f"sqlite:///{Path(self.folder.name) / 'model.db'}"
-        self.engine = prepare(create_engine(url, **engine_options("sqlite")))
-        self.tables = store_tables()
+        self.engine, self.tables = store_file(Path(self.folder.name) / "model.db")
         self.table = self.tables.messages
-        for table in self.tables:
-            table.create(self.engine)
         self.now = START
         self.rows: dict[str, tuple] = {}
         #: Given up, or expired: id -> reason, failures.
@@ -297,7 +292,5 @@ class StoreMachine(RuleBasedStateMachine):
             return error.report, set(error.failures)
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+StoreMachine.TestCase.settings = settings(stateful_step_count=20, suppress_health_check=[HealthCheck.too_slow])
 TestStore = StoreMachine.TestCase

@@ -312,23 +312,6 @@ def test_who_it_was(store: Store, monkeypatch):
     assert audit(hook)[-1][0].startswith("uid ")
 
 
-@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_in_a_task_it_was_the_task(store: Store, run_dag):
-    from airflow.sdk import DAG, task
-
-    hook = store.installed()
-    with DAG("change_of_mind", schedule=None) as dag:
-
-        @task
-        def cancel() -> dict[str, str]:
-            return store.hook().cancel(["a"])
-
-        cancel()
-    run = run_dag(dag)
-    ((who, *_),) = audit(hook)
-    assert who == f"task change_of_mind.cancel, run {run.run_id}, triggered by dag_test"
-
-
 def test_an_id_that_is_being_handed_over_is_waited_for(hook: DelayedStoreHook):
     """Half a second in all; what happens to it meanwhile is told."""
     hook.send([message("returned", LATER), message("sent", LATER)])

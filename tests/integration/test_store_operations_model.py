@@ -10,7 +10,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import create_engine, insert, select
+from sqlalchemy import insert, select
+from support.lengths import length
+from support.rooms import store_file
 from support.stores import message
 
 from airflow_delayed.message import DelayedMessage
@@ -18,10 +20,8 @@ from airflow_delayed.store import claims, counts, leases, listing
 from airflow_delayed.store.by_id import update_rows
 from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Retry
 from airflow_delayed.store.criteria import Criteria, states_of
-from airflow_delayed.store.engine import engine_options, prepare
 from airflow_delayed.store.operations import Operations
 from airflow_delayed.store.rows import to_row
-from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import MessageState
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -32,6 +32,7 @@ PICKS = st.sets(st.integers(0, len(NAMES) - 1), min_size=1, max_size=3)
 TAGS = st.sampled_from(["t", "T", None])
 MINUTES = st.integers(0, 30)
 LEASE = timedelta(minutes=3)
+STEPS = length("steps of each example of the operations", 20, 30)
 #: When it is due, in minutes from ten minutes ago; how long it lives from then on; its tag.
 FIELDS = st.tuples(MINUTES, st.sampled_from([None, None, 5, 40]), TAGS)
 
@@ -77,13 +78,7 @@ class OperationsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.engine = prepare(
-            create_engine(f"sqlite:///{Path(self.folder.name) / 'model.db'}", **engine_options("sqlite"))
-        )
-        self.tables = store_tables()
-        with self.engine.begin() as connection:
-            for table in self.tables:
-                table.create(connection)
+        self.engine, self.tables = store_file(Path(self.folder.name) / "model.db")
         self.now = START
         self.kept: dict[str, Kept] = {}
         self.past: dict[str, tuple[str, datetime]] = {}
@@ -383,7 +378,5 @@ class OperationsMachine(RuleBasedStateMachine):
         }
 
 
-OperationsMachine.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+OperationsMachine.TestCase.settings = settings(stateful_step_count=STEPS, suppress_health_check=[HealthCheck.too_slow])
 TestOperations = OperationsMachine.TestCase

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -19,7 +21,8 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, delete, select, text
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.schema import store_tables
+from airflow_delayed.store.engine import engine_options, prepare
+from airflow_delayed.store.schema import Tables, store_tables
 from airflow_delayed.store.versions import VERSION
 from support.servers import SERVERS
 
@@ -91,6 +94,25 @@ class FileRooms(Rooms):
 
     def leave(self, room: Room) -> None:
         pass
+
+
+def store_file(path: Path) -> tuple[Engine, Tables]:
+    """Return a new SQLite file with the tables of a store, without Airflow; the tables are made once."""
+    engine = prepare(create_engine(f"sqlite:///{path}", **engine_options("sqlite")))
+    path.write_bytes(_bare_tables())
+    return engine, store_tables()
+
+
+@cache
+def _bare_tables() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "store.db")
+        engine = prepare(create_engine(f"sqlite:///{path}", **engine_options("sqlite")))
+        with engine.begin() as connection:
+            for table in store_tables():
+                table.create(connection)
+        engine.dispose()
+        return path.read_bytes()
 
 
 class ServerRooms(Rooms):
