@@ -264,7 +264,7 @@ def test_it_stays_for_a_time(store: Store):
 def test_one_pass_at_a_time_for_who_sleeps_elsewhere(store: Store):
     hook, transport = store.installed(), Transport(refused={"b"})
     time = Time(hook)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     dispatcher = store.dispatcher(hook, transport, **time.options(), lookahead=10 * SECOND)
     assert dispatcher.once().dispatched == 0
     assert dispatcher.next_due() is None
@@ -281,7 +281,8 @@ def test_one_pass_at_a_time_for_who_sleeps_elsewhere(store: Store):
     dispatcher.close()
     dispatcher.close()
     assert transport.closed >= 1
-    assert threading.active_count() == before
+    # others that were there may have ended meanwhile
+    assert set(threading.enumerate()) <= before
 
 
 def test_it_leaves_a_trace_of_when_it_was_there(store: Store):

@@ -259,9 +259,10 @@ def test_those_who_store_the_same_wait_for_each_other_in_one_order(store: Store)
     )
     with hook.engine.begin() as connection:
         claims.insert_new(connection, hook.table, rows[:1])
+        mine = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
         sender.start()
         with hook.engine.connect() as watching:
-            waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            waits = text(f"SELECT count(*) FROM pg_stat_activity WHERE {mine} = ANY(pg_blocking_pids(pid))")
             while not watching.execute(waits).scalar():
                 watching.rollback()
                 assert sender.is_alive()

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import create_engine, delete, event, select, text
 from support.stores import message
 
 from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnavailable
@@ -31,14 +31,26 @@ def engine(request, postgres_url, monkeypatch):
     made.dispose()
 
 
-@pytest.fixture
-def tables(engine):
+@pytest.fixture(scope="module")
+def made(postgres_url):
+    """Tables that are made once, with a name that is odd to each driver."""
+    engine = prepare(create_engine(f"postgresql+psycopg://{postgres_url.partition('://')[2]}"))
     found = store_tables(f'100%s "of" {uuid4().hex[:8]}')
     setup.install(engine, found)
     yield found
     with engine.begin() as connection:
         for table in found:
             table.drop(connection)
+    engine.dispose()
+
+
+@pytest.fixture
+def tables(engine, made):
+    yield made
+    with engine.begin() as connection:
+        for table in made:
+            if table is not made.version:
+                connection.execute(delete(table))
 
 
 def there(engine, tables) -> dict:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import select
-from support.stores import Store, Transport, message, quoted, run_sql
+from support.rooms import ServerRooms
+from support.stores import Store, Transport, message
 
 from airflow_delayed.errors import LimitExceeded, TransportUnavailable
 from services.process import free_port
@@ -24,15 +25,14 @@ def store(request, connect, mariadb_url):
         conn_type="mysql",
         host=url.hostname,
         port=url.port,
-        login=url.username,
-        password=url.password,
+        login=unquote(url.username or ""),
+        password=unquote(url.password or ""),
         schema=url.path[1:],
         extra={"client": request.param},
     )
-    schema = f'of "{request.param}"'
-    run_sql(mariadb_url, f"CREATE SCHEMA {quoted(schema)}")
-    yield Store("of_driver", schema)
-    run_sql(mariadb_url, f"DROP SCHEMA {quoted(schema)}")
+    made = Store("of_driver", rooms=ServerRooms.of(mariadb_url, request.config))
+    yield made
+    made.close()
 
 
 def test_what_is_stored_is_handed_over(store: Store):
@@ -53,7 +53,6 @@ def test_what_is_stored_is_handed_over(store: Store):
     store.dispatcher(hook, transport).run()
     assert transport.sent == [said]
     assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "handed over"}
-    hook.close()
 
 
 def test_big_bodies_go_in_as_many_statements_as_the_server_takes(store: Store):
@@ -73,7 +72,6 @@ def test_big_bodies_go_in_as_many_statements_as_the_server_takes(store: Store):
     ):
         hook.send([message("small", LATER), too_big])
     assert hook.count() == 40
-    hook.close()
 
 
 @pytest.mark.parametrize("client", DRIVERS)

@@ -14,6 +14,7 @@ from support.stores import Store, message, store_fixture  # noqa: F401 - a fixtu
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store import notice
 from airflow_delayed.store.listening import Listener
 from airflow_delayed.store.waiting import Poll, waiter_for
 
@@ -81,7 +82,11 @@ def later(do: Callable[[], object]) -> threading.Thread:
 def listening(hook: DelayedStoreHook) -> list[int]:
     """The servers' processes of connections that LISTEN to this store."""
     with hook.engine.connect() as connection:
-        found = connection.execute(text("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"delayed_%'"))
+        # others may listen to theirs
+        name = notice.channel(connection, hook.table)
+        found = connection.execute(
+            text("SELECT pid FROM pg_stat_activity WHERE starts_with(query, :begin)"), {"begin": f'LISTEN "{name}"'}
+        )
         return list(found.scalars())
 
 

@@ -16,6 +16,8 @@ from support.stores import Store, message, store_fixture  # noqa: F401 - a fixtu
 from airflow_delayed.errors import MessageConflict, NaiveTime
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import claims, leases
+from airflow_delayed.store.changes import Cancel
+from airflow_delayed.store.operations import Operations
 from airflow_delayed.store.outcomes import Outcome
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -316,19 +318,20 @@ def test_an_id_that_is_being_handed_over_is_waited_for(hook: DelayedStoreHook):
     """Half a second in all; what happens to it meanwhile is told."""
     hook.send([message("returned", LATER), message("sent", LATER)])
     hold(hook, "returned", "sent")
+    naps: list[float] = []
 
-    def dispatch() -> None:
-        time.sleep(0.1)
-        settle(hook, "sent")
-        with hook.engine.begin() as connection:
-            leases.release(connection, hook.tables, ["returned"], "d")
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            settle(hook, "sent")
+            with hook.engine.begin() as connection:
+                leases.release(connection, hook.tables, ["returned"], "d")
 
-    thread = threading.Thread(target=dispatch)
-    thread.start()
-    found = hook.cancel(["flying", "returned", "sent"], actor="alice")
-    thread.join(30)
+    operations = Operations(hook.engine, hook.tables, sleep=sleep, monotonic=lambda: sum(naps))
+    found = operations.by_ids(Cancel(), ["flying", "returned", "sent"], who="alice")
     assert found == {"flying": "in flight", "returned": "cancelled", "sent": "handed over"}
     assert found.counts == {"in flight": 1, "cancelled": 1, "handed over": 1}
+    assert sum(naps) == pytest.approx(0.5, abs=0.1)
     assert audit(hook)[-1][3] == {"in flight": 1, "cancelled": 1, "handed over": 1}
 
 

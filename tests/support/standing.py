@@ -12,9 +12,7 @@ from airflow_delayed.store import claims, leases
 from airflow_delayed.store.by_id import update_rows
 
 
-def hold(
-    hook: DelayedStoreHook, *ids: str, lease: timedelta = timedelta(seconds=30), dispatcher: str = "d"
-) -> set[str]:
+def hold(hook: DelayedStoreHook, *ids: str, lease: timedelta = timedelta(hours=1), dispatcher: str = "d") -> set[str]:
     """Claim messages as a dispatcher does, and return those that it got."""
     with hook.engine.begin() as connection:
         now = claims.database_time(connection)
