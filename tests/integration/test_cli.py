@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 from support.standing import give_up, hand_over
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
@@ -49,10 +51,10 @@ class Done:
 def program(store: Store, here: Path) -> Callable[..., Done]:
     """The real program, which takes seconds to start."""
 
-    def run(command: str, *arguments: str, answer: str = "") -> Done:
+    def run(command: str, *arguments: str) -> Done:
         words = [sys.executable, "-m", "airflow", "delayed", command, "--conn-id", store.conn_id, *arguments]
         found = {**os.environ, "PYTHONPATH": str(here)}
-        done = subprocess.run(words, capture_output=True, text=True, check=False, input=answer, env=found)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=found)
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
@@ -64,10 +66,10 @@ def delayed(store: Store, monkeypatch, capsys) -> Callable[..., Done]:
     from airflow.cli import cli_parser
 
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
     parser = cli_parser.get_parser()
 
-    def run(command: str, *arguments: str) -> Done:
+    def run(command: str, *arguments: str, answer: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
         args = parser.parse_args(["delayed", command, "--conn-id", store.conn_id, *arguments])
         code = 0
         capsys.readouterr()
@@ -107,15 +109,15 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     assert delayed("dispatchers", "-o", "json").rows == []
 
 
-def test_a_change_by_filter_asks(hook: DelayedStoreHook, program, delayed):
-    no = program("cancel", "--tag", "t", answer="n\n")
+def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
+    no = delayed("cancel", "--tag", "t", answer="n\n")
     assert no.code == 1
     assert "This would be: 3 cancelled. Go on? (y/N)" in no.err
     assert "Nothing was changed." in no.err
     # nobody is there to answer
     assert delayed("cancel", "--tag", "t").code == 1
     assert hook.get("m0").state == "waiting"
-    yes = program("cancel", "--tag", "t", "-o", "json", answer="y\n")
+    yes = delayed("cancel", "--tag", "t", "-o", "json", answer="y\n")
     assert yes.rows == [{"outcome": "cancelled", "messages": 3, "such_as": ["m0", "m1", "m2"]}]
     assert hook.get("m0").state == "cancelled"
     none = delayed("cancel", "--tag", "t", "-o", "json")
@@ -175,25 +177,14 @@ def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, argum
     assert done.out == ""
 
 
-def test_airflow_starts_no_slower(store: Store, here: Path):
+def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
     """The commands are there, and nothing that does their work is imported yet."""
-    code = (
-        "import sys; from airflow.cli import cli_parser; p = cli_parser.get_parser();"
-        "print('delayed' in p._subparsers._group_actions[0].choices);"
-        "print(*(n for n in sys.modules if n.startswith('airflow_delayed')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(here)},
-    )
-    there, loaded = done.stdout.splitlines()[-2:]
-    assert there == "True"
-    assert set(loaded.split()) == {
-        "airflow_delayed",
-        "airflow_delayed.cli",
-        "airflow_delayed.cli.definition",
-        "airflow_delayed.provider_info",
+    assert fresh["the commands"] == {
+        "there": True,
+        "imported": [
+            "airflow_delayed",
+            "airflow_delayed.cli",
+            "airflow_delayed.cli.definition",
+            "airflow_delayed.provider_info",
+        ],
     }

@@ -7,7 +7,6 @@ import os
 import shlex
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
-from support import pages
-from support.sqs import World
+from support import aws_cli, pages
+from support.sqs import World, clocked_server_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
@@ -34,16 +33,13 @@ def docs(here: Path) -> Path:
     return here / "docs/sqs"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[sqs.Sqs]:
-    # one of its own: the pages' queues are not named after a test
-    with sqs.running() as made:
-        yield made
-
-
 @pytest.fixture
-def world(server: sqs.Sqs, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    """What the pages expect: a connection, credentials for boto3, and a working folder; there are no queues yet."""
+def world(clocked_server: sqs.Sqs, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    """What the pages expect: a connection, credentials for boto3, and a working folder; there are no queues yet.
+
+    The server is this process's own: the pages' queues are not named after a test, and another process may play them.
+    """
+    server = clocked_server
     for name, value in {**sqs.CLIENT_ENV, "AWS_ENDPOINT_URL": server.url}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -119,19 +115,16 @@ def test_the_sensors_parameters_and_summary_are_told(docs: Path):
 
 
 def run_commands(docs: Path, tmp_path: Path) -> None:
-    stand_in = tmp_path / "bin" / "aws"
-    stand_in.parent.mkdir()
-    script = Path(__file__).parents[1] / "support" / "aws_cli.py"
-    stand_in.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
-    stand_in.chmod(0o755)
     script = "\n".join(text for language, text in pages.blocks(docs / "queues.md") if language == "bash")
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        env={**os.environ, "PATH": f"{stand_in.parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (tmp_path / "bin").mkdir()
+    with aws_cli.program(tmp_path / "bin"):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
 
 

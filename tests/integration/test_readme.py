@@ -8,6 +8,8 @@ import re
 from datetime import timedelta
 from urllib.parse import quote
 
+from support.sqs import clocked_server_fixture  # noqa: F401 - a fixture
+
 from airflow_delayed.message import DelayedMessage, utcnow
 
 
@@ -89,7 +91,9 @@ def test_changing_ones_mind(here, tmp_path, connect, capsys):
     store.close()
 
 
-def test_consumer_recognises_duplicates(here, sqs_endpoint, monkeypatch, connect):
+def test_consumer_recognises_duplicates(here, clocked_server, monkeypatch, connect):
+    # not on a server of the user's own, who may have such a queue
+    sqs_endpoint = clocked_server.url
     for name, value in {
         "AWS_ENDPOINT_URL": sqs_endpoint,
         "AWS_ACCESS_KEY_ID": "test",

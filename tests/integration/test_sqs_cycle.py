@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from datetime import datetime, timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 from botocore.exceptions import ClientError, EndpointConnectionError
+from support.forked import Child
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs_processes import dies_before_its_second_delete
 
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
@@ -221,21 +220,6 @@ def test_a_delete_that_fails_once_is_repeated_on_the_delay_queue(clocked: Clocke
     assert clocked.ids() == ["m1"]
 
 
-KILLED = """
-import os, signal, sys
-from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-sensor = FifoCycleSensor(task_id="cycle", conn_id=sys.argv[1], destination=sys.argv[2], wait_time_seconds=0)
-deletes = 0
-def kill(**_):
-    global deletes
-    deletes += 1
-    if deletes == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-sensor.hook.get_conn().meta.events.register("before-call.sqs.DeleteMessageBatch", kill)
-sensor.poke({})
-"""
-
-
 def test_a_sensor_killed_between_send_and_delete_loses_nothing(clocked: ClockedWorld):
     clocked.install()
     delays = [1000] * 15 + [2500] * 15
@@ -243,14 +227,9 @@ def test_a_sensor_killed_between_send_and_delete_loses_nothing(clocked: ClockedW
     due = {message.message_id: message.due_at for message in messages}
     clocked.hook.send(messages)
     clocked.advance(905)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, clocked.conn_id, clocked.destination],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        check=False,
-        capture_output=True,
-        timeout=120,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    killed = Child(dies_before_its_second_delete, conn_id=clocked.conn_id, destination=clocked.destination)
+    assert killed.ended() == -signal.SIGKILL
+    killed.close()
 
     arrived: list[str] = []
     sensor = sensor_of(clocked)

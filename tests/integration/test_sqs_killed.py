@@ -2,107 +2,53 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 
 from support.faulty import faulty
+from support.forked import Child
+from support.lengths import length
 from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs_processes import pokes
 
 from services import sqs
 
-MESSAGES = 1_000
+MESSAGES = length("messages through a sensor that is killed, on SQS", 200, 1_000)
+KILLS = length("kills of a sensor, on SQS", 4, 12)
+#: What may go wrong has to go wrong also among fewer requests.
+SHARE = length("requests to SQS that go wrong meanwhile", 0.15, 0.05)
 SHORTEST = 1_800
 THREE_DAYS = 259_200
-KILLS = 12
-
-#: Starts a sensor's process again and again until one ends by itself. Forked, since to import Airflow takes seconds.
-RUNNER = """
-import os, signal, sys
-from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.hooks.sqs import SqsDelayHook
-from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-
-sensor = FifoCycleSensor(task_id="cycle", conn_id=sys.argv[1], destination=sys.argv[2], wait_time_seconds=0)
-sensor.hook = SqsDelayHook(sys.argv[1], sleep=lambda seconds: None)
-sensor.hook.get_conn()  # it takes long, and has no connections yet
-
-def cycle():
-    left = 0
-
-    def moment(**_):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    for action in ("SendMessageBatch", "DeleteMessageBatch"):
-        for event in ("before-call", "after-call"):
-            sensor.hook.get_conn().meta.events.register(f"{event}.sqs.{action}", moment)
-    # one line a poke, so that the test says when, and at which moment it is killed
-    left = int(sys.stdin.readline())
-    while True:
-        try:
-            done = bool(sensor.poke({}))
-        except TransportUnavailable:
-            continue
-        print("done" if done else "more", flush=True)
-        left = int(sys.stdin.readline())
-
-while True:
-    child = os.fork()
-    if not child:
-        cycle()
-    print(child, flush=True)
-    os.waitpid(child, 0)
-"""
 
 
 class Runner:
-    """The process that starts sensors, and the sensor that runs."""
+    """The process of a sensor; another takes its place when it is killed."""
 
     def __init__(self, conn_id: str, destination: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER, conn_id, destination],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._start = partial(Child, pokes, conn_id=conn_id, destination=destination)
+        self._sensor = self._start()
         self.kills = 0
-        self._sensor = int(self._line())
 
     def poke(self, killed_at: int = 0) -> bool:
         """Let the sensor poke, and return whether it is done.
 
-        :param killed_at: the how manieth moment before or after a send or a delete kills it; 0: none. Another takes its
-            place.
+        :param killed_at: the how manieth moment before or after a send or a delete kills it; 0: none.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{killed_at}\n")
-        self._process.stdin.flush()
-        line = self._line()
-        if line.isdigit():
-            self._sensor = int(line)
+        self._sensor.say(killed_at)
+        try:
+            return self._sensor.answer()
+        except EOFError:
+            assert self._sensor.ended() == -signal.SIGKILL
+            self._sensor.close()
+            self._sensor = self._start()
             self.kills += 1
-        return line == "done"
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        while line := self._process.stdout.readline():
-            if line.strip() in ("more", "done") or line.strip().isdigit():
-                return line.strip()
-        raise AssertionError("the runner ended")
+            return False
 
     def close(self) -> None:
-        self._process.kill()
-        os.kill(self._sensor, signal.SIGKILL)
-        self._process.communicate()
+        self._sensor.close()
 
 
 def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
@@ -119,7 +65,7 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
     early: list[str] = []
     bodies: dict[str, set[bytes]] = {}
     actions = ("SendMessageBatch", "DeleteMessageBatch")
-    with faulty(clocked.url, seed=20, share=0.05, actions=actions) as (url, counts):
+    with faulty(clocked.url, seed=20, share=SHARE, actions=actions) as (url, counts):
         # what boto3 would repeat itself is repeated by us
         retries = {"retries": {"total_max_attempts": 1}}
         runner = Runner(
@@ -153,6 +99,7 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
     assert set(due) - set(arrived) == set()  # none is lost
     twice = [message_id for message_id, count in arrived.items() if count > 1]
     assert twice, "nothing went wrong, which tests nothing"
-    assert len(twice) < MESSAGES / 5
+    # a batch for each kill and each answer that was lost, at most
+    assert len(twice) <= 10 * (KILLS + counts["SendMessageBatch: answer lost"])
     # a duplicate has the id and the content of the first
     assert all(bodies[message_id] == {f"body of {message_id}".encode()} for message_id in due)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from support.forked import Child
+from support.lengths import length
 from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
+from support.sqs_processes import moves_dead_letters
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import TopologyError
@@ -196,53 +195,33 @@ def test_without_a_dead_letter_queue_there_is_nothing_to_move(world: World):
         world.hook.redrive(f"{world.queue}-2")
 
 
-#: Forks a mover for each line that it reads, tells its process id, and then how it ended.
-MOVERS = """
-import os, sys
-from airflow_delayed.hooks.sqs import SqsDelayHook
-for line in sys.stdin:
-    if mover := os.fork():
-        print(mover, flush=True)
-        print(os.waitpid(mover, 0)[1], flush=True)
-    else:
-        os.dup2(2, 1)  # its log
-        SqsDelayHook(sys.argv[1]).redrive(sys.argv[2])
-        os._exit(0)
-"""
+KILLS = length("kills of what moves dead letters back, on SQS", 2, 5)
+DEAD_LETTERS = length("dead letters that are moved back meanwhile, on SQS", 160, 400)
 
 
 def test_killed_at_any_moment_nothing_is_lost(clocked: ClockedWorld):
     dead = with_dead_letters(clocked)
-    count = 400
-    clocked.hook.send([clocked.message(0, f"m{number}") for number in range(count)])
+    clocked.hook.send([clocked.message(0, f"m{number}") for number in range(DEAD_LETTERS)])
     give_up(clocked)
-    command = [sys.executable, "-c", MOVERS, clocked.conn_id, clocked.destination]
     kills = 0
-    here = Path(__file__).parents[2]
-    with subprocess.Popen(
-        command, cwd=here, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as movers:
-        assert movers.stdin is not None
-        assert movers.stdout is not None
-        for pause in (0.0, 0.01, 0.03, 0.05, 0.1):
-            before = clocked.counts(dead)
-            print("move", file=movers.stdin)
-            mover = int(movers.stdout.readline())
-            while clocked.counts(dead) == before:  # it has begun
-                time.sleep(0.001)
-            time.sleep(pause)
-            os.kill(mover, signal.SIGKILL)
-            kills += os.WIFSIGNALED(int(movers.stdout.readline()))
-            clocked.advance(130)  # what it was about to move is visible again
-            if clocked.counts(dead) == (0, 0, 0):
-                break
-        movers.stdin.close()
+    for pause in (0.0, 0.01, 0.03, 0.05, 0.1)[:KILLS]:
+        before = clocked.counts(dead)
+        mover = Child(moves_dead_letters, conn_id=clocked.conn_id, destination=clocked.destination)
+        while clocked.counts(dead) == before:  # it has begun
+            time.sleep(0.001)
+        time.sleep(pause)
+        mover.kill()
+        kills += mover.ended() == -signal.SIGKILL
+        mover.close()
+        clocked.advance(130)  # what it was about to move is visible again
+        if clocked.counts(dead) == (0, 0, 0):
+            break
     assert kills
     clocked.hook.redrive(clocked.destination)
     assert clocked.counts(dead) == (0, 0, 0)
     arrived = clocked.ids()
-    assert set(arrived) == {f"m{number}" for number in range(count)}  # none lost
-    assert len(arrived) - count <= 10 * kills  # twice: a batch for each kill at most
+    assert set(arrived) == {f"m{number}" for number in range(DEAD_LETTERS)}  # none lost
+    assert len(arrived) - DEAD_LETTERS <= 10 * kills  # twice: a batch for each kill at most
 
 
 def test_sqs_moves_them_itself_where_it_can(world: World):

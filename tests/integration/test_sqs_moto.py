@@ -1,6 +1,7 @@
 """The subtler rules of SQS a second time, on another emulator: moto is strict where ministack is not.
 
-Few messages: each request looks at all of them. Its clock is moved in this process.
+What ministack plays too, and other files show, is for a long run. Few messages: each request looks at all of them. Its
+clock is moved in this process.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def refusal(request, **arguments: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_queues_are_made_compared_and_repaired(world: World):
     settings = QueueSettings(
         retention=timedelta(days=2),
@@ -87,6 +89,7 @@ def test_queues_are_made_compared_and_repaired(world: World):
     assert world.hook.verify([world.destination], settings=settings).ok
 
 
+@pytest.mark.long
 def test_a_redrive_policy_on_a_delay_queue_is_found_and_taken_off(world: World):
     world.install()
     world.client.create_queue(QueueName=f"{world.queue}-dead.fifo", Attributes={"FifoQueue": "true"})
@@ -139,6 +142,7 @@ def test_the_rules_of_names_are_sqs_s_own(world: World):
     assert attributes(world, world.queue)["QueueArn"].endswith(world.queue)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("due_at", [True, False])
 def test_1925_s_by_way_of_1025_and_125(world: World, clock: Clock, due_at: bool):
     """With a due time, as we send; and without, as NServiceBus does, by the timestamps of the broker alone."""
@@ -192,6 +196,7 @@ def held(world: World) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_a_message_sent_twice_is_in_the_delay_queue_once(world: World, clock: Clock):
     world.install()
     for _ in range(2):
@@ -203,6 +208,7 @@ def test_a_message_sent_twice_is_in_the_delay_queue_once(world: World, clock: Cl
     assert world.ids() == ["m0", "m1", "m2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["raw", "nservicebus", "nservicebus-unwrapped"])
 def test_each_form_arrives_as_it_was_sent(world: World, clock: Clock, form: str):
     world.install()
@@ -246,6 +252,7 @@ def test_twelve_hours_in_all(world: World, clock: Clock):
     assert world.ids() == ["new"]
 
 
+@pytest.mark.long
 def test_a_receipt_that_is_none_is_refused_by_its_name(world: World):
     world.install()
     refused = world.hook.extend_visibility(world.destination, ["nonsense"], 60)

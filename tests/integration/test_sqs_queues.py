@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from support.sqs import ClockedWorld, World, world_fixture  # noqa: F401 - a fixture
+from botocore.exceptions import ClientError
+from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import AccessDenied, InputError, LimitExceeded, SendFailed, TopologyError
@@ -229,20 +231,17 @@ def test_what_waits_is_sent_on_also_after_the_choice_was_undone(world: World, co
     assert hook.cycle(world.destination).moved == 0
 
 
-@pytest.fixture(scope="module")
-def guarded_server() -> Iterator[sqs.Sqs]:
-    with sqs.running(policies=True) as server:
-        yield server
-
-
 @pytest.fixture
-def guarded(guarded_server: sqs.Sqs, connect) -> ClockedWorld:
+def guarded(clocked: ClockedWorld, connect) -> Iterator[ClockedWorld]:
     """A world whose queues, a dead-letter queue among them, can deny what a policy says."""
-    conn_id = connect("guarded", **sqs.connection(guarded_server.url, unrestricted_delay=True))
-    world = ClockedWorld(guarded_server.url, conn_id, now=guarded_server.now, server=guarded_server)
-    world.hook.install([world.destination], create_destinations=True, settings=wanted(world))
-    world.client.create_queue(QueueName=f"{world.queue}-error")
-    return world
+    clocked.conn_id = connect("guarded", **sqs.connection(clocked.url, unrestricted_delay=True))
+    clocked.hook.install([clocked.destination], create_destinations=True, settings=wanted(clocked))
+    clocked.client.create_queue(QueueName=f"{clocked.queue}-error")
+    yield clocked
+    for queue in (access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE, access.ERROR_QUEUE, access.DESTINATION):
+        # one may deny to be changed, and can be deleted; the others may deny just that
+        with suppress(ClientError):
+            deny(clocked, queue)
 
 
 def fill(world: ClockedWorld) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import random
 import threading
 from collections import Counter
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-#: What may go wrong with a request, each as likely as the others.
+#: What may go wrong with a request, in turn.
 FAULTS = ("request lost", "answer lost", "too busy")
 _BUSY = b'{"__type":"com.amazonaws.sqs#ServiceUnavailable","message":"on purpose"}'
 
@@ -22,6 +23,7 @@ def faulty(url: str, *, seed: int, share: float, actions: tuple[str, ...]) -> It
     target = urlsplit(url).netloc
     choose, lock = random.Random(seed), threading.Lock()
     counts: Counter[str] = Counter()
+    faults = {action: itertools.cycle(FAULTS) for action in actions}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,7 +43,7 @@ def faulty(url: str, *, seed: int, share: float, actions: tuple[str, ...]) -> It
             body = self.rfile.read(int(self.headers["Content-Length"]))
             action = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
             with lock:
-                fault = choose.choice(FAULTS) if action in actions and choose.random() < share else None
+                fault = next(faults[action]) if action in actions and choose.random() < share else None
                 counts[f"{action}: {fault}" if fault else "forwarded"] += 1
             if fault == "request lost":
                 self.close_connection = True

@@ -18,7 +18,7 @@ import pytest
 #: Seconds that an answer may take on a slow machine.
 PATIENCE = 120
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["support.dispatching", "support.adopting", "support.staying"])
+_CONTEXT.set_forkserver_preload(["support.dispatching", "support.adopting", "support.staying", "support.sqs_processes"])
 
 
 class Child:

@@ -1,6 +1,7 @@
 """Run by the oldest Airflow that is served, see tests/integration/test_oldest_airflow.py; prints what it finds as JSON.
 
-A script: `python oldest.py <repository> <result.json>`, with AIRFLOW_HOME and the connections in the environment.
+A script: `python oldest.py <repository> <result.json> <question> ...`, with AIRFLOW_HOME and the connections in the
+environment. The questions are "what is there" and "how DAGs run".
 """
 
 from __future__ import annotations
@@ -101,35 +102,53 @@ def again():
     return dag
 
 
-def main(root: Path, result: Path) -> None:
+def what_is_there(root: Path) -> dict[str, object]:
+    """Import each module, read each DAG, and run one."""
     import airflow
-    from airflow.utils.db import initdb
+    from airflow.providers_manager import ProvidersManager
 
     import airflow_delayed
 
-    initdb()
     modules = [one.name for one in pkgutil.walk_packages(airflow_delayed.__path__, "airflow_delayed.")]
     dags = sorted((root / "dags").glob("*.py"))
-    found = {
+    return {
         "airflow": airflow.__version__,
         "modules": problems({name: name for name in modules}, import_module),
         "dags": problems({path.stem: path for path in dags}, runpy.run_path),
         "into a queue table": run(way("db", None, until=timedelta(seconds=3))),
-        "into SQS, in the triggerer": run(way("sqs", "db2", until=timedelta(seconds=3), deferrable=True)),
+        "left in db": left_in("db"),
+        "type": ProvidersManager().hooks["rabbitmq"].hook_class_name,
     }
-    from airflow.providers_manager import ProvidersManager
 
+
+def how_dags_run(root: Path) -> dict[str, object]:
+    """Run a DAG with SQS and a trigger, and one whose tasks are tried again."""
+    return {
+        "into SQS, in the triggerer": run(way("sqs", "db2", until=timedelta(seconds=3), deferrable=True)),
+        "left in db2": left_in("db2"),
+        "into a queue table": run(way("db", None, until=timedelta(seconds=3)))[0],
+        "left in db before that": left_in("db"),
+        "again": run(again()),
+        "left in db after that": left_in("db"),
+    }
+
+
+def left_in(conn_id: str) -> int:
     from airflow_delayed.hooks.store import DelayedStoreHook
 
-    for conn_id in ("db", "db2"):
-        with closing(DelayedStoreHook(conn_id)) as store:
-            found[f"left in {conn_id}"] = len(list(store.list()))
-    found["again"] = run(again())
-    with closing(DelayedStoreHook("db")) as store:
-        found["left in db after that"] = len(list(store.list()))
-    found["type"] = ProvidersManager().hooks["rabbitmq"].hook_class_name
-    result.write_text(json.dumps(found))
+    with closing(DelayedStoreHook(conn_id)) as store:
+        return len(list(store.list()))
+
+
+QUESTIONS = {"what is there": what_is_there, "how DAGs run": how_dags_run}
+
+
+def main(root: Path, result: Path, *questions: str) -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+    result.write_text(json.dumps({name: QUESTIONS[name](root) for name in questions}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,11 +12,27 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.loaders import JSONFileLoader, Loader
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.sqs.entries import Arrived, decode
 from services import sqs
+
+
+class _Remembering(JSONFileLoader):
+    """Reads each of botocore's files once in this process: every hook has a session, which would read them anew."""
+
+    def load_file(self, file_path: str) -> Any:
+        return _read(file_path)
+
+
+@functools.cache
+def _read(file_path: str) -> Any:
+    return JSONFileLoader().load_file(file_path)
+
+
+Loader.FILE_LOADER_CLASS = _Remembering
 
 
 @dataclass
@@ -110,9 +128,35 @@ def world_fixture(connect, sqs_endpoint: str) -> Iterator[World]:
     _remove(made)
 
 
+class _Clocked:
+    """The one server of this process whose clock can be moved, and whose queues can deny; while any module wants it."""
+
+    def __init__(self) -> None:
+        self.server: sqs.Sqs | None = None
+        self._wanted = 0
+        self._running = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def wanted(self) -> Iterator[sqs.Sqs]:
+        if self.server is None:
+            self.server = self._running.enter_context(sqs.running(policies=True))
+        self._wanted += 1
+        try:
+            yield self.server
+        finally:
+            self._wanted -= 1
+            if not self._wanted:
+                self.server = None
+                self._running.close()
+
+
+_clocked = _Clocked()
+
+
+# a fixture that is imported is another one in each module, and all of them end with the session
 @pytest.fixture(scope="session", name="clocked_server")
 def clocked_server_fixture() -> Iterator[sqs.Sqs]:
-    with sqs.running() as server:
+    with _clocked.wanted() as server:
         yield server
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 from support.recorder import Recorder
 from unit.test_send_operator import NOW, Log, Run, rows
 
@@ -200,15 +198,8 @@ def test_without_a_lead_nothing_waits_whatever_is_deferrable(run):
     assert run.now == NOW
 
 
-def test_it_waits_in_the_triggerer_by_default_where_airflow_says_so():
-    code = (
-        "from airflow_delayed.operators.send import DelayedSendOperator as Send;"
-        "from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor as Cycle;"
-        "print(Send(task_id='t', conn_id='c', value='x').deferrable, Cycle(task_id='t', destination='d').deferrable)"
-    )
-    env = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.splitlines()[-1] == "True True"
+def test_it_waits_in_the_triggerer_by_default_where_airflow_says_so(fresh):
+    assert fresh["deferrable by default"] == [True, True]
 
 
 def test_dry_run_tells_until_when_it_would_wait_and_does_not(run, log):

@@ -12,7 +12,7 @@ from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError
 from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.sdk.execution_time.context import OutletEventAccessors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.recorder import Recorder
 from unit.test_send_operator import NOW, Log, Run, rows
@@ -310,7 +310,6 @@ def test_what_is_kept_between_tries_shows_no_body(run):
     assert "hidden" not in kept
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(["near", "far", "copy"]), min_size=5, max_size=40),
     st.lists(

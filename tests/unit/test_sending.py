@@ -70,9 +70,9 @@ def peak(count):
 
 def test_memory_does_not_grow_with_the_rows(monkeypatch):
     monkeypatch.setattr("airflow_delayed.sending.Sieve", partial(Sieve, memory=50_000))
-    small = peak(10_000)
-    # 20,000 more rows held as ids alone would be 1.6 MB more
-    assert peak(30_000) - small < 400_000
+    small = peak(5_000)
+    # 10,000 more rows held as ids alone would be 0.8 MB more
+    assert peak(15_000) - small < 400_000
 
 
 def test_rows_set_aside_are_the_same_in_both_passes_although_the_clock_goes_on():

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lengths import length
 from support.recorder import Recorder
 
 from airflow_delayed.errors import InputError
@@ -109,7 +110,7 @@ ODD = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=length("examples of columns and rows that are sent", 20, 150))
 @given(
     st.lists(st.lists(USUAL, min_size=1, max_size=5), min_size=1, max_size=3),
     st.lists(ODD, max_size=2),

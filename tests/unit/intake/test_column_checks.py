@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lengths import length
 
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake import kinds
@@ -162,7 +163,7 @@ def sources(draw):
     return records, rules, partition
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=length("examples of columns and rows that are checked", 40, 300))
 @given(sources())
 def test_columns_and_rows_say_the_same(source):
     records, rules, partition = source

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lengths import length
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -76,7 +77,7 @@ def passes(transport, message):
     return True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=length("examples of extremes", 20, 200))
 @given(ROWS, st.sampled_from([{}, {"CC": "x"}, {"given": "é" * 130}]))
 def test_what_fits_by_its_extremes_passes_one_by_one(rows, headers):
     found = checked(rows, headers=headers)

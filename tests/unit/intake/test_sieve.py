@@ -3,13 +3,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delayed.intake.sieve import Sieve
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("abcdefghijklmnop"), max_size=20), max_size=4), st.sampled_from([8, 80, 1 << 20])
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delayed.sqs.brokerclock import BrokerClock
@@ -131,7 +131,6 @@ def test_it_is_never_ahead_of_the_broker(answers, phase, speed):
     phase=st.integers(0, 999),
     rounds=st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 500), st.booleans()), min_size=60, max_size=60),
 )
-@settings(max_examples=60)
 def test_never_early_and_at_most_two_seconds_late_however_often_it_goes_round(delay_us, phase, rounds):
     """Each round is 900 s and what it takes until the message is received, and then until it is sent on."""
     time = Time(phase)

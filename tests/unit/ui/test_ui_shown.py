@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.ui import sites
@@ -75,13 +73,8 @@ def test_airflow_loads_one_plugin_however_it_is_found():
     assert listed == {"name": DelayedPlugin.name, "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}
 
 
-def test_the_plugin_is_light_for_all_who_load_it():
-    code = (
-        "import airflow.plugins_manager, sys; before = {*sys.modules}; import airflow_delayed.ui.plugin;"
-        " print(*{*sys.modules} - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.split()
+def test_the_plugin_is_light_for_all_who_load_it(fresh):
+    loaded = fresh["imported by the plugin"]
     assert all(name.partition(".")[0] in ("airflow_delayed", "airflow") for name in loaded), loaded
     assert {name for name in loaded if name.startswith("airflow_delayed.")} == {
         "airflow_delayed.ui",
