@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -156,14 +156,14 @@ def users(here: Path, vhost: VirtualHost, connect: Connect) -> Iterator[dict[str
         for what, configure, write, read in re.findall(line, text, re.MULTILINE):
             name = f"{what}-{uuid4().hex[:8]}"
             made.append(name)
-            manage(vhost.url, "PUT", f"users/{name}", {"password": "p", "tags": "management"})
+            vhost.manage("PUT", f"users/{name}", {"password": "p", "tags": "management"})
             rights = {"configure": configure, "write": write, "read": read}
             vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
             found[what] = connect(what, **{**vhost.connection, "login": name, "password": "p"})
         yield found
     finally:
         for name in made:
-            manage(vhost.url, "DELETE", f"users/{name}")
+            vhost.manage("DELETE", f"users/{name}")
 
 
 def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: VirtualHost) -> None:

@@ -27,21 +27,20 @@ DEAD = "127.0.0.1:1"
 @pytest.fixture
 def proxies(vhost: VirtualHost) -> Iterator[tuple[Proxy, Proxy]]:
     """Two hosts of what might be a cluster."""
-    port = int(str(vhost.connection["port"]))
-    with proxy(port) as one, proxy(port) as other:
+    broker = vhost.port, str(vhost.connection["host"])
+    with proxy(*broker) as one, proxy(*broker) as other:
         yield one, other
 
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install(["orders"], create_destinations=True)
-    return hook
+    vhost.declare("orders")
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def through(connect: Connect, vhost: VirtualHost, *hosts: Proxy | str, **extra: object) -> RabbitMQDelayHook:
     names = ",".join(each if isinstance(each, str) else f"127.0.0.1:{each.port}" for each in hosts)
-    return RabbitMQDelayHook(connect("through", **{**vhost.connection, "host": names, "extra": extra}))
+    return RabbitMQDelayHook(connect("through", **{**vhost.connection_with(**extra), "host": names}))
 
 
 def silent_port(stack: ExitStack) -> str:

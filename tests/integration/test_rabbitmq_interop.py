@@ -17,9 +17,8 @@ from airflow_delayed.rabbitmq.properties import DUE_AT
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install(["orders"], create_destinations=True)
-    return hook
+    vhost.declare("orders")
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

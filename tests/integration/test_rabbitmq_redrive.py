@@ -20,9 +20,8 @@ UNROUTABLE = "delayed.unroutable"
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install(["Acme.Sales", "orders", "gone"], create_destinations=True)
-    return hook
+    vhost.declare("Acme.Sales", "orders", "gone")
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def strand(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

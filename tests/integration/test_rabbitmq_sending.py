@@ -9,7 +9,7 @@ from itertools import count
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, manage, messages
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -21,9 +21,7 @@ Connect = Callable[..., str]
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install([])
-    return hook
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def test_a_destination_that_is_full(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -81,14 +79,14 @@ def test_a_user_without_rights(
 ) -> None:
     vhost.declare("orders")
     name = f"sender-{uuid4().hex[:8]}"
-    manage(vhost.url, "PUT", f"users/{name}", {"password": "secret", "tags": ""})
+    vhost.manage("PUT", f"users/{name}", {"password": "secret", "tags": ""})
     try:
         vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {"configure": "^$", **rights})
         sender = RabbitMQDelayHook(connect("sender", **{**vhost.connection, "login": name, "password": "secret"}))
         with pytest.raises(SendFailed, match=f"confirmed 0 messages and not .*ACCESS_REFUSED - {reason}") as error:
             sender.send(messages("orders", [9.5] * 3))
     finally:
-        manage(vhost.url, "DELETE", f"users/{name}")
+        vhost.manage("DELETE", f"users/{name}")
     assert error.value.report.sent == 0
     assert "secret" not in str(error.value)
 

@@ -16,6 +16,8 @@ from airflow_delayed.rabbitmq.plan import Binding, Exchange, plan
 from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, TOPOLOGIES, Topology, topology_of
 
 Connect = Callable[..., str]
+# topologies other than the default one
+pytestmark = pytest.mark.usefixtures("empty_vhost")
 CHOICES = [*TOPOLOGIES, "nservicebus/direct"]
 
 
@@ -26,7 +28,7 @@ def using(vhost: VirtualHost, connect: Connect) -> Callable[[str], RabbitMQDelay
     def use(choice: str) -> RabbitMQDelayHook:
         topology, _, routing = choice.partition("/")
         return RabbitMQDelayHook(
-            connect("rabbit", **vhost.connection, extra={"topology": topology, "routing": routing or None})
+            connect("rabbit", **vhost.connection_with(topology=topology, routing=routing or None))
         )
 
     return use
@@ -82,7 +84,7 @@ def test_a_missing_destination_is_an_error(
 
 
 def test_a_callers_topology_goes_before_the_connections(vhost: VirtualHost, connect: Connect) -> None:
-    conn_id = connect("rabbit", **vhost.connection, extra={"topology": "nservicebus", "routing": "direct"})
+    conn_id = connect("rabbit", **vhost.connection_with(topology="nservicebus", routing="direct"))
     assert RabbitMQDelayHook(conn_id).topology == topology_of("nservicebus", "direct")
     assert RabbitMQDelayHook(conn_id, routing="conventional").topology == topology_of("nservicebus")
     assert RabbitMQDelayHook(conn_id, topology="celery").topology is CELERY
