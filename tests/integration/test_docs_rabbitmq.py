@@ -91,7 +91,7 @@ def test_send(run_page: Callable[[str], None], vhost: VirtualHost, caplog: pytes
     told = [record for record in caplog.records if record.name.startswith("pika") and record.levelno >= logging.WARNING]
     assert [record.getMessage() for record in told] == []
     # of four that arrived one waits for another hour
-    eventually(lambda: (vhost.count("orders"), vhost.count("delayed.level-11")) == (3, 1))
+    vhost.until(orders=3, **{"delayed.level-11": 1})
 
 
 def test_verify(run_page: Callable[[str], None]) -> None:

@@ -175,7 +175,7 @@ def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) 
 def test_a_message_that_is_due_goes_to_its_queue_at_once(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     assert hook.send(messages("orders", [-3600, 0])).sent == 2
-    eventually(lambda: vhost.count("orders") == 2)
+    vhost.until(orders=2)
 
 
 def test_dotted_destinations_do_not_leak(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -345,7 +345,7 @@ def test_a_horizon_of_28_bits(hook: RabbitMQDelayHook, vhost: VirtualHost) -> No
     hook.install(["orders"], create_destinations=True)
     assert hook.horizon == timedelta(seconds=268_435_455)
     hook.send([DelayedMessage(destination="orders", body=b"", due_at=utcnow() + hook.horizon, message_id="far")])
-    eventually(lambda: dict(_waiting(vhost))["delayed.level-27"] == 1)
+    vhost.until(**{"delayed.level-27": 1})
 
 
 def test_a_connection_says_what_is_wrong_with_it(hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect) -> None:
