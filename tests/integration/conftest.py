@@ -65,9 +65,9 @@ def own_broker(authority: Authority) -> Iterator[rabbitmq.Broker]:
 
 
 @pytest.fixture(scope="session")
-def own_virtual_hosts(own_broker: rabbitmq.Broker) -> Iterator[VirtualHosts]:
-    # they go with their broker
-    yield VirtualHosts(own_broker.url)
+def own_virtual_hosts(own_broker: rabbitmq.Broker) -> VirtualHosts:
+    """Virtual hosts of that broker, which go with it."""
+    return VirtualHosts(own_broker.url)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
+from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -27,10 +28,9 @@ Connect = Callable[..., str]
 
 
 @pytest.fixture
-def vhost(rabbitmq_url: str, connect: Connect) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        connect("rabbitmq_default", **host.connection)
-        yield host
+def vhost(vhost: VirtualHost, connect: Connect) -> VirtualHost:
+    connect("rabbitmq_default", **vhost.connection)
+    return vhost
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
         assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run_page("install")
     log = capsys.readouterr().out
@@ -98,14 +99,16 @@ def test_verify(run_page: Callable[[str], None]) -> None:
     run_page("verify")
 
 
-def test_migrate(run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, rabbitmq_url: str) -> None:
+def test_migrate(
+    run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, virtual_hosts: VirtualHosts
+) -> None:
     v1 = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus-v1", routing="direct")
     celery = RabbitMQDelayHook("rabbitmq_default", topology="celery")
     v1.install(["Sales", "Acme.Sales"], create_destinations=True)
     celery.install(["celery"], create_destinations=True)
     v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
     celery.send(messages("celery", [5_000]))
-    with virtual_host(rabbitmq_url) as other:
+    with virtual_hosts.one() as other:
         old = RabbitMQDelayHook(connect("rabbitmq_old", **other.connection))
         old.install(["Sales", "Billing"], create_destinations=True)
         old.send([*messages("Sales", [70_000], prefix="c"), *messages("Billing", [80_000], prefix="d")])

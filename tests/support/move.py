@@ -1,8 +1,8 @@
 """Migrations as processes of their own, so that they can be killed: move.py URL VIRTUAL_HOST.
 
-For each number that it reads it starts one and prints its id, then ``go`` when that one has looked at its clock so often,
-which it does for each message. It waits for its end a little later, so that it is never done before. They are forked,
-since to import all of it anew takes longer than to move.
+For each number N that it reads it starts one and prints its id, and ``go`` when that one has asked N times for the
+time, as it does for each message. A little later it stands still, so that it is never done before it is killed. They
+are forked, since to import all of it anew takes longer than to move.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from airflow_delayed.rabbitmq.place import Place
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED
 from support.rabbitmq import VirtualHost
 
-
-#: How often one looks at its clock at most between ``go`` and its end.
+#: So many times it asks for the time after ``go``.
 MORE = 50
 
 

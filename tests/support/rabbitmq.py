@@ -88,7 +88,7 @@ class VirtualHost:
             return channel.queue_declare(queue, passive=True).method.message_count
 
     def until(self, **counts: int) -> None:
-        """Wait until queues hold so many messages; over one connection, since each costs the broker more than a look."""
+        """Wait until queues hold so many messages; asks over one connection, for another one costs more than a look."""
         with self.channel() as channel:
             eventually(
                 lambda: all(

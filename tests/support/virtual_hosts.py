@@ -16,9 +16,9 @@ from unittest import mock
 from urllib.parse import quote
 
 from pika.exceptions import AMQPError
-from support.rabbitmq import VirtualHost, make_virtual_host
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from support.rabbitmq import VirtualHost, make_virtual_host
 
 #: So many are made before a test waits for one that was used.
 _MOST = 2
