@@ -104,6 +104,7 @@ def _entered(hook: RabbitMQDelayHook, vhost: VirtualHost) -> str:
 def test_a_reject_does_not_send_a_message_back_into_its_level(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.declare("orders", **{"x-dead-letter-exchange": ""})
     hook.send(messages("orders", [1]))
+    vhost.until(orders=1)
     delivered = 0
     with vhost.channel() as channel:
         for method, _, _ in channel.consume("orders", inactivity_timeout=4):

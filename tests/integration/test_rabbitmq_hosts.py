@@ -189,7 +189,7 @@ def test_a_test_of_dead_hosts_takes_a_few_seconds(
     hook: RabbitMQDelayHook, vhost: VirtualHost, proxies: tuple[Proxy, Proxy], connect: Connect
 ) -> None:
     with ExitStack() as stack:
-        dead = [silent_port(stack) for _ in range(4)]
+        dead = [silent_port(stack) for _ in range(12)]
         silent = through(connect, vhost, dead[0], connection_timeout=200)
         for use in (lambda: silent.verify([]), lambda: silent.send(messages("orders", [0]))):
             with pytest.raises(TransportUnavailable, match=f"'through': {dead[0]}: no answer in time"):
@@ -197,8 +197,8 @@ def test_a_test_of_dead_hosts_takes_a_few_seconds(
         bad = through(connect, vhost, *dead, DEAD)
         started = time.monotonic()
         well, text = bad.test_connection()
-        # one after the other they would take 20
-        assert time.monotonic() - started < 15
+        # one after the other they would take 60
+        assert time.monotonic() - started < 45
         assert not well
         for host in dead:
             assert f"{host}: no answer in time" in text
