@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(servers.Controller())
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scopes.Scopes:
     return scopes.Scopes(config, log)
 

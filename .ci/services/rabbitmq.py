@@ -16,7 +16,6 @@ from typing import Protocol
 from services import packages, process
 
 PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # not the wrapper in /usr/sbin: it insists on /var/lib
-CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 USER = "rabbitmq"
 #: Queues tell how they are every second; by default every five, which tests would wait for.
 _STATISTICS = "[{rabbit, [{collect_statistics_interval, 1000}, {quorum_tick_interval, 1000}]}]."
@@ -37,13 +36,17 @@ class Broker:
 
     :param tls: have it listen for TLS too, at ``tls_port``: clients must show a certificate of that authority, and may
         log in by its common name (EXTERNAL).
+    :param management_port: where its management API listens; by default so far above AMQP that clients find it.
     """
 
-    def __init__(self, folder: Path, tls: CertificateFiles | None = None) -> None:
+    def __init__(
+        self, folder: Path, tls: CertificateFiles | None = None, *, management_port: int | None = None
+    ) -> None:
         self.folder = folder
-        self.port = _free_pair()
+        self.port = _free_pair() if management_port is None else process.free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
-        self.management_url = f"http://guest:guest@127.0.0.1:{self.port + MANAGEMENT_OFFSET}"
+        self._management_port = management_port or self.port + MANAGEMENT_OFFSET
+        self.management_url = f"http://guest:guest@127.0.0.1:{self._management_port}"
         self.tls_port = process.free_port() if tls else None
         self._environment = self._configure(tls)
         self._running = contextlib.ExitStack()
@@ -72,22 +75,58 @@ class Broker:
             process.signal_group(self._server, signal.SIGKILL)
         self.stop()
 
-    def ctl(self, *arguments: str) -> str:
-        """Run rabbitmqctl on the node, and return what it says; takes one to two seconds."""
+    def eval(self, expression: str) -> str:
+        """Have the node evaluate an Erlang expression, and return the result; takes milliseconds.
+
+        rabbitmqctl would start an Erlang machine of its own for it, which takes one to two seconds.
+        """
+        cookie = (self.folder / ".erlang.cookie").read_text()
+        node = self._environment["RABBITMQ_NODENAME"]
         done = subprocess.run(
-            [*process.as_user(USER), CONTROL, *arguments],
+            ["erl_call", "-sname", node, "-c", cookie, "-timeout", "60", "-e"],
             env={**os.environ, **self._environment},
+            input=f"{expression}.\n",
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
-        )
-        return done.stdout
+            timeout=90,
+        ).stdout
+        if not done.startswith("{ok, "):
+            raise RuntimeError(f"{expression}: {done}")
+        return done.removeprefix("{ok, ").removesuffix("}")
+
+    def alarm(self) -> None:
+        """Have it be short of memory, so that it takes no messages."""
+        self.eval('vm_memory_monitor:set_vm_memory_high_watermark({absolute, "1MB"})')
+
+    def end_alarm(self) -> None:
+        """Let it have memory again."""
+        self.eval("vm_memory_monitor:set_vm_memory_high_watermark(0.4)")
+
+    def close(self) -> None:
+        """Stop RabbitMQ in its Erlang machine, which runs on: nothing listens, and no connection is left."""
+        self.eval("rabbit:stop()")
+
+    def open(self) -> None:
+        """Start RabbitMQ again in its Erlang machine, seconds of CPU cheaper than ``start()``."""
+        self.eval("rabbit:start()")
+        process.wait_for("RabbitMQ", self._answers, seconds=120, log=self.folder / "console.log")
+
+    def restore(self) -> None:
+        """Have it serve clients, whatever was done to it."""
+        if self._server is None or process.ended(self._server):
+            self.start()
+        elif self.eval("rabbit:is_running()") != "true":
+            self.open()
+        self.end_alarm()
 
     def _ready(self, server: subprocess.Popen[bytes]) -> bool:
         if process.ended(server):
             raise RuntimeError("it has ended")
-        return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self.port + MANAGEMENT_OFFSET)
+        return self._answers()
+
+    def _answers(self) -> bool:
+        return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self._management_port)
 
     def _configure(self, tls: CertificateFiles | None) -> dict[str, str]:
         folder = self.folder
@@ -97,7 +136,7 @@ class Broker:
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
             "management.tcp.ip = 127.0.0.1\n"
-            f"management.tcp.port = {self.port + MANAGEMENT_OFFSET}\n"
+            f"management.tcp.port = {self._management_port}\n"
             "disk_free_limit.absolute = 100MB\n" + (self._listen_tls(tls) if tls else "")
         )
         (folder / "advanced.config").write_text(_STATISTICS)
@@ -142,14 +181,14 @@ class Broker:
 
 
 @contextlib.contextmanager
-def running(tls: CertificateFiles | None = None) -> Iterator[Broker]:
+def running(tls: CertificateFiles | None = None, *, management_port: int | None = None) -> Iterator[Broker]:
     """Run a RabbitMQ of one's own until the block ends, however it ends; its data is deleted then."""
     packages.require(PROGRAM, "rabbitmq-server")
     # not below a folder of the test run's: the server's own user has to be able to enter
     folder = Path(tempfile.mkdtemp(prefix="airflow-delayed-rabbitmq-"))
     try:
         folder.chmod(0o755)
-        broker = Broker(folder, tls)
+        broker = Broker(folder, tls, management_port=management_port)
         try:
             broker.start()
             yield broker

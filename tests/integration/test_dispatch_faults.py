@@ -323,7 +323,7 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
 
 def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Store, rabbitmq_url, connect):
     """For more than twice as long as a lease: nobody else may send what it has, and nothing waits for it."""
-    with virtual_host(rabbitmq_url) as vhost, proxy(vhost.parameters.port) as between:
+    with virtual_host(rabbitmq_url) as vhost, proxy(vhost.port, vhost.parameters.host) as between:
         connect("broker", **{**vhost.connection, "host": "127.0.0.1", "port": between.port})
         RabbitMQDelayHook("broker").install(["q"], create_destinations=True)
         hook = store.installed()

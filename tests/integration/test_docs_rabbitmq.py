@@ -14,7 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, manage, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
+from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -27,10 +28,9 @@ Connect = Callable[..., str]
 
 
 @pytest.fixture
-def vhost(rabbitmq_url: str, connect: Connect) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
-        connect("rabbitmq_default", **host.connection)
-        yield host
+def vhost(vhost: VirtualHost, connect: Connect) -> VirtualHost:
+    connect("rabbitmq_default", **vhost.connection)
+    return vhost
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
         assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run_page("install")
     log = capsys.readouterr().out
@@ -91,21 +92,23 @@ def test_send(run_page: Callable[[str], None], vhost: VirtualHost, caplog: pytes
     told = [record for record in caplog.records if record.name.startswith("pika") and record.levelno >= logging.WARNING]
     assert [record.getMessage() for record in told] == []
     # of four that arrived one waits for another hour
-    eventually(lambda: (vhost.count("orders"), vhost.count("delayed.level-11")) == (3, 1))
+    vhost.until(orders=3, **{"delayed.level-11": 1})
 
 
 def test_verify(run_page: Callable[[str], None]) -> None:
     run_page("verify")
 
 
-def test_migrate(run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, rabbitmq_url: str) -> None:
+def test_migrate(
+    run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, virtual_hosts: VirtualHosts
+) -> None:
     v1 = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus-v1", routing="direct")
     celery = RabbitMQDelayHook("rabbitmq_default", topology="celery")
     v1.install(["Sales", "Acme.Sales"], create_destinations=True)
     celery.install(["celery"], create_destinations=True)
     v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
     celery.send(messages("celery", [5_000]))
-    with virtual_host(rabbitmq_url) as other:
+    with virtual_hosts.one() as other:
         old = RabbitMQDelayHook(connect("rabbitmq_old", **other.connection))
         old.install(["Sales", "Billing"], create_destinations=True)
         old.send([*messages("Sales", [70_000], prefix="c"), *messages("Billing", [80_000], prefix="d")])
@@ -156,14 +159,14 @@ def users(here: Path, vhost: VirtualHost, connect: Connect) -> Iterator[dict[str
         for what, configure, write, read in re.findall(line, text, re.MULTILINE):
             name = f"{what}-{uuid4().hex[:8]}"
             made.append(name)
-            manage(vhost.url, "PUT", f"users/{name}", {"password": "p", "tags": "management"})
+            vhost.manage("PUT", f"users/{name}", {"password": "p", "tags": "management"})
             rights = {"configure": configure, "write": write, "read": read}
             vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
             found[what] = connect(what, **{**vhost.connection, "login": name, "password": "p"})
         yield found
     finally:
         for name in made:
-            manage(vhost.url, "DELETE", f"users/{name}")
+            vhost.manage("DELETE", f"users/{name}")
 
 
 def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: VirtualHost) -> None:

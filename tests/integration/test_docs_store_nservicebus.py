@@ -55,7 +55,7 @@ def database(postgres_url: str, connect) -> Iterator[str]:
 @pytest.fixture
 def vhost(rabbitmq_url: str, connect) -> Iterator[VirtualHost]:
     with virtual_host(rabbitmq_url) as host:
-        connect("rabbitmq_default", **host.connection, extra={"topology": "nservicebus", "routing": "direct"})
+        connect("rabbitmq_default", **host.connection_with(topology="nservicebus", routing="direct"))
         host.declare("Sales", "Billing")
         yield host
 

@@ -36,6 +36,7 @@ def test_it_is_what_a_connection_of_its_type_gets(hook: RabbitMQDelayHook) -> No
     assert isinstance(found, RabbitMQDelayHook)
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_install_makes_what_is_missing_and_nothing_the_second_time(hook: RabbitMQDelayHook) -> None:
     assert not hook.verify(["orders"]).ok
     first = hook.install(["orders"], create_destinations=True)
@@ -45,6 +46,7 @@ def test_install_makes_what_is_missing_and_nothing_the_second_time(hook: RabbitM
     assert again.counts() == {"ok": 28 * 2 + 3 + 1}
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_a_dry_run_makes_nothing(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     plan = hook.install(["orders"], create_destinations=True, dry_run=True)
     assert plan.counts() == {"would create": 28 * 4 + 4 + 2}
@@ -61,6 +63,7 @@ def test_the_topology_survives_a_restart(hook: RabbitMQDelayHook, vhost: Virtual
     assert all(found["durable"] and not found["auto_delete"] for found in (*ours, *queues))
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_install_reports_a_missing_destination_and_makes_nothing(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.declare("orders")
     with pytest.raises(TopologyError, match="queue invoices: missing") as error:
@@ -76,6 +79,7 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
     assert len(vhost.collect("old", enough=1)) == 1
 
 
+@pytest.mark.usefixtures("empty_vhost")
 @pytest.mark.parametrize(
     "name, arguments, argument, wanted, found",
     [
@@ -110,6 +114,7 @@ def test_what_differs_is_reported_and_left_alone(
     assert [queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")] == [name]
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_exchanges_that_differ_are_reported(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     with vhost.channel() as channel:
         channel.exchange_declare("delayed.delivery", exchange_type="topic", durable=True)
@@ -170,7 +175,7 @@ def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) 
 def test_a_message_that_is_due_goes_to_its_queue_at_once(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     assert hook.send(messages("orders", [-3600, 0])).sent == 2
-    eventually(lambda: vhost.count("orders") == 2)
+    vhost.until(orders=2)
 
 
 def test_dotted_destinations_do_not_leak(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -208,6 +213,7 @@ def test_a_destination_missing_further_on_is_counted(hook: RabbitMQDelayHook, vh
     assert vhost.count("orders") == 5
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_without_install_sending_says_what_to_do(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.declare("orders")
     with pytest.raises(TopologyError, match=r"exchange delayed.delivery: missing.* TopologyInstallOperator"):
@@ -237,6 +243,7 @@ def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQ
         hook.send(messages("orders", [40]))
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_what_a_level_refuses_for_good_is_named(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     _fill(hook, vhost, level=9)
@@ -247,6 +254,7 @@ def test_what_a_level_refuses_for_good_is_named(hook: RabbitMQDelayHook, vhost: 
     assert [message_id for message_id, _ in error.value.failures] == [message.message_id for message in batch[3:]]
 
 
+@pytest.mark.usefixtures("empty_vhost")
 def test_a_refusal_that_passes_loses_nothing(vhost: VirtualHost, connect: Connect) -> None:
     published = 0
 
@@ -337,7 +345,7 @@ def test_a_horizon_of_28_bits(hook: RabbitMQDelayHook, vhost: VirtualHost) -> No
     hook.install(["orders"], create_destinations=True)
     assert hook.horizon == timedelta(seconds=268_435_455)
     hook.send([DelayedMessage(destination="orders", body=b"", due_at=utcnow() + hook.horizon, message_id="far")])
-    eventually(lambda: dict(_waiting(vhost))["delayed.level-27"] == 1)
+    vhost.until(**{"delayed.level-27": 1})
 
 
 def test_a_connection_says_what_is_wrong_with_it(hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect) -> None:

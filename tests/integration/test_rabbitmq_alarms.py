@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -20,67 +20,65 @@ from airflow_delayed.rabbitmq.publisher import Publisher
 from services import rabbitmq
 
 Hook = Callable[..., RabbitMQDelayHook]
-CALM, ALARM = ("set_vm_memory_high_watermark", "0.4"), ("set_vm_memory_high_watermark", "absolute", "1MB")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[rabbitmq.Broker]:
-    """A broker that may be alarmed: one of the tests' own, whatever RABBITMQ_URL says."""
-    with rabbitmq.running() as broker:
-        yield broker
 
 
 @pytest.fixture
-def vhost(broker: rabbitmq.Broker) -> Iterator[VirtualHost]:
-    with virtual_host(broker.url) as host:
-        yield host
+def vhost(own_vhost: VirtualHost) -> VirtualHost:
+    return own_vhost
 
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Callable[..., str]) -> Hook:
     def make(**extra: object) -> RabbitMQDelayHook:
-        return RabbitMQDelayHook(connect("rabbit", **{**vhost.connection, "extra": extra}))
+        return RabbitMQDelayHook(connect("rabbit", **vhost.connection_with(**extra)))
 
-    make().install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     return make
 
 
 @contextmanager
 def alarm(broker: rabbitmq.Broker) -> Iterator[None]:
     try:
-        broker.ctl(*ALARM)
+        broker.alarm()
         yield
     finally:
-        broker.ctl(*CALM)
+        broker.end_alarm()
 
 
 def test_an_alarm_that_ends_loses_nothing(
     broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = messages("orders", [number % 3 for number in range(4000)])
-    timer = threading.Timer(2, broker.ctl, CALM)
+    batch = messages("orders", [number % 3 for number in range(3000)])
+
+    def end() -> None:
+        try:
+            eventually(lambda: "the broker takes no messages" in caplog.text)
+        finally:
+            broker.end_alarm()
+
+    watch = threading.Thread(target=end)
 
     def stream() -> Iterator[DelayedMessage]:
         for number, message in enumerate(batch):
             if number == 1500:
-                broker.ctl(*ALARM)
-                timer.start()
+                broker.alarm()
+                watch.start()
             yield message
 
     try:
         report = hook().send(stream())
     finally:
-        timer.join()
-        broker.ctl(*CALM)
-    assert report.sent == 4000
+        broker.end_alarm()
+    watch.join()
+    assert report.sent == 3000
     assert [text for text in caplog.messages if text.startswith("Connection 'rabbit': the broker")] == [
         "Connection 'rabbit': the broker takes no messages, since it is low on memory; sending goes on when its alarm"
         " ends",
         "Connection 'rabbit': the broker's alarm has ended; sending goes on",
     ]
-    arrivals = vhost.collect("orders", enough=4000)
+    arrivals = vhost.collect("orders", enough=3000)
     times = Counter(arrival.message_id for arrival in arrivals)
-    assert (len(times), sum(times.values())) == (4000, 4000)
+    assert (len(times), sum(times.values())) == (3000, 3000)
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
 
 
@@ -88,10 +86,10 @@ def test_nothing_is_written_during_an_alarm(
     broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even when messages that the broker took before are confirmed, and there is room in the window."""
-    hook().install(["slow"], create_destinations=True)
+    vhost.declare("slow")
     # the process of the queue stands still, and with it its confirms
     process = f"'{vhost.name}_slow'"
-    broker.ctl("eval", f"sys:suspend({process}).")
+    broker.eval(f"sys:suspend({process})")
     taken = 0
     counts: list[int] = []
 
@@ -100,7 +98,7 @@ def test_nothing_is_written_during_an_alarm(
         # to make the second destination ready took an answer, so by then the broker has all messages for the first
         for message in (*messages("slow", [0] * 10, prefix="s"), *messages("orders", [0] * 100)):
             if taken == 11:
-                broker.ctl(*ALARM)
+                broker.alarm()
                 watch.start()
             taken += 1
             yield message
@@ -109,11 +107,11 @@ def test_nothing_is_written_during_an_alarm(
         try:
             eventually(lambda: "the broker takes no messages" in caplog.text)
             counts.append(taken)
-            broker.ctl("eval", f"sys:resume({process}).")
+            broker.eval(f"sys:resume({process})")
             time.sleep(0.5)
             counts.append(taken)
         finally:
-            broker.ctl(*CALM)
+            broker.end_alarm()
 
     watch = threading.Thread(target=end)
     parameters = vhost.parameters
@@ -121,7 +119,7 @@ def test_nothing_is_written_during_an_alarm(
     try:
         assert Publisher(parameters, conn_id="rabbit", window=20).send(stream()).sent == 110
     finally:
-        broker.ctl(*CALM)
+        broker.end_alarm()
     watch.join()
     before, after = counts
     assert 11 < before == after <= 20
@@ -133,14 +131,14 @@ def test_an_alarm_that_lasts_is_an_error(broker: rabbitmq.Broker, hook: Hook, vh
     def stream() -> Iterator[DelayedMessage]:
         for number, message in enumerate(batch):
             if number == 1500:
-                broker.ctl(*ALARM)
+                broker.alarm()
             yield message
 
     try:
         with pytest.raises(SendFailed) as error:
             hook(blocked_timeout=0.5).send(stream())
     finally:
-        broker.ctl(*CALM)
+        broker.end_alarm()
     named = [message_id for message_id, _ in error.value.failures]
     confirmed = error.value.report.sent
     assert 500 <= confirmed <= 2500

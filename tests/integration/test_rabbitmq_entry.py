@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import Arrival, VirtualHost, manage, messages
+from support.rabbitmq import Arrival, VirtualHost, messages
 
 from airflow_delayed.errors import DestinationMissing
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -25,13 +25,13 @@ def restricted(vhost: VirtualHost, connect: Connect) -> Iterator[Callable[..., R
     name = f"sender-{uuid4().hex[:8]}"
 
     def make(**rights: str) -> RabbitMQDelayHook:
-        manage(vhost.url, "PUT", f"users/{name}", {"password": "secret", "tags": ""})
-        manage(vhost.url, "PUT", f"permissions/{vhost.name.replace('/', '%2F')}/{name}", rights)
+        vhost.manage("PUT", f"users/{name}", {"password": "secret", "tags": ""})
+        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
         given = {**vhost.connection, "login": name, "password": "secret"}
         return RabbitMQDelayHook(connect("restricted", **given))
 
     yield make
-    manage(vhost.url, "DELETE", f"users/{name}")
+    vhost.manage("DELETE", f"users/{name}")
 
 
 def ways(arrivals: list[Arrival]) -> set[str]:
@@ -40,7 +40,7 @@ def ways(arrivals: list[Arrival]) -> set[str]:
 
 
 def test_a_delayed_message_enters_its_level_directly(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders", "Acme.orders"], create_destinations=True)
+    vhost.declare("orders", "Acme.orders")
     batch = [*messages("orders", [1, 2.5, 5], prefix="a"), *messages("Acme.orders", [1, 4], prefix="b")]
     assert hook.send(batch).sent == 5
     for queue, ids in (("orders", ["a0", "a1", "a2"]), ("Acme.orders", ["b0", "b1"])):
@@ -55,7 +55,7 @@ def test_a_delayed_message_enters_its_level_directly(hook: RabbitMQDelayHook, vh
 
 def test_what_waits_tells_where_it_goes(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     """A message in a level's queue has the key it would have through the exchanges, and our headers."""
-    hook.install(["Acme.orders"], create_destinations=True)
+    vhost.declare("Acme.orders")
     hook.send(messages("Acme.orders", [1000]))
     with vhost.channel() as channel:
         method, found, _ = channel.basic_get("delayed.level-09", auto_ack=True)
@@ -78,7 +78,6 @@ def test_what_waits_tells_where_it_goes(hook: RabbitMQDelayHook, vhost: VirtualH
 def test_a_destination_that_dead_letters_to_the_default_exchange_has_no_direct_entry(
     hook: RabbitMQDelayHook, vhost: VirtualHost, kind: str, arguments: dict[str, object], way: str
 ) -> None:
-    hook.install([])
     with vhost.channel() as channel:
         channel.queue_declare("orders", durable=True, arguments={"x-queue-type": kind, **arguments})
         if kind == "stream":
@@ -103,9 +102,9 @@ def _entered(hook: RabbitMQDelayHook, vhost: VirtualHost) -> str:
 
 
 def test_a_reject_does_not_send_a_message_back_into_its_level(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install([])
     vhost.declare("orders", **{"x-dead-letter-exchange": ""})
     hook.send(messages("orders", [1]))
+    vhost.until(orders=1)
     delivered = 0
     with vhost.channel() as channel:
         for method, _, _ in channel.consume("orders", inactivity_timeout=4):
@@ -119,7 +118,7 @@ def test_a_reject_does_not_send_a_message_back_into_its_level(hook: RabbitMQDela
 def test_a_user_who_may_not_write_to_the_default_exchange(
     hook: RabbitMQDelayHook, vhost: VirtualHost, restricted: Callable[..., RabbitMQDelayHook]
 ) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     sender = restricted(configure=".*", write=r"^(delayed\.|orders)", read=r"^(delayed\.|orders)")
     assert sender.send(messages("orders", [0, 1, 2])).sent == 3
     arrivals = vhost.collect("orders", enough=3)
@@ -134,7 +133,7 @@ def test_a_user_who_may_not_write_to_the_default_exchange(
 def test_a_user_who_may_not_configure_the_destination(
     hook: RabbitMQDelayHook, vhost: VirtualHost, restricted: Callable[..., RabbitMQDelayHook]
 ) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     sender = restricted(configure="^$", write=".*", read=r"^delayed\.")
     assert sender.send(messages("orders", [0, 1])).sent == 2
     arrivals = vhost.collect("orders", enough=2)
@@ -142,7 +141,7 @@ def test_a_user_who_may_not_configure_the_destination(
 
 
 def test_a_level_that_is_entered_directly_makes_nothing_else(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     before = {queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")}
     hook.send(messages("orders", [0, 1]))
     assert {queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")} == before

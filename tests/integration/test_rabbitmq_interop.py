@@ -17,9 +17,8 @@ from airflow_delayed.rabbitmq.properties import DUE_AT
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install(["orders"], create_destinations=True)
-    return hook
+    vhost.declare("orders")
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -43,7 +42,7 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
     ) as connection:
         queue = Queue("orders", queue_arguments={"x-queue-type": "quorum"}, no_declare=True)
         with connection.Consumer([queue], callbacks=[take], accept=["application/octet-stream"], prefetch_count=1):
-            connection.drain_events(timeout=20)
+            connection.drain_events(timeout=60)
     ((body, message, at),) = received
     # it reads bytes without an encoding as UTF-8
     assert body == "m 0"

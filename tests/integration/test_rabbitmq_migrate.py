@@ -16,7 +16,8 @@ from typing import Any
 
 import pika
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages, virtual_host
+from support.lengths import length
+from support.rabbitmq import VirtualHost, messages, virtual_host
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TopologyError
@@ -94,8 +95,9 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
     for each in (new, old):
         each.install(names, create_destinations=True)
     batch = [
-        *messages("Sales", [1.5, 2.6, 9_000_000.2], prefix="a"),
-        *messages("Acme.Sales", [1.2, 3.1, 70_000.5], prefix="b"),
+        # the first ones are due only when they have been moved
+        *messages("Sales", [6.5, 7.6, 9_000_000.2], prefix="a"),
+        *messages("Acme.Sales", [6.2, 8.1, 70_000.5], prefix="b"),
     ]
     old.send(batch)
     began = datetime.now(UTC)
@@ -128,12 +130,13 @@ def test_between_two_virtual_hosts(
     """As between two brokers: both have the same topology."""
     there = RabbitMQDelayHook(connect("there", **other.connection))
     hook.install(["Acme.Sales", "only-here"], create_destinations=True)
-    batch = messages("Acme.Sales", [2.5, 1000.25])
-    hook.send(batch)
     with pytest.raises(TopologyError, match=r"'there' is not ready.* TopologyInstallOperator"):
         hook.migrate(hook, there)
     there.install(["Acme.Sales"], create_destinations=True)
-    hook.send(messages("only-here", [1000], prefix="x"))
+    # the first one is due only when it has been moved
+    batch = messages("Acme.Sales", [8.5, 1000.25])
+    (stray,) = messages("only-here", [1000], prefix="x")
+    hook.send([*batch, stray])
     report = there.migrate(hook, "delayed")
     assert (report.moved, report.set_aside) == (2, {"destination 'only-here': missing": 1})
     assert vhost.count(SET_ASIDE) == 1
@@ -149,10 +152,12 @@ def test_between_two_virtual_hosts(
 
     # the destination is made: what was set aside goes on with the delay that remains
     there.install(["only-here"], create_destinations=True)
+    began = datetime.now(UTC)
     redriven = hook.redrive(queue=SET_ASIDE)
     assert (redriven.by_destination, redriven.left) == ({"only-here": 1}, {})
     ((delay, destination, found, _),) = waiting(vhost, DELAYED)
-    assert (990 < delay <= 1000, destination) == (True, "only-here")
+    assert destination == "only-here"
+    assert stray.due_at - datetime.now(UTC) <= delay * SECOND < stray.due_at - began + SECOND
     assert not [name for name in found.headers if "aside" in name or name == "airflow-delayed-routing-key"]
 
 
@@ -208,7 +213,7 @@ def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     mine = [1, {"a": None}]
     task = app.send_task("work", args=[7], countdown=1000.5, queue="tasks", priority=3, headers={"mine": mine})
     app.close()
-    eventually(lambda: vhost.count("celery_delayed_9"))
+    vhost.until(celery_delayed_9=1)
 
     report = hook.migrate("celery", "delayed")
     assert (report.moved, report.set_aside) == (1, {})
@@ -389,7 +394,10 @@ def test_what_has_been_returned_often_is_moved_alone(
 MOVE = Path(__file__).parent.parent / "support" / "move.py"
 
 
-def test_a_migration_that_is_killed_25_times(
+KILLS = length("kills of a migration", 5, 25)
+
+
+def test_a_migration_that_is_killed_again_and_again(
     hook: RabbitMQDelayHook, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     """Sent, arrived, twice, lost and early are counted."""
@@ -397,25 +405,24 @@ def test_a_migration_that_is_killed_25_times(
     for each in (celery, hook):
         each.install(["orders"], create_destinations=True)
     random = Random(7)
-    soon = [random.uniform(2, 9) for _ in range(500)]
-    batch = messages("orders", [*soon, *(random.uniform(900, 1e6) for _ in range(2500))])
+    soon = [random.uniform(2, 9) for _ in range(200)]
+    # more than all that are killed can take
+    batch = messages("orders", [*soon, *(random.uniform(900, 1e6) for _ in range(200 * KILLS))])
     hook.send(batch)
     monkeypatch.setenv("PYTHONPATH", f"{here}:{here / 'tests'}")
     with subprocess.Popen(
         [sys.executable, MOVE, vhost.url, vhost.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as movers:
-        for _ in range(25):
-            print(file=movers.stdin, flush=True)
+        for _ in range(KILLS):
+            print(random.randint(1, 150), file=movers.stdin, flush=True)
             lines = {movers.stdout.readline(), movers.stdout.readline()}
-            # it has taken the first message
             lines.remove("go\n")
             (child,) = map(int, lines)
-            time.sleep(random.uniform(0, 0.08))
-            # an error if it has ended: there was too little to do
+            time.sleep(random.uniform(0, 0.03))
             os.kill(child, signal.SIGKILL)
         movers.stdin.close()
     report = hook.migrate("delayed", "celery")
-    assert 0 < report.moved < 3000
+    assert 0 < report.moved < len(batch)
     assert report.set_aside == {}
 
     due = {message.message_id: message.due_at for message in batch}
@@ -423,12 +430,12 @@ def test_a_migration_that_is_killed_25_times(
     early = [each for _, _, each, _ in far if datetime.fromisoformat(each.headers[DUE_AT]) < due[each.message_id]]
     # by its key, at the moment
     early += [each for delay, _, each, _ in far if datetime.now(UTC) + delay * SECOND < due[each.message_id]]
-    arrivals = vhost.collect("orders", enough=set(due) - {each.message_id for _, _, each, _ in far}, seconds=40)
+    arrivals = vhost.collect("orders", enough=set(due) - {each.message_id for _, _, each, _ in far}, seconds=120)
     early += [each for each in arrivals if each.received_at < due[each.message_id]]
     times = Counter([*(each.message_id for each in arrivals), *(each.message_id for _, _, each, _ in far)])
     lost = set(due) - set(times)
     twice = sum(times.values()) - len(times)
     print(f"sent {len(due)}, arrived {len(times)}, twice {twice}, lost {len(lost)}, early {len(early)}")
-    assert (len(times), lost, early) == (3000, set(), [])
+    assert (len(times), lost, early) == (len(batch), set(), [])
     # what was under way
-    assert twice <= 25 * WINDOW
+    assert twice <= KILLS * WINDOW

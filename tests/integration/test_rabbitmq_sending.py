@@ -9,7 +9,7 @@ from itertools import count
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, manage, messages
+from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -21,9 +21,7 @@ Connect = Callable[..., str]
 
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    hook.install([])
-    return hook
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
 def test_a_destination_that_is_full(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -52,7 +50,7 @@ def test_a_queue_deleted_in_the_middle_of_a_batch(hook: RabbitMQDelayHook, vhost
         nonlocal taken
         yield from messages("gone", [0], prefix="before")
         yield from messages("orders", [0])
-        eventually(lambda: vhost.count("gone") == 1)
+        vhost.until(gone=1)
         with vhost.channel() as channel:
             channel.queue_delete("gone")
         yield from messages("gone", [0], prefix="after")
@@ -63,7 +61,7 @@ def test_a_queue_deleted_in_the_middle_of_a_batch(hook: RabbitMQDelayHook, vhost
     with pytest.raises(SendFailed, match=r"not 1: message after0: returned .* as NO_ROUTE \(queue is gone\)") as error:
         hook.send(stream())
     assert error.value.report.by_destination == {"gone": 1, "orders": 1 + taken}
-    eventually(lambda: vhost.count("orders") == 1 + taken)
+    vhost.until(orders=1 + taken)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +79,14 @@ def test_a_user_without_rights(
 ) -> None:
     vhost.declare("orders")
     name = f"sender-{uuid4().hex[:8]}"
-    manage(vhost.url, "PUT", f"users/{name}", {"password": "secret", "tags": ""})
+    vhost.manage("PUT", f"users/{name}", {"password": "secret", "tags": ""})
     try:
         vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {"configure": "^$", **rights})
         sender = RabbitMQDelayHook(connect("sender", **{**vhost.connection, "login": name, "password": "secret"}))
         with pytest.raises(SendFailed, match=f"confirmed 0 messages and not .*ACCESS_REFUSED - {reason}") as error:
             sender.send(messages("orders", [9.5] * 3))
     finally:
-        manage(vhost.url, "DELETE", f"users/{name}")
+        vhost.manage("DELETE", f"users/{name}")
     assert error.value.report.sent == 0
     assert "secret" not in str(error.value)
 
@@ -98,7 +96,7 @@ def test_what_a_slow_source_gave_does_not_wait_for_the_rest(hook: RabbitMQDelayH
 
     def stream() -> Iterator[DelayedMessage]:
         for number, message in enumerate(messages("orders", [0] * 5)):
-            eventually(lambda: vhost.count("orders") == number)  # noqa: B023
+            vhost.until(orders=number)
             time.sleep(0.005)
             yield message
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from support.certificates import Authority, Files
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import TransportUnavailable
@@ -17,13 +17,8 @@ Connect = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ours"), "ours")
-
-
-@pytest.fixture(scope="module")
-def client(ours: Authority) -> Files:
-    return ours.sign("scheduler")
+def client(authority: Authority) -> Files:
+    return authority.sign("scheduler")
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +26,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Authority(tmp_path_factory.mktemp("theirs"), "theirs").sign("scheduler")
 
 
-@pytest.fixture(scope="module")
-def broker(ours: Authority) -> Iterator[rabbitmq.Broker]:
-    with rabbitmq.running(ours.sign("localhost")) as broker:
-        yield broker
-
-
 @pytest.fixture
-def vhost(broker: rabbitmq.Broker) -> Iterator[VirtualHost]:
-    with virtual_host(broker.url) as host:
-        yield host
+def vhost(own_vhost: VirtualHost) -> VirtualHost:
+    return own_vhost
 
 
 @pytest.fixture
@@ -77,7 +65,7 @@ def test_messages_arrive_over_tls(
     assert isinstance(hook, RabbitMQDelayHook)
     well, text = hook.test_connection()
     assert well, text
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     assert hook.send(messages("orders", [0] * 20)).sent == 20
     assert len(vhost.collect("orders", enough=20, more=0.1)) == 20
 
@@ -96,17 +84,21 @@ def test_the_certificate_may_be_the_login(
     broker: rabbitmq.Broker, fields: dict[str, object], vhost: VirtualHost, client: Files, connect: Connect
 ) -> None:
     nobody = {**fields, "login": "nobody", "password": "none"}
-    hook = RabbitMQDelayHook(connect("secure", **nobody, extra=extra(client, *ALL, auth_mechanism="external")))
+    external = extra(client, *ALL, auth_mechanism="external")
+    hook = RabbitMQDelayHook(connect("secure", **{**nobody, "extra": external}))
     with pytest.raises(TransportUnavailable, match="login by certificate refused; the broker needs a user of the"):
         hook.verify([])
     vhost.manage("PUT", "users/scheduler", {"password_hash": "", "tags": ""})
-    vhost.manage("PUT", "permissions/{vhost}/scheduler", {"configure": ".*", "write": ".*", "read": ".*"})
-    hook.install(["orders"], create_destinations=True)
-    assert hook.send(messages("orders", [0])).sent == 1
-    # a login of the plain kind is not one
-    hook = RabbitMQDelayHook(connect("secure", **nobody, extra=extra(client, *ALL)))
-    with pytest.raises(TransportUnavailable, match="login refused; check user and password"):
-        hook.verify([])
+    try:
+        vhost.manage("PUT", "permissions/{vhost}/scheduler", {"configure": ".*", "write": ".*", "read": ".*"})
+        hook.install(["orders"], create_destinations=True)
+        assert hook.send(messages("orders", [0])).sent == 1
+        # a login of the plain kind is not one
+        hook = RabbitMQDelayHook(connect("secure", **{**nobody, "extra": extra(client, *ALL)}))
+        with pytest.raises(TransportUnavailable, match="login refused; check user and password"):
+            hook.verify([])
+    finally:
+        vhost.manage("DELETE", "users/scheduler")
 
 
 NO_CERTIFICATE = "may demand a client certificate, by an authority that it knows (certfile, keyfile)"

@@ -17,6 +17,8 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.topology import DELAYED
 
 Connect = Callable[..., str]
+# what is installed, replaced and uninstalled here is the topology itself
+pytestmark = pytest.mark.usefixtures("empty_vhost")
 LEVEL_3 = {**DELAYED.queue_arguments(3), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
 
 

@@ -18,19 +18,21 @@ import pika
 import pytest
 from airflow.triggers.shared_stream import SharedStreamManager, reject_shared_stream_event
 from support.proxy import Proxy, proxy
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import VirtualHost, messages
+from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq import consumer
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 Connect = Callable[..., str]
-SECONDS = 30
+SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
-    with virtual_host(rabbitmq_url) as host:
+def vhost(virtual_hosts: VirtualHosts) -> Iterator[VirtualHost]:
+    """One for all: each test has queues of its own."""
+    with virtual_hosts.one() as host:
         yield host
 
 
@@ -45,8 +47,8 @@ def queue(vhost: VirtualHost, connect: Connect, request: pytest.FixtureRequest) 
 @pytest.fixture
 def proxied(vhost: VirtualHost, connect: Connect, queue: str) -> Iterator[Proxy]:
     """The connection "rabbit" through a proxy."""
-    with proxy(int(str(vhost.connection["port"]))) as made:
-        connect("rabbit", **{**vhost.connection, "port": made.port})
+    with proxy(vhost.port, str(vhost.connection["host"])) as made:
+        connect("rabbit", **{**vhost.connection, "host": "127.0.0.1", "port": made.port})
         yield made
 
 
@@ -368,7 +370,7 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_nothing_open(
     vhost: VirtualHost, queue: str, connect: Connect
 ) -> None:
     async def watch(port: int) -> None:
-        connect("silent", **{**vhost.connection, "port": port})
+        connect("silent", **{**vhost.connection, "host": "127.0.0.1", "port": port})
         async with triggerer(watcher(queue, "silent")):
             await asyncio.sleep(0.3)
 

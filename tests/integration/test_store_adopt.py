@@ -256,7 +256,7 @@ def killed(store: Store, moment: str) -> None:
 def test_from_nservicebus_to_rabbitmq_killed_again_and_again(store: Store, hook, timeouts, rabbitmq_url, connect):
     """Sent, arrived, twice, lost, early."""
     with virtual_host(rabbitmq_url) as vhost:
-        connect("broker", **vhost.connection, extra={"topology": "nservicebus", "routing": "direct"})
+        connect("broker", **vhost.connection_with(topology="nservicebus", routing="direct"))
         RabbitMQDelayHook("broker").install(["Sales"], create_destinations=True)
         now = hook.now()
         names = [f"m{n:03}" for n in range(150)]

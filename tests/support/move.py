@@ -1,6 +1,7 @@
 """Migrations as processes of their own, so that they can be killed: move.py URL VIRTUAL_HOST.
 
-For each line of its input it starts one and prints its id, then ``go`` when that one has taken its first message. They
+For each number N that it reads it starts one and prints its id, and ``go`` when that one has asked N times for the
+time, as it does for each message. A little later it stands still, so that it is never done before it is killed. They
 are forked, since to import all of it anew takes longer than to move.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from itertools import count
 
 import pika
 
@@ -19,34 +22,41 @@ from airflow_delayed.rabbitmq.place import Place
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED
 from support.rabbitmq import VirtualHost
 
-
-def now() -> datetime:
-    """The present; says when it is first asked for, which is when the first message is taken."""
-    if not asked:
-        asked.append(print("go", flush=True))
-    return utcnow()
+#: So many times it asks for the time after ``go``.
+MORE = 50
 
 
-asked: list[None] = []
+def clock(go: int) -> Callable[[], datetime]:
+    asked = count(1)
+
+    def now() -> datetime:
+        number = next(asked)
+        if number == go:
+            print("go", flush=True)
+        if number == go + MORE:
+            signal.pause()
+        return utcnow()
+
+    return now
 
 
-def migrate() -> None:
+def migrate(go: int) -> None:
     host = VirtualHost(*sys.argv[1:])
     here = host.parameters
     source, target = (
         Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here)) for topology in (DELAYED, CELERY)
     )
-    Mover(source, target, clock=now).migrate()
+    Mover(source, target, clock=clock(go)).migrate()
 
 
 def main() -> None:
     # nobody waits for those that were killed
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         child = os.fork()
         if not child:
             try:
-                migrate()
+                migrate(int(line))
             finally:
                 os._exit(0)
         print(child, flush=True)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 class Proxy:
     """Passes on what comes in at ``port``, until told otherwise.
 
-    :param target: the port at 127.0.0.1 that it stands for.
+    :param target: the port that it stands for.
+    :param host: and the host.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, host: str = "127.0.0.1") -> None:
         #: How many connections were taken so far.
         self.taken = 0
-        self._target = target
+        self._target = host, target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -65,7 +66,7 @@ class Proxy:
             while True:
                 client, _ = self._listener.accept()
                 try:
-                    server = socket.create_connection(("127.0.0.1", self._target))
+                    server = socket.create_connection(self._target)
                 except OSError:
                     client.close()
                     continue
@@ -92,8 +93,8 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(target: int) -> Iterator[Proxy]:
-    made = Proxy(target)
+def proxy(target: int, host: str = "127.0.0.1") -> Iterator[Proxy]:
+    made = Proxy(target, host)
     try:
         yield made
     finally:

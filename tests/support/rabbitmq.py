@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from urllib.parse import quote, urlsplit
+from typing import cast
+from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
 import pika
@@ -43,17 +44,34 @@ class VirtualHost:
         return pika.URLParameters(f"{parts.scheme}://{parts.netloc}/{quote(self.name, safe='')}")
 
     @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 5672
+
+    @property
+    def management_url(self) -> str:
+        """Where its broker's management API is; without a login, for a hook asks as its own user."""
+        return _without_login(management_url(self.url))
+
+    @property
     def connection(self) -> dict[str, object]:
-        """The fields of an Airflow connection."""
+        """The fields of an Airflow connection; with the management API in the extra where a hook would not find it."""
         parts = urlsplit(self.url)
+        login, password = _login(self.url)
+        default = self.management_url == _default_management_url(self.url)
         return {
             "conn_type": "rabbitmq",
             "host": parts.hostname,
-            "port": parts.port,
-            "login": parts.username,
-            "password": parts.password,
+            "port": self.port,
+            "login": login,
+            "password": password,
             "schema": self.name,
+            "extra": {} if default else {"management_url": self.management_url},
         }
+
+    def connection_with(self, **extra: object) -> dict[str, object]:
+        """The fields of an Airflow connection with more in its extra."""
+        fields = self.connection
+        return {**fields, "extra": {**cast("dict[str, object]", fields["extra"]), **extra}}
 
     @contextmanager
     def channel(self) -> Iterator[BlockingChannel]:
@@ -68,6 +86,16 @@ class VirtualHost:
     def count(self, queue: str) -> int:
         with self.channel() as channel:
             return channel.queue_declare(queue, passive=True).method.message_count
+
+    def until(self, **counts: int) -> None:
+        """Wait until queues hold so many messages; asks over one connection, for another one costs more than a look."""
+        with self.channel() as channel:
+            eventually(
+                lambda: all(
+                    channel.queue_declare(queue, passive=True).method.message_count == count
+                    for queue, count in counts.items()
+                )
+            )
 
     def collect(
         self, *queues: str, enough: int | Collection[str], seconds: float = 60, more: float = 0.5
@@ -105,29 +133,56 @@ class VirtualHost:
         return manage(self.url, method, path.replace("{vhost}", quote(self.name, safe="")), body)
 
 
-def manage(url: str, method: str, path: str, body: object = None) -> object:
-    """Call the management API: at RABBITMQ_MANAGEMENT_URL, or 10,000 ports above AMQP as by default."""
+def management_url(url: str) -> str:
+    """Return where a broker's management API is: RABBITMQ_MANAGEMENT_URL tells it of the broker at RABBITMQ_URL."""
+    told = os.environ.get("RABBITMQ_MANAGEMENT_URL")
+    if told and url == os.environ.get("RABBITMQ_URL"):
+        return told.rstrip("/")
+    return _default_management_url(url)
+
+
+def _default_management_url(url: str) -> str:
     parts = urlsplit(url)
-    base = os.environ.get("RABBITMQ_MANAGEMENT_URL") or f"http://{parts.hostname}:{(parts.port or 5672) + 10_000}"
+    return f"http://{parts.hostname}:{(parts.port or 5672) + 10_000}"
+
+
+def _login(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return unquote(parts.username or "guest"), unquote(parts.password or "guest")
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def manage(url: str, method: str, path: str, body: object = None) -> object:
+    """Call the management API of the broker at an AMQP URL."""
+    base = management_url(url)
     request = urllib.request.Request(
-        f"{base}/api/{path}", method=method, data=None if body is None else json.dumps(body).encode()
+        f"{_without_login(base)}/api/{path}", method=method, data=None if body is None else json.dumps(body).encode()
     )
-    login = f"{parts.username}:{parts.password}".encode()
+    login = ":".join(_login(base if urlsplit(base).username else url)).encode()
     request.add_header("Authorization", "Basic " + base64.b64encode(login).decode())
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 
 
+def make_virtual_host(url: str) -> VirtualHost:
+    host = VirtualHost(url, f"test/{uuid4().hex[:12]}")
+    host.manage("PUT", "vhosts/{vhost}")
+    user = quote(_login(url)[0], safe="")
+    host.manage("PUT", f"permissions/{{vhost}}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
+    return host
+
+
 @contextmanager
 def virtual_host(url: str) -> Iterator[VirtualHost]:
-    name = f"test/{uuid4().hex[:12]}"
-    host = VirtualHost(url, name)
-    host.manage("PUT", "vhosts/{vhost}")
+    """A virtual host with nothing in it, until the block ends."""
+    host = make_virtual_host(url)
     try:
-        user = quote(urlsplit(url).username or "guest")
-        host.manage("PUT", f"permissions/{{vhost}}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
         yield host
     finally:
         host.manage("DELETE", "vhosts/{vhost}")
@@ -148,8 +203,13 @@ def messages(
     ]
 
 
-def eventually(ready: Callable[[], object], seconds: float = 30) -> None:
+def eventually(ready: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until it is ready; the longer it takes to ask, the longer the pauses."""
     deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.1)
+    while True:
+        asked = time.monotonic()
+        if ready():
+            return
+        now = time.monotonic()
+        assert now < deadline, "it did not come about in time"
+        time.sleep(min(max(0.1, 2 * (now - asked)), 1))

@@ -27,16 +27,18 @@ def deliver(parts: Iterable[Declaration], way: properties.Address) -> list[tuple
     """
     exchanges = {part.name: part for part in parts if isinstance(part, Exchange)}
     queues = {part.name: part for part in parts if isinstance(part, Queue)}
-    bindings = [part for part in parts if isinstance(part, Binding)]
+    bindings: dict[str, list[Binding]] = {}
+    for part in parts:
+        if isinstance(part, Binding):
+            bindings.setdefault(part.source.name, []).append(part)
     keys = [way.key, *([way.level] if way.level else [])]
 
     def route(exchange: str) -> set[str]:
         if not exchange:
             return {key for key in keys if key in queues}
         found: set[str] = set()
-        for part in bindings:
-            fanout = part.source.type == "fanout"
-            if part.source.name == exchange and (fanout or any(matches(part.key, key) for key in keys)):
+        for part in bindings.get(exchange, ()):
+            if part.source.type == "fanout" or any(matches(part.key, key) for key in keys):
                 found |= {part.target.name} if isinstance(part.target, Queue) else route(part.target.name)
         alternate = exchanges[exchange].arguments.get("alternate-exchange")
         return route(str(alternate)) if alternate and not found else found
