@@ -3,6 +3,8 @@ SHELL := /bin/bash
 TESTS ?=
 # a group of files at a time to each of three processes, which share one set of servers (tests/support/scopes.py)
 PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reorder
+# Python may keep what it has compiled: otherwise every process would compile Airflow anew
+export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-ui test test-long lint setup clean
 
