@@ -13,18 +13,38 @@ from xdist.scheduler import LoadScopeScheduling
 #: Folders and files that one process plays, by what they share. Longest first: the run ends when the last one does.
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
-    "the demo": ("tests/acceptance/test_demo.py",),
-    "the demo's page": ("tests/acceptance/test_operations_page.py",),
     "one Spark": (
         "tests/integration/test_spark_",
         "tests/integration/test_docs_spark.py",
         "tests/integration/test_flight_reminders_",
     ),
+    "the demo": ("tests/acceptance/test_demo.py",),
     "a broker that is stopped": (
         "tests/integration/test_rabbitmq_alarms.py",
         "tests/integration/test_rabbitmq_faults.py",
         "tests/integration/test_rabbitmq_tls.py",
     ),
+    "a fork server, for processes that are killed": (
+        "tests/integration/test_dispatch_faults.py",
+        "tests/integration/test_store_adopt.py",
+        "tests/integration/test_store_stay.py",
+        "tests/integration/test_sqs_cycle.py",
+        "tests/integration/test_sqs_killed.py",
+        "tests/integration/test_sqs_life.py",
+    ),
+    "DAGs that run in the test's process": (
+        "tests/integration/test_dag_author.py",
+        "tests/integration/test_delayed_fixture.py",
+        "tests/integration/test_docs_sqs.py",
+        "tests/integration/test_docs_store.py",
+        "tests/integration/test_docs_testing.py",
+        "tests/integration/test_links.py",
+        "tests/integration/test_metrics.py",
+        "tests/integration/test_openlineage.py",
+        "tests/integration/test_sqs_sensor.py",
+        "tests/integration/test_store_dags.py",
+    ),
+    "the page": ("tests/integration/test_ui_",),
 }
 
 
