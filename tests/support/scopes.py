@@ -14,7 +14,6 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
     "the demo": ("tests/acceptance/test_demo.py",),
-    "the demo's page": ("tests/acceptance/test_operations_page.py",),
     "one Spark": (
         "tests/integration/test_spark_",
         "tests/integration/test_docs_spark.py",
