@@ -20,7 +20,8 @@ from pathlib import Path
 
 from reckoning import Consumer, Reckoning, computed, consuming, reckon
 
-from services import airflow, java, process, sqs
+from services import airflow, airflow_programs, java, sqs
+from services.airflow_programs import Programs
 
 ROOT = Path(__file__).resolve().parent.parent
 DAG, QUEUE = "flight_reminders", "flight-reminders"
@@ -47,35 +48,32 @@ def shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def migrate(env: dict[str, str], log: Path) -> None:
-    command = [*airflow.without_the_users(env), "airflow", "db", "migrate"]
-    with process.running(command, log=log, env=env) as child:
-        if child.wait():
-            raise Failed(f"'airflow db migrate' failed; see {shown(log)}")
+def migrate(programs: Programs, log: Path) -> None:
+    if programs.start(["airflow", "db", "migrate"], log).wait():
+        raise Failed(f"'airflow db migrate' failed; see {shown(log)}")
 
 
-def run_dag(env: dict[str, str], folder: Path, consumer: Consumer) -> None:
+def run_dag(programs: Programs, folder: Path, consumer: Consumer) -> None:
     """Run the DAG and say which task is at work, and what has arrived meanwhile."""
     log = folder / "airflow.log"
-    command = [*airflow.without_the_users(env), "airflow", "dags", "test", DAG]
+    log.touch()
     told: list[str] = []
     due: dict[str, float] = {}
     tell_again = 0.0
-    with process.running(command, log=log, env=env) as child:
-        while not process.ended(child):
-            time.sleep(0.2)
-            for task in re.findall(r"starting task_id=(\w+)", log.read_text(errors="replace")):
-                if task in STEPS and task not in told:
-                    told.append(task)
-                    say(STEPS[task])
-            if "send" in told and not due:
-                due = computed(reminders(folder))
-                first, last = (round(moment - time.time()) for moment in (min(due.values()), max(due.values())))
-                say(f"  of {len(due):,} reminders the first is due in {first} s, the last in {last} s")
-            if due and time.monotonic() > tell_again:
-                tell_again = time.monotonic() + 5
-                say(f"  {len(consumer.arrivals()):,} have arrived")
-    if child.returncode:
+    run = programs.start(["airflow", "dags", "test", DAG], log)
+    while not run.ended(seconds=0.2):
+        for task in re.findall(r"starting task_id=(\w+)", log.read_text(errors="replace")):
+            if task in STEPS and task not in told:
+                told.append(task)
+                say(STEPS[task])
+        if "send" in told and not due:
+            due = computed(reminders(folder))
+            first, last = (round(moment - time.time()) for moment in (min(due.values()), max(due.values())))
+            say(f"  of {len(due):,} reminders the first is due in {first} s, the last in {last} s")
+        if due and time.monotonic() > tell_again:
+            tell_again = time.monotonic() + 5
+            say(f"  {len(consumer.arrivals()):,} have arrived")
+    if run.wait():
         raise Failed(f"the DAG failed; see {shown(log)}")
 
 
@@ -113,8 +111,10 @@ def play(folder: Path) -> tuple[Reckoning, int, int]:
         )
         env["FLIGHT_REMINDERS_FOLDER"] = str(folder / "reminders")
         say("makes an Airflow home of its own")
-        migrate(env, folder / "airflow-db.log")
-        run_dag(env, folder, consumer)
+        hidden = airflow.without_the_users(env)
+        programs = stack.enter_context(airflow_programs.running(env, folder / "airflow", hidden))
+        migrate(programs, folder / "airflow-db.log")
+        run_dag(programs, folder, consumer)
         due = computed(reminders(folder))
         say("waits for what is still on its way")
         give_up = max(due.values()) + PATIENCE

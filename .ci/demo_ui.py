@@ -1,4 +1,4 @@
-"""What `make demo-ui` runs: `airflow standalone` with the operations page, and messages in every state, until Ctrl-C.
+"""What `make demo-ui` runs: an Airflow with the operations page, and messages in every state, until Ctrl-C.
 
 Real parts: Airflow, RabbitMQ, SQLite as the store; SQS is an emulator. All that it writes is in .run/demo-ui, and all
 that it starts is stopped. Its first data is what a night's run of dags/nightly_reminders.py has sent.
@@ -9,15 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import json
-import os
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -27,119 +23,50 @@ import httpx
 from services import airflow, process, rabbitmq, sqs
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Who can log in, each with a role of the same name.
-USERS = ("admin", "op", "viewer")
-DAG = "nightly_reminders"
+DAG, QUEUE = "nightly_reminders", "appointment-reminders"
 APPOINTMENTS = 400
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAGE = "/plugin/delayed-deliveries"
 
 
 class Demo:
-    """A running Airflow, by its address and its users' passwords."""
+    """A running Airflow that has the page, and what its first messages come by."""
 
-    def __init__(
-        self, url: str, passwords: Mapping[str, str], env: Mapping[str, str], folder: Path, broker: rabbitmq.Broker
-    ) -> None:
-        self.url = url
-        self.passwords = passwords
-        self.env = env
+    def __init__(self, live: airflow.Airflow, folder: Path, broker_url: str) -> None:
+        self.live = live
         self.folder = folder
-        self.broker = broker
+        #: Of the virtual host of the connection delayed_rabbitmq.
+        self.broker_url = broker_url
 
-    def client(self, user: str = "admin") -> httpx.Client:
-        """Return a client that is logged in; raises httpx.HTTPError while the server is not up."""
-        login = {"username": user, "password": self.passwords[user]}
-        with httpx.Client(base_url=self.url, timeout=60) as http:
-            token = http.post("/auth/token", json=login).raise_for_status().json()["access_token"]
-        return httpx.Client(base_url=self.url, timeout=60, headers={"Authorization": f"Bearer {token}"})
 
-    def run_dag(self, dag_id: str, *, seconds: float = 180) -> str:
-        """Run a DAG once, and return the run's id."""
-        with self.client() as http:
-            dag = f"/api/v2/dags/{dag_id}"
-            process.wait_for(f"DAG {dag_id}", lambda: http.get(dag).raise_for_status(), seconds=120)
-            http.patch(dag, json={"is_paused": False}).raise_for_status()
-            runs = f"{dag}/dagRuns"
-            run = http.post(runs, json={"logical_date": None}).raise_for_status().json()["dag_run_id"]
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                state = http.get(f"{runs}/{run}").raise_for_status().json()["state"]
-                if state in airflow.ENDED:
-                    # nothing goes on by itself: what is shown is there until somebody acts on it
-                    http.patch(dag, json={"is_paused": True}).raise_for_status()
-                    if state == "failed":
-                        raise RuntimeError(f"DAG {dag_id} failed; see {self.folder / 'airflow.log'}")
-                    return str(run)
-                time.sleep(0.5)
-        raise TimeoutError(f"DAG {dag_id} has not ended after {seconds:.0f} s")
-
-    def python(self, *arguments: str) -> str:
-        """Run a script with this Airflow's connections and configuration, and return what it prints."""
-        done = subprocess.run(
-            [*airflow.without_the_users(self.env), sys.executable, *arguments],
-            env={**os.environ, **self.env},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{arguments[0]} failed:\n{done.stderr[-3000:]}")
-        return done.stdout
+def settings(folder: Path) -> dict[str, str]:
+    """Return what the page and the DAG of the first messages have in their environment."""
+    return {
+        "NIGHTLY_REMINDERS_FILE": str(folder / "appointments.csv"),
+        "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store",
+        "AIRFLOW__DELAYED__PAGE_RABBITMQ": "delayed_rabbitmq",
+        "AIRFLOW__DELAYED__PAGE_SQS": f"delayed_sqs:{QUEUE}",
+    }
 
 
 @contextlib.contextmanager
-def running(folder: Path, connections: Mapping[str, Mapping[str, Any]] | None = None, **more: str) -> Iterator[Demo]:
-    """Run an `airflow standalone` with the page until the block ends; without any message yet.
-
-    :param connections: further ones.
-    :param more: further environment.
-    """
-    port = process.free_port()
-    url = f"http://127.0.0.1:{port}"
-    home = folder / "airflow"
-    home.mkdir(parents=True)
-    passwords = {user: secrets.token_urlsafe(9) for user in USERS}
-    kept = home / "passwords.json"
-    kept.write_text(json.dumps(passwords))
-    kept.chmod(0o600)
+def running(folder: Path) -> Iterator[Demo]:
+    """Run an Airflow with the page until the block ends; without any message yet."""
     with contextlib.ExitStack() as stack:
         queues = stack.enter_context(sqs.running())
         broker = stack.enter_context(rabbitmq.running())
-        given = {
+        connections = {
             "delayed_sqs": sqs.connection(queues.url),
             "delayed_store": {"conn_type": "sqlite", "host": str(folder / "store.db")},
             "delayed_rabbitmq": rabbitmq_connection(broker.url),
-            **(connections or {}),
         }
-        env = {
-            **airflow.environment(home, ROOT / "dags", given),
-            "NIGHTLY_REMINDERS_FILE": str(folder / "appointments.csv"),
-            "AIRFLOW__API__HOST": "127.0.0.1",
-            "AIRFLOW__API__PORT": str(port),
-            "AIRFLOW__API__BASE_URL": url,
-            "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(process.free_port()),
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(process.free_port()),
-            "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
-            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
-            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{user}" for user in USERS),
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(kept),
-            "AIRFLOW__CORE__PARALLELISM": "4",
-            "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
-            "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store",
-            "AIRFLOW__DELAYED__PAGE_RABBITMQ": "delayed_rabbitmq",
-            "AIRFLOW__DELAYED__PAGE_SQS": "delayed_sqs:appointment-reminders",
-            **more,
-        }
-        command = [*airflow.without_the_users(env), str(Path(sys.executable).with_name("airflow")), "standalone"]
-        log = folder / "airflow.log"
-        stack.enter_context(process.running(command, log=log, env=env))
-        demo = Demo(url, passwords, env, folder, broker)
-        process.wait_for("Airflow", lambda: demo.client().close() or True, seconds=240, log=log)
-        yield demo
+        home = folder / "airflow"
+        home.mkdir()
+        database = f"sqlite:///{home / 'airflow.db'}"
+        live = stack.enter_context(
+            airflow.running(ROOT / "dags", database=database, connections=connections, home=home, **settings(folder))
+        )
+        yield Demo(live, folder, broker.url)
 
 
 def rabbitmq_connection(url: str) -> dict[str, Any]:
@@ -171,14 +98,30 @@ def appointments(path: Path, count: int = APPOINTMENTS, now: datetime | None = N
 def fill(demo: Demo) -> str:
     """Have messages in every state, and return the id of the DAG run that has sent most of them."""
     appointments(demo.folder / "appointments.csv")
-    run = demo.run_dag(DAG)
-    demo.python(str(ROOT / ".ci/demo_ui_data.py"), demo.broker.url)
+    live = demo.live
+    process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
+    live.call("PATCH", f"/dags/{DAG}", is_paused=False)
+    run = live.trigger(DAG)
+    if live.wait(DAG, run) != "success":
+        raise RuntimeError(f"DAG {DAG} failed: {live.states(DAG, run)}\n{live.log(DAG, run, 'send')}")
+    # nothing goes on by itself: what is shown is there until somebody acts on it
+    live.call("PATCH", f"/dags/{DAG}", is_paused=True)
+    live.run(str(ROOT / ".ci/demo_ui_data.py"), demo.broker_url)
     return run
 
 
+def introduce(demo: Demo) -> None:
+    """Say where the page is, and who can log in."""
+    print(f"\n  {demo.live.url}{PAGE}\n", flush=True)
+    for user, password in demo.live.passwords.items():
+        print(f"  login {user:<8} password {password}")
+    print("\nadmin and op may act, viewer sees figures only. Ctrl-C stops everything.", flush=True)
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    folder = ROOT / ".run" / "demo-ui"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".run" / "demo-ui", help="where it writes; emptied first")
+    folder = parser.parse_args().folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
@@ -192,14 +135,11 @@ def main() -> None:
         with running(folder) as demo:
             print("runs dags/nightly_reminders.py, and makes messages that failed, expired or are late ...", flush=True)
             fill(demo)
-            print(f"\n  {demo.url}{PAGE}\n", flush=True)
-            for user in USERS:
-                print(f"  login {user:<8} password {demo.passwords[user]}")
-            print("\nadmin and op may act, viewer sees figures only. Ctrl-C stops everything.", flush=True)
+            introduce(demo)
             while True:
                 time.sleep(3600)
     except KeyboardInterrupt:
-        print("\nstopped; what it wrote is in .run/demo-ui", flush=True)
+        print(f"\nstopped; what it wrote is in {folder}", flush=True)
     except (RuntimeError, TimeoutError) as error:
         sys.exit(str(error))
 

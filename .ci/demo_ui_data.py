@@ -43,10 +43,12 @@ def fill_rabbitmq(url: str) -> None:
     with closing(RabbitMQDelayHook("delayed_rabbitmq")) as broker:
         broker.install(["parcels", "gone"], create_destinations=True)
         broker.send(message(f"parcel-{n}", timedelta(seconds=90 * n + 60), "parcels") for n in range(200))
-        broker.send(message(f"late-parcel-{n}", timedelta(seconds=3), "gone") for n in range(2))
+        # their queue is gone when they are due
+        due = datetime.now(timezone.utc) + timedelta(seconds=8)
+        broker.send(message(f"late-parcel-{n}", due - NOW, "gone") for n in range(2))
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         connection.channel().queue_delete("gone")
-    time.sleep(4)
+    time.sleep(max(0.0, (due - datetime.now(timezone.utc)).total_seconds() + 1))
 
 
 def fill_sqs() -> None:

@@ -7,20 +7,21 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from services import process
+from services import airflow_programs, java, process
 
 PARTS = ("api-server", "dag-processor", "scheduler", "triggerer")
 ENDED = ("success", "failed")
+#: Who can log in, each with a role of the same name.
+USERS = ("admin", "op", "viewer")
 #: The fields of a connection to a Spark on this machine.
 LOCAL_SPARK = {
     "conn_type": "spark",
@@ -36,6 +37,7 @@ def environment(home: Path, dags: Path, connections: Mapping[str, Mapping[str, o
         "PATH": path,  # where tasks find spark-submit
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **java.options(),
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -53,40 +55,58 @@ def without_the_users(env: Mapping[str, str]) -> list[str]:
 
 
 class Airflow:
-    """A running Airflow by its REST API, as the one admin that there is."""
+    """A running Airflow by its REST API; ``call`` and what goes by it is its admin."""
 
-    def __init__(self, url: str, folder: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    def __init__(
+        self, url: str, folder: Path, passwords: Mapping[str, str], programs: airflow_programs.Programs
+    ) -> None:
         self.url = url
         self.folder = folder
+        #: Of its users.
+        self.passwords = passwords
         #: The running processes: api-server, dag-processor, scheduler, triggerer.
-        self.parts: dict[str, subprocess.Popen[bytes]] = {}
-        self._start = start
+        self.parts: dict[str, airflow_programs.Program] = {}
+        self._programs = programs
         self._http = httpx.Client(base_url=url, timeout=60)
 
     def start(self, part: str, **more: str) -> None:
         """Start a part, also again when it has ended; ``more`` is added to its environment."""
-        self.parts[part] = self._start(part, more)
+        command = ["airflow", part, *(["--skip-serve-logs"] if part in ("scheduler", "triggerer") else [])]
+        self.parts[part] = self._programs.start(command, self.folder / f"{part}.log", more)
 
     def stop(self, part: str) -> None:
         """End a part as a service manager does."""
-        process.stop(self.parts[part])
+        self.parts[part].stop()
 
     def kill(self, part: str) -> None:
         """End a part and its children at once, as kill -9 does."""
-        process.signal_group(self.parts[part], signal.SIGKILL)
-        self.parts[part].wait()
+        self.parts[part].kill()
 
-    def ask_to_end(self) -> None:
-        """Ask all parts to end; what is left of those that did is ended where they were started."""
-        for child in self.parts.values():
-            # not terminate(), which would give the child's number away, and with it its group
-            if not process.ended(child):
-                os.kill(child.pid, signal.SIGTERM)
+    def stop_all(self) -> None:
+        """Ask all parts to end before the first is waited for."""
+        for part in self.parts.values():
+            part.signal(signal.SIGTERM)
+        for part in self.parts.values():
+            part.stop()
+
+    def run(self, *argv: str) -> str:
+        """Run "airflow" or a Python script with this Airflow's environment, and return what it prints."""
+        number = secrets.token_hex(4)
+        log = self.folder / f"run-{number}.log"
+        if code := self._programs.start(argv, log).wait():
+            raise RuntimeError(f"{' '.join(argv)} ended with {code}:\n{log.read_text()[-3000:]}")
+        return log.read_text()
+
+    def client(self, user: str = "admin") -> httpx.Client:
+        """Return a client that is logged in; raises httpx.HTTPError while the server is not up."""
+        login = {"username": user, "password": self.passwords[user]}
+        with httpx.Client(base_url=self.url, timeout=60) as http:
+            token = http.post("/auth/token", json=login).raise_for_status().json()["access_token"]
+        return httpx.Client(base_url=self.url, timeout=60, headers={"Authorization": f"Bearer {token}"})
 
     def log_in(self) -> bool:
-        """Fetch a token; raises httpx.HTTPError while the server is not up."""
-        answer = self._http.get("/auth/token").raise_for_status()
-        self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        """Become its admin; raises httpx.HTTPError while the server is not up."""
+        self._http = self.client()
         return True
 
     def call(self, method: str, path: str, **body: object) -> Any:
@@ -197,17 +217,27 @@ class Airflow:
 
 @contextlib.contextmanager
 def running(
-    dags: Path, *, database: str, connections: Mapping[str, Mapping[str, object]], **more: str
+    dags: Path,
+    *,
+    database: str,
+    connections: Mapping[str, Mapping[str, object]],
+    home: Path | None = None,
+    **more: str,
 ) -> Iterator[Airflow]:
     """Run an Airflow until the block ends.
 
-    ``database`` is an empty one of a PostgreSQL (postgresql://...); ``more`` is added to the environment. Nothing
-    runs by its schedule: a test starts what it wants.
+    ``database`` is an empty one (sqlite:///..., postgresql://...), ``home`` an empty folder, of its own by default;
+    ``more`` is added to the environment. Nothing runs by its schedule: what is wanted is started.
     """
     port = process.free_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="live-airflow-") as name:
+    own = tempfile.TemporaryDirectory(prefix="live-airflow-") if home is None else contextlib.nullcontext(str(home))
+    with own as name:
         folder = Path(name)
+        passwords = {user: secrets.token_urlsafe(9) for user in USERS}
+        kept = folder / "passwords.json"
+        kept.touch(mode=0o600)
+        kept.write_text(json.dumps(passwords))
         env = {
             **environment(folder, dags, connections),
             "AIRFLOW__API__HOST": "127.0.0.1",
@@ -219,32 +249,30 @@ def running(
             "AIRFLOW__CORE__AUTH_MANAGER": (
                 "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
             ),
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{user}" for user in USERS),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(kept),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.replace("postgresql://", "postgresql+psycopg2://", 1),
             "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+            # files do not change; one is read again when it is asked for
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+            # a machine that has much else to do is slow, and not broken
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+            "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "180",
+            "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "200",
             **more,
         }
-        airflow = [*without_the_users(env), str(Path(sys.executable).with_name("airflow"))]
-        done = subprocess.run(
-            [*airflow, "db", "migrate"], env={**os.environ, **env}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"airflow db migrate failed:\n{done.stderr[-3000:]}")
-        with contextlib.ExitStack() as stack:
-
-            def start(part: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-                command = [*airflow, part, *(["--skip-serve-logs"] if part in ("scheduler", "triggerer") else [])]
-                return stack.enter_context(process.running(command, log=folder / f"{part}.log", env={**env, **more}))
-
-            live = Airflow(url, folder, start)
-            for part in PARTS:
-                live.start(part)
-            # all are asked to end before the first is waited for
-            stack.callback(live.ask_to_end)
-            stack.callback(live.close)
-            process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")
-            process.wait_for("Airflow", live.healthy, seconds=120, log=folder / "scheduler.log")
-            yield live
+        with airflow_programs.running(env, folder, without_the_users(env)) as programs:
+            live = Airflow(url, folder, passwords, programs)
+            live.run("airflow", "db", "migrate")
+            try:
+                for part in PARTS:
+                    live.start(part)
+                process.wait_for("Airflow's API", live.log_in, seconds=180, log=folder / "api-server.log")
+                process.wait_for("Airflow", live.healthy, seconds=120, log=folder / "scheduler.log")
+                yield live
+            finally:
+                live.stop_all()
+                live.close()

@@ -30,7 +30,7 @@ from services import packages, process
 
 PROGRAM = "/usr/bin/chromium"
 #: Seconds for which an element is waited for.
-PATIENCE = 30.0
+PATIENCE = 120.0
 #: The first visible element of a selector that has a text (its own, or its value) in it, brought into view.
 _FIND = """((page, selector, text) => {
   for (const found of page.querySelectorAll(selector)) {
@@ -141,7 +141,7 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
-            said = json.loads(self._socket.recv(timeout=60))
+            said = json.loads(self._socket.recv(timeout=180))
             if said.get("id") == self._number:
                 if "error" in said:
                     raise RuntimeError(f"{method}: {said['error']['message']}")
@@ -157,17 +157,22 @@ class Page:
 
 
 class Browser:
-    """A running Chromium, with no cookies and no cache but its own."""
+    """A running Chromium, with no cookies and no cache but its own, and one tab at a time."""
 
     def __init__(self, port: int, stack: contextlib.ExitStack) -> None:
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}")
         self._stack = stack
+        self._tab: str | None = None
         stack.callback(self._http.close)
 
     def open(self, url: str) -> Page:
-        """Open an address in a tab of its own."""
+        """Open an address in a new tab, and close the one before: its scripts would go on."""
+        before, self._tab = self._tab, None
+        if before is not None:
+            self._http.get(f"/json/close/{before}").raise_for_status()
         tab = self._http.put(f"/json/new?{quote('about:blank')}").raise_for_status().json()
         socket = self._stack.enter_context(connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None))
+        self._tab = tab["id"]
         page = Page(socket)
         page.go(url)
         return page

@@ -1,4 +1,4 @@
-"""A private standalone Spark: a master and two workers on this machine, on free ports of loopback."""
+"""A private standalone Spark: a master and its workers on this machine, on free ports of loopback."""
 
 from __future__ import annotations
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import demo_ui
 import pytest
 from cryptography.fernet import Fernet
 from reckoning import Consumer, consuming
 from support.rabbitmq import VirtualHost, virtual_host
 
-from services import airflow, java, postgres, process, sqs
+from services import airflow, chromium, java, postgres, process, sqs
 
 DAG = "flight_reminders"
 ROOT = Path(__file__).resolve().parents[2]
+#: Nobody listens on this port.
+DOWN = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "a", "password": "s3cret-word", "schema": "b"}
 
 
 @dataclass
@@ -35,10 +40,31 @@ class World:
     #: Of Airflow's own database, and the key of what is encrypted in it.
     metadata_url: str
     fernet_key: str
+    #: The fields of its connections.
+    connections: Mapping[str, Mapping[str, object]]
+    #: While this file is there, rows that Spark would compute come without it.
+    without_spark: Path
+
+    @contextmanager
+    def canned(self) -> Iterator[None]:
+        """Have runs take the rows from a stand-in of spark-submit, where they are not about Spark."""
+        self.without_spark.touch()
+        try:
+            yield
+        finally:
+            self.without_spark.unlink()
 
     def folder(self, run_id: str) -> Path:
         """The folder that a run's Spark job writes."""
         return self.reminders / run_id.replace(":", "-").replace("+", "-") / "reminders"
+
+    def empty_store(self) -> None:
+        """Forget what the store holds."""
+        import psycopg2
+
+        with closing(psycopg2.connect(self.store_url)) as database, database.cursor() as cursor:
+            cursor.execute("delete from delayed_messages")
+            database.commit()
 
     def held(self) -> int:
         """How many messages the store holds."""
@@ -66,6 +92,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
             "delayed_store": _connection(server.url),
             "delayed_rabbitmq": broker.connection,
             "spark_default": airflow.LOCAL_SPARK,
+            "down_store": DOWN,
         }
         with (
             consuming(f"{prefix}flight-reminders", sqs_endpoint, folder) as consumer,
@@ -73,18 +100,70 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
                 dags,
                 database=metadata,
                 connections=connections,
+                **{**demo_ui.settings(folder), "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store,down_store"},
+                SPARK_CONF_DIR=str(folder / "bin"),
+                PATH=os.pathsep.join([str(spark_submit(folder)), str(Path(sys.executable).parent), os.environ["PATH"]]),
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
                 FLIGHTS_IN_ANY_ORDER="1",
                 AIRFLOW__CORE__FERNET_KEY=fernet_key,
                 AIRFLOW__CORE__TEST_CONNECTION="Enabled",
                 # a triggerer that was killed is missed sooner than after 30 s
                 AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
-                AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8",
+                AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="12",
             ) as live,
         ):
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
-            yield World(live, consumer, folder / "reminders", server.url, broker, prefix, metadata, fernet_key)
+            urls = server.url, broker, prefix, metadata, fernet_key
+            yield World(live, consumer, folder / "reminders", *urls, connections, folder / "without-spark")
+
+
+def spark_submit(folder: Path) -> Path:
+    """Make a folder with a spark-submit that is Spark's, but while a file is there, and return the folder."""
+    real, stand_in = Path(sys.executable).with_name("spark-submit"), ROOT / "tests/support/without_spark.py"
+    program = folder / "bin/spark-submit"
+    program.parent.mkdir()
+    program.write_text(
+        f"""#!/bin/sh
+if [ -e '{folder / "without-spark"}' ]; then exec '{sys.executable}' '{stand_in}' "$@"; fi
+exec '{real}' "$@"
+"""
+    )
+    program.chmod(0o755)
+    # the job's rows in any order are those of a shuffle, which is into 200 partitions unless told otherwise
+    (program.parent / "spark-defaults.conf").write_text("spark.ui.enabled false\nspark.sql.shuffle.partitions 4\n")
+    return program.parent
+
+
+class Site:
+    """Airflow's UI in a browser, where one user at a time is logged in."""
+
+    def __init__(self, live: airflow.Airflow, browser: chromium.Browser) -> None:
+        self._live = live
+        self._browser = browser
+        self._user: str | None = None
+
+    def open(self, user: str, path: str, *, height: int = 1400) -> chromium.Page:
+        """Open a page of Airflow; who is not logged in does so by the form, as a person does."""
+        if user == self._user:
+            page = self._browser.open(f"{self._live.url}{path}")
+        else:
+            page = self._browser.open(f"{self._live.url}/auth/logout")
+            page.go(f"{self._live.url}/auth/login")
+            page.fill("input[name=username]", user)
+            page.fill("input[name=password]", self._live.passwords[user])
+            page.click("button[type=submit]")
+            page.wait_for("!location.pathname.includes('/auth/')")
+            self._user = user
+            page.go(f"{self._live.url}{path}")
+        page.resize(1280, height)
+        return page
+
+
+@pytest.fixture(scope="session")
+def airflow_ui(world: World) -> Iterator[Site]:
+    with chromium.running() as browser:
+        yield Site(world.live, browser)
 
 
 def create_database(url: str, name: str) -> str:

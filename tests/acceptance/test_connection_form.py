@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.conftest import World
+from acceptance.conftest import Site, World
 
 from services import chromium
 
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def page(world: World) -> Iterator[chromium.Page]:
-    with chromium.running(height=2600) as browser:
-        yield browser.open(f"{world.live.url}/connections")
+def page(world: World, airflow_ui: Site) -> Iterator[chromium.Page]:
+    yield airflow_ui.open("admin", "/connections", height=2600)
     world.live.call("DELETE", f"/connections/{NAME}")
 
 
@@ -27,7 +26,7 @@ def answered(page: chromium.Page, says: str) -> None:
     for tries_left in reversed(range(3)):
         page.click("button[aria-label='Test Connection']")
         try:
-            page.wait_for(f"document.body.innerText.includes({json.dumps(says)})", seconds=20)
+            page.wait_for(f"document.body.innerText.includes({json.dumps(says)})", seconds=60)
             return
         except TimeoutError:
             if not tries_left:

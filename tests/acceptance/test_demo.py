@@ -13,6 +13,8 @@ import psutil
 import pytest
 from reckoning import Consumer, computed, reckon
 
+# a minute, and more beside other work
+pytestmark = pytest.mark.timeout(900)
 DEMO = [sys.executable, str(Path(__file__).resolve().parents[2] / ".ci" / "demo.py"), "--folder"]
 
 
@@ -35,7 +37,8 @@ def test_the_demo_ends_with_every_reminder_on_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stage, asked",
     [
-        ("makes an Airflow home", signal.SIGINT),  # the emulator and the consumer run
+        # the emulator and the consumer run
+        pytest.param("makes an Airflow home", signal.SIGINT, marks=pytest.mark.long),
         ("SparkSubmitOperator", signal.SIGTERM),  # and Airflow, and soon Spark
     ],
 )
@@ -50,7 +53,7 @@ def test_the_demo_stops_what_it_started(tmp_path: Path, stage: str, asked: signa
         started = psutil.Process(demo.pid).children(recursive=True)
         assert started
         demo.send_signal(asked)
-        assert demo.wait(60) == 130
+        assert demo.wait(120) == 130
     finally:
         demo.kill()
         demo.wait()

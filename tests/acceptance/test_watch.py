@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -92,7 +91,7 @@ def test_no_message_is_lost_when_the_triggerer_is_killed_before_its_event_is_sto
     log = live.folder / "triggerer.log"
     eventually("the end of what was before", lambda: unacknowledged(watched) == 0, log)
     # the process that stores events stands still; that which receives messages does not
-    os.kill(live.parts["triggerer"].pid, signal.SIGSTOP)
+    live.parts["triggerer"].signal(signal.SIGSTOP)
     message = DelayedMessage(
         destination=QUEUE, body=b"top secret", due_at=datetime.now(timezone.utc), message_id="killed-between"
     )

@@ -1,32 +1,54 @@
-"""flight_reminders_days of dags/flight_reminders.py: a Spark job and a send for each day; Spark is real, SQS is not."""
+"""flight_reminders_days of dags/flight_reminders.py: a Spark job and a send for each day; SQS is not real.
+
+In a long run Spark is. In a short one the rows of its job are written without it: the job has tests of its own, and
+the demo runs it under SparkSubmitOperator.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import runpy
 import sys
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from zoneinfo import ZoneInfo
+from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from support import flights
 from support.examples import dags_of
-from support.flights import flights, key, second
+from support.lengths import length
 
 from services import airflow, java
 
-NEW_YORK = ZoneInfo("America/New_York")
+SPARK = length("Spark jobs of flight_reminders_days", 0, 2)
+
+
+def without_spark(operator: Any, context: Any) -> None:
+    """Write what the job would, by the job's own reading of its arguments."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", [operator.application, *operator.application_args])
+        args = runpy.run_path(operator.application)["arguments"]()
+    assert (operator._conn_id, args.replay_seconds, args.onto, args.flights) == ("spark_default", 0, None, None)
+    flights.write_reminders(Path(args.output), args.day, timedelta(hours=args.hours_before))
 
 
 # SparkSubmitHook leaves the pipe to spark-submit open
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_each_days_reminders_wait_for_their_flights(here: Path, tmp_path: Path, delayed, connect, run_dag, monkeypatch):
-    java.require()
-    for name in ("SPARK_HOME", "FLIGHTS_IN_ANY_ORDER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+def test_each_days_reminders_wait_for_their_flights(
+    here: Path, tmp_path: Path, delayed, connect, run_dag: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    if SPARK:
+        java.require()
+        for name in ("SPARK_HOME", "FLIGHTS_IN_ANY_ORDER"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        for name, value in {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **java.options()}.items():
+            monkeypatch.setenv(name, value)
+    else:
+        monkeypatch.setattr(SparkSubmitOperator, "execute", without_spark)
     monkeypatch.setenv("FLIGHT_REMINDERS_FOLDER", str(tmp_path))
     connect("spark_default", **airflow.LOCAL_SPARK)
     delayed.connection("delayed_sqs", "aws")
@@ -39,11 +61,9 @@ def test_each_days_reminders_wait_for_their_flights(here: Path, tmp_path: Path, 
     gc.collect()
 
     wanted = {}
-    for row in flights():
-        if row["month"] == "3" and row["day"] in ("7", "8"):
-            departs = datetime(2026, 3, int(row["day"])) + timedelta(seconds=second(row))
-            due = departs.replace(tzinfo=NEW_YORK).astimezone(timezone.utc) - timedelta(hours=5)
-            wanted[(row["day"], *key(row))] = due
+    for day in (date(2026, 3, 7), date(2026, 3, 8)):
+        for row in flights.on(day.month, day.day):
+            wanted[(day, *flights.key(row))] = flights.in_new_york(day, row) - timedelta(hours=5)
     assert len(wanted) > 1500
     assert delayed.sent == []
     assert sorted(one.due_at for one in delayed.held) == sorted(wanted.values())

@@ -1,10 +1,9 @@
-"""The example's Spark job, run by spark-submit as Airflow runs it."""
+"""The example's Spark job, in the tests' session: under spark-submit the demo and the live Airflow run it."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
@@ -12,16 +11,16 @@ from pathlib import Path
 
 import pyarrow.dataset as parquet
 import pytest
+from pyspark.sql import SparkSession
 from support.flights import flights as all_flights
 from support.flights import key, second
-
-from services import java
+from support.spark import spark_fixture  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "dags/jobs/flight_reminders_job.py"
 KEY = ("departs", "carrier", "flight", "origin")
 
-Submit = Callable[..., list[dict]]
+Run = Callable[..., list[dict]]
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +28,19 @@ def flights() -> list[dict[str, str]]:
     return all_flights()
 
 
-def submit(output: Path, *arguments: str) -> list[dict]:
-    """Run the job and return its rows in the order in which they were written."""
-    java.require()
-    env = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "FLIGHTS_IN_ANY_ORDER")}
-    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "PYSPARK_PYTHON": sys.executable}
-    env |= {"SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        ["spark-submit", "--master", "local[2]", str(JOB), "--output", str(output), *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return parquet.dataset(output).to_table().to_pylist(maps_as_pydicts="strict")
+@pytest.fixture
+def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the job with arguments, and return its rows in the order in which they were written."""
+    monkeypatch.delenv("FLIGHTS_IN_ANY_ORDER", raising=False)
+    # it ends its session as it ends; other tests go on with this one
+    monkeypatch.setattr(SparkSession, "stop", lambda session: None)
+
+    def run(output: Path, *arguments: str) -> list[dict]:
+        monkeypatch.setattr(sys, "argv", [str(JOB), "--output", str(output), *arguments])
+        runpy.run_path(str(JOB), run_name="__main__")
+        return parquet.dataset(output).to_table().to_pylist(maps_as_pydicts="strict")
+
+    return run
 
 
 def of_day(flights: list[dict[str, str]], month: int, day: int) -> list[dict[str, str]]:
@@ -55,10 +52,10 @@ def test_carrier_flight_and_origin_name_a_days_flight(flights: list[dict[str, st
     assert len(flights) == len(keys) == 336_776
 
 
-def test_a_replayed_day_begins_when_it_is_computed(flights: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_replayed_day_begins_when_it_is_computed(flights: list[dict[str, str]], job: Run, tmp_path: Path) -> None:
     output = tmp_path / "reminders"
     before = datetime.now(timezone.utc)
-    first = submit(output, "--day", "2026-06-14", "--hours-before", "2", "--replay-seconds", "24", "--lead", "5")
+    first = job(output, "--day", "2026-06-14", "--hours-before", "2", "--replay-seconds", "24", "--lead", "5")
     after = datetime.now(timezone.utc)
     assert (output / "_SUCCESS").exists()
     assert [*first[0]] == ["due_at", "value", "headers", "tag", *KEY]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -27,9 +28,11 @@ from services import spark as service
 #: A cluster starts in seconds, or in minutes on a machine that has much else to do.
 pytestmark = pytest.mark.timeout(900)
 
-#: Rows of each half; Spark has them in four partitions of eight Arrow batches.
-ROWS = 2000
+#: Of a job, and so many tasks at a time; half of them are for the broker, half for the store.
+PARTITIONS = 4
+#: Rows of each half, and of an Arrow batch, of which a partition has eight.
 BATCH = 125
+ROWS = PARTITIONS // 2 * 8 * BATCH
 HOUR = timedelta(hours=1)
 
 
@@ -44,9 +47,13 @@ def application(cluster: service.Cluster, **conf: str) -> Iterator[SparkSession]
     made = session(
         cluster.url,
         **{
-            "spark.executor.cores": "2",
+            # two executors
+            "spark.executor.cores": str(PARTITIONS // 2),
             "spark.executor.memory": "512m",
-            "spark.cores.max": "4",
+            "spark.cores.max": str(PARTITIONS),
+            # both executors are there before the first task is given to one
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
             # batches go to Python as they come
@@ -75,8 +82,8 @@ class World:
         """Half of the rows for the broker, half for the store; ``fault`` sees each Arrow batch on its way."""
         now = utcnow()
         self.jobs += 1
-        near = rows(spark, ROWS, due_at=now, prefix=f"near{self.jobs}-", partitions=2)
-        far = rows(spark, ROWS, due_at=now + HOUR, prefix=f"far{self.jobs}-", partitions=2)
+        near = rows(spark, ROWS, due_at=now, prefix=f"near{self.jobs}-", partitions=PARTITIONS // 2)
+        far = rows(spark, ROWS, due_at=now + HOUR, prefix=f"far{self.jobs}-", partitions=PARTITIONS // 2)
         both = near.union(far)
         return both.mapInArrow(fault, both.schema)
 
@@ -125,12 +132,20 @@ def world(vhost: VirtualHost, postgres_url: str, connections: Connections, conne
 # Spark takes functions within functions along; those of this module its executors would look for
 
 
-def slowly() -> Callable:
-    """Let batches through at a rate that a fault can be made in time."""
+def waiting_half_way(fault: str) -> Callable:
+    """Hold the first attempt at each partition, when half of its rows are through, until the fault has been made.
+
+    :param fault: the path of a file that is there then.
+    """
 
     def let_through(batches):
-        for batch in batches:
-            time.sleep(0.2)
+        from pyspark import TaskContext
+
+        deadline = time.monotonic() + 150
+        for number, batch in enumerate(batches):
+            held = number >= 4 and TaskContext.get().attemptNumber() == 0
+            while held and not os.path.exists(fault) and time.monotonic() < deadline:
+                time.sleep(0.05)
             yield batch
 
     return let_through
@@ -143,7 +158,7 @@ def failing_half_way() -> Callable:
         from pyspark import TaskContext
 
         for number, batch in enumerate(batches):
-            if number == ROWS // BATCH // 4 and TaskContext.get().attemptNumber() == 0:
+            if number == 4 and TaskContext.get().attemptNumber() == 0:
                 raise RuntimeError("made to fail")
             yield batch
 
@@ -158,29 +173,31 @@ def straggling() -> Callable:
 
         context = TaskContext.get()
         for number, batch in enumerate(batches):
-            if number == ROWS // BATCH // 4 and context.attemptNumber() == 0 and context.partitionId() in (0, 2):
+            if number == 4 and context.attemptNumber() == 0 and context.partitionId() in (0, 2):
                 time.sleep(600)
             yield batch
 
     return let_through
 
 
-def test_an_executor_is_killed_and_a_task_fails(cluster: service.Cluster, world: World) -> None:
+def test_an_executor_is_killed_and_a_task_fails(cluster: service.Cluster, world: World, tmp_path: Path) -> None:
     with application(cluster) as spark:
         killed: list[int] = []
         over = threading.Event()
+        fault = tmp_path / "killed"
 
         def kill() -> None:
-            # when some have arrived and some are stored, and most are still to come
+            # when some have arrived and some are stored; no task ends before
             while not (world.store.count() and world.vhost.count("mail")):
-                if over.wait(0.1):
+                if over.wait(0.5):
                     return
             killed.append(cluster.kill_executor())
+            fault.touch()
 
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            told = world.send(world.frame(spark, slowly()))
+            told = world.send(world.frame(spark, waiting_half_way(str(fault))))
         finally:
             over.set()
             killer.join()
@@ -190,10 +207,11 @@ def test_an_executor_is_killed_and_a_task_fails(cluster: service.Cluster, world:
         world.check(told)
 
         told = world.send(world.frame(spark, failing_half_way()))
-        assert (told["partitions"], told["repeated"]) == (4, 4)
+        assert (told["partitions"], told["repeated"]) == (PARTITIONS, PARTITIONS)
         assert world.check(told).total() <= ROWS // 2
 
 
+@pytest.mark.long
 def test_speculation(cluster: service.Cluster, world: World) -> None:
     conf = {
         "spark.speculation": "true",

@@ -25,6 +25,8 @@ from airflow_delayed.store.origin import Origin, SentBy
 from services import sqs
 
 HOUR = timedelta(hours=1)
+#: Messages that wait in the store.
+FAR = 600
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     spark: SparkSession, broker: VirtualHost, store: DelayedStoreHook, connections: Connections, tmp_path
 ) -> None:
     now = utcnow()
-    far = rows(spark, 3000, due_at=now + HOUR)
+    far = rows(spark, FAR, due_at=now + HOUR)
     near = rows(spark, 200, due_at=now + timedelta(seconds=1), prefix="near")
     manifest = tmp_path / "manifest.json"
     options = {"store": "waits", "hold_over": 600, "manifest": manifest, "past_due": "send"}
@@ -94,9 +96,9 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     send(far.union(near), connections, "broker", origin=json.dumps(names), **options)
     told = json.loads(manifest.read_text())
     assert told["summary"] == {
-        "rows": 3200,
+        "rows": FAR + 200,
         "sent": 200,
-        "held": 3000,
+        "held": FAR,
         "replaced": 0,
         "refused": 0,
         "duplicates": 0,
@@ -104,26 +106,26 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
         "first_due": (now + timedelta(seconds=1)).isoformat(),
         "last_due": (now + HOUR).isoformat(),
     }
-    assert (told["destinations"], told["other_attempts"], told["partitions"]) == ({"mail": 3200}, None, 4)
-    assert store.count() == 3000
+    assert (told["destinations"], told["other_attempts"], told["partitions"]) == ({"mail": FAR + 200}, None, 4)
+    assert store.count() == FAR
     waiting = {one.message_id: one for one in store.list(limit=5000)}
-    assert waiting.keys() == {f"m{number}" for number in range(3000)}
+    assert waiting.keys() == {f"m{number}" for number in range(FAR)}
     assert {(one.destination, one.due_at) for one in waiting.values()} == {("mail", now + HOUR)}
     assert waiting["m8"].tag == "order 1"
     # found by DAG, run and task, as the operations page finds them
     assert {one.origin for one in waiting.values()} == {Origin(**names)}
-    assert len(list(store.list(sent_by=SentBy(dag_id="nightly", run_id="run 1", task_id="send"), limit=5000))) == 3000
+    assert len(list(store.list(sent_by=SentBy(dag_id="nightly", run_id="run 1", task_id="send"), limit=5000))) == FAR
     assert list(store.list(sent_by=SentBy(dag_id="nightly", task_id="other"))) == []
 
     # the same job again, as after a crash of the driver: the store has nothing twice
     send(far, connections, "broker", **options)
     again = json.loads(manifest.read_text())["summary"]
-    assert (again["held"], again["duplicates"], again["sent"]) == (0, 3000, 0)
+    assert (again["held"], again["duplicates"], again["sent"]) == (0, FAR, 0)
     # and what is so near by now that it would go to the broker stays the store's
     send(far, connections, "broker", **{**options, "hold_over": 86400})
     again = json.loads(manifest.read_text())["summary"]
-    assert (again["held"], again["duplicates"], again["sent"]) == (0, 3000, 0)
-    assert store.count() == 3000
+    assert (again["held"], again["duplicates"], again["sent"]) == (0, FAR, 0)
+    assert store.count() == FAR
     assert len(broker.collect("mail", enough=200)) == 200
 
 
@@ -184,21 +186,21 @@ def test_what_is_wrong_is_told_before_the_first_task(spark: SparkSession, connec
 def test_a_row_that_is_wrong_fails_the_job_and_what_was_sent_is_told(
     spark: SparkSession, broker: VirtualHost, connections: Connections, tmp_path
 ) -> None:
-    frame = rows(spark, 3000, due_at=utcnow(), partitions=1)
-    frame = frame.withColumn("tag", F.when(F.col("message_id") == "m2500", "").otherwise("t"))
+    frame = rows(spark, 1300, due_at=utcnow(), partitions=1)
+    frame = frame.withColumn("tag", F.when(F.col("message_id") == "m1200", "").otherwise("t"))
     with pytest.raises(PythonException) as caught:
-        send(frame, connections, "broker", batch_rows=1000, attempts=tmp_path / "attempts")
-    assert "partition 0, attempt 2: its row 2,501, column tag: must be text" in str(caught.value)
-    assert "It had sent or stored 2,000 messages (2,000 to mail)" in str(caught.value)
+        send(frame, connections, "broker", batch_rows=500, attempts=tmp_path / "attempts")
+    assert "partition 0, attempt 2: its row 1,201, column tag: must be text" in str(caught.value)
+    assert "It had sent or stored 1,000 messages (1,000 to mail)" in str(caught.value)
     assert list((tmp_path / "attempts").iterdir()) == []
-    ids = Counter(one.message_id for one in broker.collect("mail", enough=2000))
-    assert ids == Counter({f"m{number}": 2 for number in range(2000)})
+    ids = Counter(one.message_id for one in broker.collect("mail", enough=1000))
+    assert ids == Counter({f"m{number}": 2 for number in range(1000)})
 
 
 def test_what_is_past_due(spark: SparkSession, store: DelayedStoreHook, connections: Connections, tmp_path) -> None:
     connections.add("broker", conn_type="rabbitmq", host="127.0.0.1")
-    late = rows(spark, 10, due_at=utcnow() - 2 * HOUR, prefix="late")
-    frame = late.union(rows(spark, 10, due_at=utcnow() + HOUR))
+    late = rows(spark, 10, due_at=utcnow() - 2 * HOUR, partitions=1, prefix="late")
+    frame = late.union(rows(spark, 10, due_at=utcnow() + HOUR, partitions=1))
     with pytest.raises(PythonException, match=r"more than 1:00:00 before this job began.*past_due=skip"):
         send(late, connections, "broker", store="waits")
     manifest = tmp_path / "m.json"

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -29,11 +28,15 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": here,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **java.options(),
     }
 
 
 def session(master: str, **conf: str) -> SparkSession:
-    """A session in this process; what it starts has no Airflow."""
+    """A session in this process, which ends one that has another master; what it starts has no Airflow."""
+    running = SparkSession.getActiveSession()
+    if running is not None and running.sparkContext.master != master:
+        running.stop()
     java.require()
     before, wanted = dict(os.environ), environment()
     os.environ.clear()
@@ -60,12 +63,10 @@ def session(master: str, **conf: str) -> SparkSession:
     return made
 
 
-@pytest.fixture(name="spark", scope="module")
-def spark_fixture() -> Iterator[SparkSession]:
-    """Spark in local mode, whose tasks are tried twice."""
-    made = session("local[2,2]")
-    yield made
-    made.stop()
+@pytest.fixture(name="spark")
+def spark_fixture() -> SparkSession:
+    """Spark in local mode, whose tasks are tried twice; one that runs serves all tests of this process."""
+    return session("local[2,2]")
 
 
 class Connections:

@@ -26,7 +26,7 @@ with DAG("cleared", schedule=None, catchup=False):
             conn_id="delayed_rabbitmq",
             destination="cleared",
             value=on_clear,
-            delay=20,
+            delay=40,
             lead=timedelta(seconds=1),
             deferrable=True,
             on_clear=on_clear,
