@@ -23,7 +23,7 @@ test-long: export TEST_LENGTH := long
 test-long: test ## the same with each fault many times and on each database; some hours
 
 test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
-	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record)
+	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')
 
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -82,24 +83,28 @@ def main() -> None:
     names = [server.service for server in SERVERS]
     arguments.add_argument("servers", nargs="*", metavar="SERVER", help=f"some of {', '.join(names)}; by default all")
     arguments.add_argument("--record", action="store_true", help=f"write the results to {RECORD.relative_to(TOP)}")
+    arguments.add_argument("--args", default="", help="more arguments of pytest, such as -k; nothing is compared then")
     asked = arguments.parse_args()
+    if asked.args and asked.record:
+        arguments.error("what only some of the tests show is not recorded")
     if unknown := set(asked.servers) - set(names):
         arguments.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(names)}")
-    recorded = read(RECORD.read_text()) if RECORD.exists() else {}
+    recorded = read(RECORD.read_text())
     results: dict[str, Result | Problem] = {}
     with _prepared() as base:
         for server in SERVERS:
             if not asked.servers or server.service in asked.servers:
                 try:
-                    results[server.title] = _test(server, base)
+                    result = results[server.title] = _test(server, base, shlex.split(asked.args))
                 except Problem as problem:
                     results[server.title] = problem
                     print(f"{server.title}: {problem}", flush=True)
-    lines, good = compare(results, recorded)
+                else:
+                    if asked.record:
+                        RECORD.write_text(write({**read(RECORD.read_text()), server.title: result}))
+    lines, good = compare(results, {} if asked.args else recorded)
     print("\nThe newest servers of Debian sid:", *lines, sep="\n  ")
     if asked.record:
-        tested = {title: result for title, result in results.items() if isinstance(result, Result)}
-        RECORD.write_text(write({**recorded, **tested}))
         print(f"Recorded in {RECORD.relative_to(TOP)}.")
     sys.exit(0 if good else 1)
 
@@ -131,9 +136,10 @@ def _mirror() -> str:
     listing = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)", "Created-By: Packages"]
     for attempt in range(2):
         found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
-        mirrors = [line.split()[0] for line in found if line.split()[1:] == ["Debian", "Debian"]]
+        lines = [line.split() for line in found if line.startswith("http")]
+        mirrors = [uri for uri, *whose in lines if whose == ["Debian", "Debian"]]
         if mirrors:
-            return mirrors[0].rstrip("/")
+            return mirrors[0]
         if not attempt:
             # apt knows whose a mirror is when it has asked once
             subprocess.run(["apt-get", "update", "-qq"], check=False)
@@ -151,7 +157,7 @@ def _base(mirror: str) -> Path:
         remove(new)
         command = ["debootstrap", "--variant=minbase", f"--keyring={_KEYRING}", "sid", str(new), mirror]
         # whatever it mounts is seen by itself alone, and gone when it ends
-        done = _run(["unshare", "--mount", "--propagation=private", *command], {**os.environ, "LC_ALL": "C.UTF-8"})
+        done = _run(["unshare", "--mount", "--propagation=private", *command], {**_apts_proxies(), **os.environ})
         if done.returncode:
             raise SystemExit(
                 f"{' '.join(command)} failed (in a container it needs the right to mount):\n{done.stdout[-2000:]}"
@@ -168,7 +174,18 @@ def _base(mirror: str) -> Path:
     return base
 
 
-def _test(server: Server, base: Path) -> Result:
+def _apts_proxies() -> dict[str, str]:
+    """Return the proxies that apt is told to use, as debootstrap understands them."""
+    proxies = {}
+    for kind in ("http", "https"):
+        command = ["apt-config", "shell", "proxy", f"Acquire::{kind}::Proxy"]
+        said = shlex.split(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        if said and said != ["proxy=DIRECT"]:
+            proxies[f"{kind}_proxy"] = said[0].partition("=")[2]
+    return proxies
+
+
+def _test(server: Server, base: Path, arguments: Sequence[str]) -> Result:
     """Bring a server up to date, start it and run its tests."""
     root = _installed(server, base)
     with _running(root, server.service) as url:
@@ -186,7 +203,7 @@ def _test(server: Server, base: Path) -> Result:
         )
         command = [sys.executable, "-m", "pytest", "-q", "-p", "support.needing", f"--needing={server.known_as}"]
         subprocess.run(
-            [*command, f"--junitxml={report}", *files],
+            [*command, f"--junitxml={report}", *files, *arguments],
             cwd=TOP,
             env={**environment, "PYTHONPATH": str(TOP / "tests")},
             check=False,
@@ -318,7 +335,7 @@ def _result(version: str, report: Path, seconds: float) -> Result:
         failed=len(failures),
         day=date.today().isoformat(),
         seconds=seconds,
-        failures=tuple(f"{case.get('classname')}.{case.get('name')}" for case in failures),
+        failures=tuple(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}" for case in failures),
     )
 
 
@@ -345,7 +362,8 @@ def read(text: str) -> dict[str, Result]:
 
 def write(results: dict[str, Result]) -> str:
     """Return the record of results."""
-    rows = [f"| {name} | {one.version} | {one.passed} | {one.failed} | {one.day} |" for name, one in results.items()]
+    each = [(server.title, results[server.title]) for server in SERVERS if server.title in results]
+    rows = [f"| {title} | {one.version} | {one.passed} | {one.failed} | {one.day} |" for title, one in each]
     return "\n".join(
         [
             "# On the newest servers",
@@ -371,7 +389,7 @@ def compare(results: dict[str, Result | Problem], recorded: dict[str, Result]) -
             continue
         line = f"{title} {result.version}: {result.passed} passed, {result.failed} failed in {result.seconds:.0f} s"
         if (before := recorded.get(title)) is None:
-            lines.append(f"{line}; nothing was recorded before")
+            lines.append(line)
             good = good and not result.failed
         else:
             worse = result.failed > before.failed or result.passed < before.passed
