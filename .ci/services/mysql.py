@@ -37,11 +37,13 @@ class MySQL:
             *(_PROGRAM, "--no-defaults", f"--datadir={self._folder / 'data'}", f"--socket={self._folder / 'socket'}"),
             *(f"--pid-file={self._folder / 'pid'}", f"--port={self._port}", "--bind-address=127.0.0.1"),
             *("--innodb-flush-log-at-trx-commit=1", "--skip-log-bin", "--skip-name-resolve", "--mysqlx=OFF"),
+            # by default a folder that only the package of a system's server makes
+            "--secure-file-priv=NULL",
             # run on the first start only, and on the later ones without effect
             f"--init-file={self._folder / 'first.sql'}",
         ]
         self._child.enter_context(process.running(command, log=log, cwd=self._folder, user=_SYSTEM_USER))
-        process.wait_for("MySQL", lambda: _greets(self._port), seconds=120, log=log)
+        process.wait_for("MySQL", lambda: _greets(self._port), seconds=60, log=log)
 
     def stop(self) -> None:
         """Stop the server: its clients are cut off, its data stay."""
