@@ -6,11 +6,11 @@ PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reor
 # Python may keep what it has compiled: otherwise every process would compile Airflow anew
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ui test test-long lint setup clean
+.PHONY: help demo demo-ui test test-long test-newest lint setup clean
 
 help: ## list these commands
 	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: setup ## a Spark job's reminders through Airflow and SQS to a consumer, with a table at the end (2 to 4 minutes)
 	@exec .venv/bin/python .ci/demo.py
@@ -24,6 +24,9 @@ test: lint ## all tests, on real servers that it installs and starts; some: make
 test-long: export TEST_LENGTH := long
 test-long: test ## the same with each fault many times and on each database; some hours
 
+test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
+	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')
+
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet . || { .venv/bin/ruff format --check .; exit 1; }
@@ -33,5 +36,6 @@ setup: ## install what the others need into .venv; instant when it is there
 	@.ci/setup
 
 clean: ## remove .venv and everything that the demo and the tests left behind
-	@rm -rf .venv .run .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist spark-warehouse
+	@! grep -F -e ' $(CURDIR)/.run/' -e ' $(CURDIR)/.run ' /proc/self/mountinfo || { echo 'This is mounted below .run; please unmount it first.'; exit 1; }
+	@rm -rf --one-file-system .venv .run .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist spark-warehouse
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
