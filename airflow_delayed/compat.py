@@ -28,6 +28,7 @@ except ImportError:
     NEVER_EXPIRE = None  # type: ignore[assignment]
 
 __all__ = [
+    "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
     "NEVER_EXPIRE",
     "AirflowException",
@@ -42,6 +43,8 @@ __all__ = [
 
 #: Whether a task can keep something from one try to the next. The Task SDK's 1.3 is Airflow's 3.3.
 KEEPS_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 3)
+#: Whether a clear deletes what a task has kept, unless its user chooses otherwise; so it is from Airflow 3.4 on.
+CLEAR_DELETES_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 4)
 
 
 class NeedsAirflow(ValueError):
