@@ -1,4 +1,4 @@
-"""What differs between Airflow 3.1, 3.2 and 3.3.
+"""What differs between Airflow 3.1, 3.2, 3.3 and 3.4.
 
 What an earlier one does not have is refused when the DAG is parsed, or where it shows, by :class:`NeedsAirflow`.
 """
@@ -22,10 +22,14 @@ except ImportError:
         TaskDeferred,
     )
 try:
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+    # Airflow 3.4
+    from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
 except ImportError:
-    # Airflow 3.2
-    NEVER_EXPIRE = None  # type: ignore[assignment]
+    try:
+        from airflow.sdk.execution_time.context import NEVER_EXPIRE
+    except ImportError:
+        # Airflow 3.2
+        NEVER_EXPIRE = None  # type: ignore[assignment]
 
 __all__ = [
     "CLEAR_DELETES_STATE",
