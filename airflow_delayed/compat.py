@@ -22,14 +22,10 @@ except ImportError:
         TaskDeferred,
     )
 try:
-    # Airflow 3.4
-    from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
+    from airflow.sdk import NEVER_EXPIRE
 except ImportError:
-    try:
-        from airflow.sdk.execution_time.context import NEVER_EXPIRE
-    except ImportError:
-        # Airflow 3.2
-        NEVER_EXPIRE = None  # type: ignore[assignment]
+    # Airflow 3.2
+    NEVER_EXPIRE = None  # type: ignore[assignment]
 
 __all__ = [
     "CLEAR_DELETES_STATE",
