@@ -53,6 +53,7 @@ _WAITS = "airflow_delayed.waits"
 #: The turn and the try in which all was sent.
 _DONE = "airflow_delayed.done"
 _MARK = "airflow_delayed.mark"
+_DISPATCH = "airflow_delayed.dispatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,22 @@ def waits(context: Context, does: bool) -> None:
         states.set(_WAITS, turn_of(context), retention=NEVER_EXPIRE)
     else:
         states.delete(_WAITS)
+
+
+def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
+    """Return when the first try of a dispatching task began, and whether this is a later one.
+
+    :param now: by the store's clock.
+    """
+    states = states_of(context)
+    if states is None:
+        return now, False
+    ti, kept = context["ti"], states.get(_DISPATCH)
+    if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
+        return utc(_DISPATCH, datetime.fromisoformat(str(kept["at"]))), True
+    first = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
+    states.set(_DISPATCH, first, retention=NEVER_EXPIRE)
+    return now, False
 
 
 def states_of(context: Context) -> TaskStateStoreAccessor | None:
