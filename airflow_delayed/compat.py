@@ -22,10 +22,11 @@ except ImportError:
         TaskDeferred,
     )
 try:
-    from airflow.sdk import NEVER_EXPIRE
+    # it is published there by name, and imported lazily
+    from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
 except ImportError:
     # Airflow 3.2
-    NEVER_EXPIRE = None  # type: ignore[assignment]
+    NEVER_EXPIRE = None
 
 __all__ = [
     "CLEAR_DELETES_STATE",

@@ -204,7 +204,7 @@ def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
     ti, kept = context["ti"], states.get(_DISPATCH)
     if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
         return utc(_DISPATCH, datetime.fromisoformat(str(kept["at"]))), True
-    first = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
+    first: dict[str, Any] = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
     states.set(_DISPATCH, first, retention=NEVER_EXPIRE)
     return now, False
 
