@@ -1,4 +1,4 @@
-"""What differs between Airflow 3.1, 3.2 and 3.3.
+"""What differs between Airflow 3.1, 3.2, 3.3 and 3.4.
 
 What an earlier one does not have is refused when the DAG is parsed, or where it shows, by :class:`NeedsAirflow`.
 """
@@ -22,12 +22,14 @@ except ImportError:
         TaskDeferred,
     )
 try:
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+    # it is published there by name, and imported lazily
+    from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
 except ImportError:
     # Airflow 3.2
-    NEVER_EXPIRE = None  # type: ignore[assignment]
+    NEVER_EXPIRE = None
 
 __all__ = [
+    "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
     "NEVER_EXPIRE",
     "AirflowException",
@@ -42,6 +44,8 @@ __all__ = [
 
 #: Whether a task can keep something from one try to the next. The Task SDK's 1.3 is Airflow's 3.3.
 KEEPS_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 3)
+#: Whether a clear deletes what a task has kept, unless its user chooses otherwise; so it is from Airflow 3.4 on.
+CLEAR_DELETES_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 4)
 
 
 class NeedsAirflow(ValueError):

@@ -59,6 +59,7 @@ class Sending:
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
     :param way: stands for the connections and options that it goes by.
+    :param stopped: whether the task has been ended; looked at before each batch of rows and each block of messages.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Sending:
         clock: Clock,
         log: Log,
         way: bytes = b"",
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -82,9 +84,11 @@ class Sending:
         # what lies more than that back is before all that a calendar has
         self.oldest = began - max_past if max_past < began - _FIRST else _FIRST
         self.max_past = max_past
+        self.began = began
         self.clock = clock
         self.log = log
         self.way = way
+        self.stopped = stopped
         #: What this try has sent and stored.
         self.sent = SendReport()
         self.held = SendReport()
@@ -141,7 +145,10 @@ class Sending:
         if again:
             found.repeats = self._repeats(again, found)
         found.judge(
-            invalid_rows_fail=set_aside is None, stale_rows_fail=self.past_due == "fail", max_past=self.max_past
+            invalid_rows_fail=set_aside is None,
+            stale_rows_fail=self.past_due == "fail",
+            max_past=self.max_past,
+            began=self.began,
         )
         shifts = reader.shifts
         if shifts.gaps or shifts.folds:
@@ -156,8 +163,13 @@ class Sending:
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         number = 0
         for batch in self.source.batches(self.wanted):
+            self._check_stopped()
             yield number, batch
             number += batch.size
+
+    def _check_stopped(self) -> None:
+        if self.stopped():
+            raise Interrupted(self.sent.sent, self.held.sent, "the task was ended")
 
     def _items(self, reader: RowReader) -> Iterator[tuple[int, DelayedMessage | Problem]]:
         for number, batch in self._batches():
@@ -265,6 +277,13 @@ class Sending:
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
+        if marks is not None and self.source.fingerprint() is None:
+            self.log.warning(
+                "the file system of %s has no times or hashes of its files, so that a changed file may look like the"
+                " old one: no checkpoint is kept, and a retry sends all from the top, with the same ids",
+                self.source.name,
+            )
+            marks = None
         if marks is not None:
             self.start = self._start(marks.get(), found)
         kept = self.route.delivery.kept_open() if isinstance(self.route.delivery, KeepsOpen) else nullcontext()
@@ -285,7 +304,7 @@ class Sending:
         # with what this try judged otherwise, rows below the mark are not those that were sent
         rules = (self._reader().rules, self.wanted, self.past_due, self.max_past)
         judged = (found.rows, found.good, found.problem_count, found.past_due if self.past_due == "skip" else 0)
-        now = fingerprint(self.way, self.source.fingerprint(), repr((rules, judged)).encode())
+        now = fingerprint(self.way, self.source.fingerprint() or b"", repr((rules, judged)).encode())
         if mark is None or not mark.rows:
             return Mark(fingerprint=now)
         if mark.fingerprint != now:
@@ -308,6 +327,7 @@ class Sending:
         direct: list[DelayedMessage] = []
         held: list[DelayedMessage] = []
         for rows, some in self._left(self._going(found)):
+            self._check_stopped()
             # by the clock of now: what was far off in the survey may be near when its turn comes
             near, far = self.route.parted(some, self.clock())
             direct += near

@@ -78,7 +78,7 @@ class Survey:
         if len(self.sample) < SHOWN:
             self.sample += checked.first(SHOWN - len(self.sample)).messages()
 
-    def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta) -> None:
+    def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta, began: datetime) -> None:
         """Let nothing be sent if something is wrong.
 
         :raises InputError: rows that break a rule, that clash with each other or with the store, or that are stale.
@@ -104,9 +104,9 @@ class Survey:
             )
         if self.past_due and stale_rows_fail:
             raise PastDue(
-                f"{self.past_due:,} of {self.rows:,} rows were due more than {max_past} before this task's first"
-                f" try began; the first is {self.first_past}. Nothing was sent. If this is a backfill, pass"
-                " past_due='skip'; to deliver them now, past_due='send'"
+                f"{self.past_due:,} of {self.rows:,} rows were due more than {max_past} before this task's first try"
+                f" began, at {began:%Y-%m-%d %H:%M:%S} UTC; the first is {self.first_past}. Nothing was sent. If this"
+                " is a backfill, pass past_due='skip'; to deliver them now, past_due='send'"
             )
 
 

@@ -22,13 +22,18 @@ class SourceFile:
     """One file with rows.
 
     :param partition: the columns that its folders' names hold, as in ``destination=mail/part-0.parquet``.
-    :param version: what changes when the file does: its size, and time or etag where the file system tells.
+    :param version: what changes when the file does: its size, and time or hash where the file system has them.
     """
 
     path: str
     format: str
     partition: Mapping[str, str | None]
-    version: tuple[object, ...]
+    version: tuple[str, ...]
+
+    @property
+    def shows_changes(self) -> bool:
+        """Whether a change of its content shows: another content may have the same size."""
+        return len(self.version) > 1
 
 
 def list_files(
@@ -100,8 +105,21 @@ def _partition(folders: list[str]) -> dict[str, str | None]:
     return {name: None if value == _NULL_PARTITION else unquote(value) for name, equals, value in pairs if equals}
 
 
-def _version(info: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(str(info[key]) for key in ("size", "ETag", "etag", "mtime", "LastModified", "md5Hash") if key in info)
+#: What fsspec's file systems call the time of a file's last change, or a hash of its content: local files, S3, GCS,
+#: Azure, HDFS and WebHDFS, FTP, SFTP, SMB, HTTP, memory.
+_CHANGES = (
+    *("ETag", "etag", "md5Hash", "generation", "content_md5", "checksum", "sha256"),
+    *("mtime", "LastModified", "last_modified", "modificationTime", "modification_time", "modified", "modify"),
+    *("updated", "last_write_time", "change_time"),
+)
+
+
+def _version(info: Mapping[str, Any]) -> tuple[str, ...]:
+    changes = tuple(str(info[key]) for key in _CHANGES if info.get(key) is not None)
+    if not changes and info.get("created") is not None:
+        # what a file in memory has alone; of a local file it is the time of its name, too
+        changes = (str(info["created"]),)
+    return str(info.get("size")), *changes
 
 
 def iter_lines(fs: Any, file: SourceFile) -> Iterator[str]:

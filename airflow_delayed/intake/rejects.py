@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import posixpath
+import re
 from datetime import date, datetime
 from types import TracebackType
 from typing import Any
 
+from airflow_delayed.errors import InputError
 from airflow_delayed.intake.batch import REJECTED
 from airflow_delayed.intake.rows import Problem
 
@@ -15,17 +18,39 @@ from airflow_delayed.intake.rows import Problem
 class Rejects:
     """A file of rows that could not be sent: each with its own columns, and in ``rejected`` what is wrong with it.
 
-    Mended, the file is a source itself. It is written anew on each try, and is not there if nothing is set aside.
-    Bytes are written as text; those that are no UTF-8 as ``{"base64": "..."}``, which has to be decoded by hand.
+    Mended, the file is a source itself. It is written anew on each try of a run, and is not there if nothing is set
+    aside. What another run has left under the path is moved beside it, under that run's name: its rows are nowhere
+    else. Bytes are written as text; those that are no UTF-8 as ``{"base64": "..."}``, which has to be decoded by hand.
+
+    :param run: names the run of the task; it stands in each row.
+    :raises InputError: the path holds something that is not a file of rejects.
     """
 
-    def __init__(self, fs: Any, path: str) -> None:
+    def __init__(self, fs: Any, path: str, run: str) -> None:
         self.path = path
+        self.run = run
         self.count = 0
+        #: Where the rows of an earlier run are now.
+        self.moved_to: str | None = None
         self._fs = fs
         self._file: Any = None
-        if fs.exists(path):
+        if not fs.exists(path):
+            return
+        if (other := self._run_of_file()) == run:
             fs.rm(path)
+        else:
+            stem, ending = posixpath.splitext(path)
+            self.moved_to = f"{stem}.{re.sub('[^A-Za-z0-9._-]', '-', other)}{ending}"
+            fs.mv(path, self.moved_to)
+
+    def _run_of_file(self) -> str:
+        try:
+            with self._fs.open(self.path, "rt", encoding="utf-8") as file:
+                return str(json.loads(file.readline())[REJECTED]["run"])
+        except (OSError, ValueError, LookupError, TypeError):
+            raise InputError(
+                f"rejects={self.path} is there already and holds no rejected rows; give rejects= a path of its own"
+            ) from None
 
     def add(self, problem: Problem) -> None:
         """Write one row."""
@@ -35,7 +60,7 @@ class Rejects:
                 self._fs.makedirs(parent, exist_ok=True)
             self._file = self._fs.open(self.path, "wt", encoding="utf-8")
         line: dict[str, object] = {str(name): _plain(value) for name, value in problem.row.items() if value is not None}
-        line[REJECTED] = {"place": problem.place, "column": problem.column, "problem": problem.problem}
+        line[REJECTED] = {"run": self.run, "place": problem.place, "column": problem.column, "problem": problem.problem}
         self._file.write(json.dumps(line) + "\n")
         self.count += 1
 

@@ -31,8 +31,8 @@ class Source(Protocol):
         """
         ...
 
-    def fingerprint(self) -> bytes:
-        """Return what changes when the rows do; it may also change when they do not."""
+    def fingerprint(self) -> bytes | None:
+        """Return what changes when the rows do; it may also change when they do not. None: changes do not show."""
         ...
 
     def check_unchanged(self) -> None:
@@ -89,8 +89,10 @@ class FileSource:
         self._listing = listing
         self._files = listing()
 
-    def fingerprint(self) -> bytes:
-        """Return names, sizes, and times or etags of the files."""
+    def fingerprint(self) -> bytes | None:
+        """Return names, sizes, and times or hashes of the files; None where a file has neither time nor hash."""
+        if not all(file.shows_changes for file in self._files):
+            return None
         return repr([(file.path, file.version) for file in self._files]).encode()
 
     def check_unchanged(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import XComArg
 
 from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
+from airflow_delayed.errors import InputError
 from airflow_delayed.store.conflicts import check_on_conflict
 
 if TYPE_CHECKING:
@@ -60,3 +61,22 @@ def _check_choices(operator: DelayedSendOperator) -> None:
             raise ValueError(f"{name}={getattr(operator, name)!r} is none of {', '.join(map(repr, choices))}")
     if "{{" not in str(operator.on_conflict) and not isinstance(operator.on_conflict, XComArg):
         check_on_conflict(operator.on_conflict)
+
+
+def rendered_text(name: str, value: object, *, may_be_empty: bool = False) -> str | None:
+    """Return a text parameter as it was rendered; a number, as native rendering makes it, as text.
+
+    :param may_be_empty: nothing stands for a parameter that was left out.
+    :raises InputError: a template rendered to nothing, or to something that is no text.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InputError(f"{name}= is a {type(value).__name__}, and must be text; what does its template render to?")
+    if value.strip() not in ("", "None"):
+        return value
+    if may_be_empty:
+        return None
+    raise InputError(f"{name}= is {value!r}; did its template render to nothing?")

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
-from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.rows import Problem
 from airflow_delayed.operators import told
 from airflow_delayed.operators.given import rejects_of
-from airflow_delayed.operators.storage import shown
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
 from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_delayed.operators.send import DelayedSendOperator
 
 
-def survey(operator: DelayedSendOperator, sending: Sending, route: Route) -> tuple[Survey, int]:
+def survey(operator: DelayedSendOperator, context: Context, sending: Sending, route: Route) -> tuple[Survey, int]:
     """Check everything, and return what was found and how many rows were set aside.
 
     :raises InputError: something is wrong with the source, with rows, or with what they say together.
@@ -28,11 +28,13 @@ def survey(operator: DelayedSendOperator, sending: Sending, route: Route) -> tup
     :raises AirflowSkipException: there is nothing to send, and that skips the task.
     """
     if operator.rejects is not None and not operator.only_plan:
-        with Rejects(*rejects_of(operator)) as rejects:
+        with rejects_of(operator, context) as rejects:
+            if rejects.moved_to:
+                operator.log.warning("the rows that an earlier run set aside are in %s now", rejects.moved_to)
             found = sending.survey(set_aside=rejects.add)
         set_aside = rejects.count
         if set_aside:
-            operator.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(operator.rejects))
+            operator.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", rejects.path)
     else:
         aside: list[Problem] = []
         found = sending.survey(set_aside=None if operator.rejects is None else aside.append)

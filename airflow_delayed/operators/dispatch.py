@@ -15,6 +15,7 @@ from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.operators.first_try import first_dispatch
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
@@ -160,6 +161,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         ):
             self._check_lookahead(context, dispatcher)
             self._name(store)
+            began, earlier = first_dispatch(context, store.now())
+            if earlier:
+                dispatcher.take_up(began)
             try:
                 if not self.deferrable or self.until is None:
                     with metrics.Gauges(store):
@@ -175,7 +179,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 metrics.tell_gauges(store)
             until = "empty" if end is None else end.isoformat()
             summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
-        self._defer(until, summary, failures)
+        self._defer(until, summary, failures, began.isoformat())
         raise AssertionError("unreachable: defer has raised")
 
     def resume(
@@ -184,6 +188,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         until: str | None = None,
         summary: dict[str, Any] | None = None,
         failures: dict[str, str] | None = None,
+        began: str | None = None,
         event: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return what the trigger did, or fail as it did; go on, if it was not yet over.
@@ -191,6 +196,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         :param until: "empty", or ISO 8601 text. (``dag.test()`` gives the event alone.)
         :param summary: what was done before the trigger began.
         :param failures: what was given up before.
+        :param began: when the run's first try began, ISO 8601 text.
         :param event: the trigger's; None: the task was woken by something else.
         :raises AirflowFailException: messages were given up, and are in the table of failed messages.
         :raises AirflowException: a connection or the store could not be used.
@@ -200,7 +206,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             self.log.warning("woken without an event: going on; what was counted since is not in the summary")
             if until is None:
                 return self.execute(context)
-            self._defer(until, summary or {}, failures or {})
+            self._defer(until, summary or {}, failures or {}, began)
         assert event is not None
         if event["status"] == "given up":
             raise AirflowFailException(event["error"])
@@ -215,10 +221,10 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 self._name(store)
         return done
 
-    def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str]) -> None:
+    def _defer(self, until: str, summary: dict[str, Any], failures: dict[str, str], began: str | None) -> None:
         from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
-        carried: dict[str, Any] = {"until": until, "summary": summary, "failures": failures}
+        carried: dict[str, Any] = {"until": until, "summary": summary, "failures": failures, "began": began}
         self.defer(
             trigger=StoreDispatchTrigger(
                 conn_id=self.conn_id,

@@ -2,30 +2,38 @@
 
 Two moments are kept in Airflow's task state store, whose rows live as long as the DAG run:
 
-- the anchor, of relative delays: from the very first try on, so that a retry and a cleared task mean the same due times
-  (unless ``[state_store] clear_on_success`` removes it);
-- the beginning of the present send: until it has succeeded or was refused, so that a retry never refuses its own rows,
-  and a task that is cleared long after it succeeded does not fire them again. One that is cleared while it still waited
-  begins anew for the same reason: it was to send nothing.
+- the anchor, of relative delays: from the very first try on, so that a retry and a cleared task mean the same due
+  times;
+- the beginning of the present send: until it was refused, or the task is cleared after it succeeded, so that a retry
+  never refuses its own rows, and a task that is cleared long after it succeeded does not fire them again. One that is
+  cleared while it still waited begins anew for the same reason: it was to send nothing.
 
-Beside them, as long as the present send lasts, is its mark: how many rows are confirmed, see
-:mod:`airflow_delayed.operators.marks`.
+Beside the beginning is the send's mark: how many rows are confirmed, see :mod:`airflow_delayed.operators.marks`. Both
+outlast the success, because Airflow learns of it only afterwards: a worker that is killed in between is tried again,
+finds all rows confirmed, and sends none of them again.
 
 Where a cleared task is to be another send (``anew``), it has two moments and a mark of its own. It is told from one
 that is tried again by its ``max_tries``, which Airflow raises when it clears a task, by the tries that it had, and
 never else. (A task that is cleared while it runs is only tried again.)
 
-Airflow before 3.3 has no task state store. There both moments are each try's own, a wait within it notwithstanding, and
-there is no mark.
+Two versions of Airflow lose an anchor, and no relative delay can be kept then without ``delay_from=``:
+
+- Before 3.3 there is no task state store. Both moments are each try's own, a wait within it notwithstanding; a later
+  try does not know the anchor, and there is no mark.
+- From 3.4 on, a clear deletes the task's state, unless "keep task state" is chosen, and ``[state_store]
+  clear_on_success`` deletes it on any version. A task that was cleared and has no anchor may have sent before, then;
+  how much of it, nobody knows.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from airflow_delayed import compat
 from airflow_delayed.compat import NEVER_EXPIRE
 from airflow_delayed.mark import Mark
 from airflow_delayed.message import utc
@@ -34,72 +42,143 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
+logger = logging.getLogger(__name__)
+
+#: The key of the XCom that has a send's anchor.
+ANCHOR_XCOM = "delays_count_from"
 _ANCHOR = "airflow_delayed.anchor"
 _BEGAN = "airflow_delayed.began"
 #: The turn in which a task waits and has sent nothing yet.
 _WAITS = "airflow_delayed.waits"
+#: The turn and the try in which all was sent.
+_DONE = "airflow_delayed.done"
 _MARK = "airflow_delayed.mark"
+_DISPATCH = "airflow_delayed.dispatch"
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTry:
-    """The two moments."""
+    """The two moments.
 
-    anchor: datetime
+    :param anchor: what relative delays count from; None: it is not known in this try.
+    :param began: what "past due" is measured by.
+    :param cleared_state: the task was cleared, and its state with it, so that ``began`` is this try's own moment.
+    """
+
+    anchor: datetime | None
     began: datetime
+    cleared_state: bool = False
 
-    def state(self) -> dict[str, str]:
+    def state(self) -> dict[str, Any]:
         """Return them as a deferred task takes them along."""
-        return {"anchor": self.anchor.isoformat(), "began": self.began.isoformat()}
+        anchor = None if self.anchor is None else self.anchor.isoformat()
+        return {"anchor": anchor, "began": self.began.isoformat(), "cleared_state": self.cleared_state}
 
     @classmethod
-    def restored(cls, state: Mapping[str, str]) -> FirstTry:
+    def restored(cls, state: Mapping[str, Any]) -> FirstTry:
         """Return what a deferred task has taken along."""
-        return cls(*(utc(name, datetime.fromisoformat(state[name])) for name in ("anchor", "began")))
+        anchor = None if state["anchor"] is None else utc("anchor", datetime.fromisoformat(state["anchor"]))
+        return cls(anchor, utc("began", datetime.fromisoformat(state["began"])), state["cleared_state"])
 
 
 def first_try(
-    context: Context, now: datetime, *, anew: bool = False, keep: bool = True, before: FirstTry | None = None
+    context: Context,
+    now: datetime,
+    *,
+    retries: int,
+    anew: bool = False,
+    keep: bool = True,
+    before: FirstTry | None = None,
 ) -> FirstTry:
-    """Return when the first try began; the first call makes it so.
+    """Return when the first try began; the first call makes it so, and logs and keeps the anchor as an XCom.
 
+    :param retries: of the task, as its DAG has them now.
     :param anew: a cleared task is another send.
     :param keep: without it nothing is written, as befits a dry run.
-    :param before: what was returned before this try was deferred; only Airflow before 3.3 has nothing better.
+    :param before: what was returned before this try was deferred; it stands in where the state is gone.
     """
-    states = states_of(context)
-    if states is None and before is not None:
-        return before
-    waited = None if states is None else states.get(_WAITS)
-    if keep and waited is not None and waited != turn_of(context):
-        ended(context, anew=anew)
-        waits(context, False)
-    anchor, began = (_key(context, key, anew) for key in (_ANCHOR, _BEGAN))
-    return FirstTry(_kept(context, anchor, now, keep), _kept(context, began, now, keep))
+    ti, states = context["ti"], states_of(context)
+    if states is None:
+        # Airflow raises max_tries when it clears a task, by the tries that it had
+        first = ti.max_tries - retries + 1 if anew else 1
+        return before or FirstTry(now if ti.try_number <= first else None, now)
+    over = _is_over(states, context)
+    if over and keep:
+        forget(context, anew=anew)
+    anchor, began = (_kept(states, _key(context, key, anew)) for key in (_ANCHOR, _BEGAN))
+    if over:
+        began = None
+    if anchor is None and before is not None:
+        anchor, began = before.anchor, began or before.began
+    cleared = ti.max_tries > retries or ti.try_number > retries + 1
+    lost = anchor is None and cleared and not anew and _may_be_deleted()
+    found = FirstTry(
+        anchor or (None if lost else now),
+        began or now,
+        cleared_state=lost or (before is not None and before.cleared_state),
+    )
+    if keep:
+        if anchor is None and found.anchor is not None:
+            _announce(context, found.anchor)
+            states.set(_key(context, _ANCHOR, anew), found.anchor.isoformat(), retention=NEVER_EXPIRE)
+        if began is None:
+            states.set(_key(context, _BEGAN, anew), found.began.isoformat(), retention=NEVER_EXPIRE)
+    return found
 
 
-def ended(context: Context, *, anew: bool = False) -> None:
-    """Note that the send succeeded, or was refused before anything was sent: what comes next is another send."""
+def _may_be_deleted() -> bool:
+    return compat.CLEAR_DELETES_STATE or compat.conf.getboolean("state_store", "clear_on_success", fallback=False)
+
+
+def _announce(context: Context, anchor: datetime) -> None:
+    """Say what relative delays count from, where a user finds it after Airflow has forgotten it: log and XCom."""
+    logger.info("relative delays count from %s", anchor.isoformat())
+    context["ti"].xcom_push(key=ANCHOR_XCOM, value=anchor.isoformat())
+
+
+def _is_over(states: TaskStateStoreAccessor, context: Context) -> bool:
+    """Return whether the send that the states are of has ended, and this try is of another one.
+
+    A try after the one that succeeded, in the same turn, is a retry of a worker that was lost before Airflow knew of
+    the success. The same try again is a person's: ``airflow tasks test`` runs it as often as it is called.
+    """
+    waited, done = states.get(_WAITS), states.get(_DONE)
+    if waited is not None and waited != turn_of(context):
+        return True
+    if not isinstance(done, Mapping):
+        return False
+    return done.get("turn") != turn_of(context) or done.get("try") == context["ti"].try_number
+
+
+def succeeded(context: Context) -> None:
+    """Note that all was sent; what follows a clear is another send."""
     states = states_of(context)
     if states is not None:
-        states.delete(_key(context, _BEGAN, anew))
-        states.delete(mark_key(context, anew))
+        states.set(_DONE, {"turn": turn_of(context), "try": context["ti"].try_number}, retention=NEVER_EXPIRE)
 
 
-def refused(context: Context, *, anew: bool = False, forget: bool = False) -> None:
+def forget(context: Context, *, anew: bool = False) -> None:
+    """Forget the beginning and the mark: what comes next is another send."""
+    states = states_of(context)
+    if states is not None:
+        for key in (_key(context, _BEGAN, anew), mark_key(context, anew), _WAITS, _DONE):
+            states.delete(key)
+
+
+def refused(context: Context, *, anew: bool = False, from_the_top: bool = False) -> None:
     """Note that a send was refused: it is over, unless earlier tries had sent a part of it.
 
     Then it goes on when the task is cleared, and rows that it had not come to are as old as they were.
 
-    :param forget: send all from the top then.
+    :param from_the_top: send all from the top then.
     """
     states = states_of(context)
     if states is None:
         return
     mark = Mark.restored(states.get(mark_key(context, anew)))
     if mark is None or not mark.rows:
-        ended(context, anew=anew)
-    elif forget:
+        forget(context, anew=anew)
+    elif from_the_top:
         states.delete(mark_key(context, anew))
 
 
@@ -112,6 +191,22 @@ def waits(context: Context, does: bool) -> None:
         states.set(_WAITS, turn_of(context), retention=NEVER_EXPIRE)
     else:
         states.delete(_WAITS)
+
+
+def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
+    """Return when the first try of a dispatching task began, and whether this is a later one.
+
+    :param now: by the store's clock.
+    """
+    states = states_of(context)
+    if states is None:
+        return now, False
+    ti, kept = context["ti"], states.get(_DISPATCH)
+    if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
+        return utc(_DISPATCH, datetime.fromisoformat(str(kept["at"]))), True
+    first: dict[str, Any] = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
+    states.set(_DISPATCH, first, retention=NEVER_EXPIRE)
+    return now, False
 
 
 def states_of(context: Context) -> TaskStateStoreAccessor | None:
@@ -133,11 +228,6 @@ def _key(context: Context, key: str, anew: bool) -> str:
     return f"{key}, {turn_of(context)}" if anew else key
 
 
-def _kept(context: Context, key: str, now: datetime, keep: bool) -> datetime:
-    states = states_of(context)
-    kept = None if states is None else states.get(key)
-    if isinstance(kept, str):
-        return utc(key, datetime.fromisoformat(kept))
-    if keep and states is not None:
-        states.set(key, now.isoformat(), retention=NEVER_EXPIRE)
-    return now
+def _kept(states: TaskStateStoreAccessor, key: str) -> datetime | None:
+    kept = states.get(key)
+    return utc(key, datetime.fromisoformat(kept)) if isinstance(kept, str) else None

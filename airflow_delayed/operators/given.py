@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_delayed.errors import InputError, SourceError
+from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.operators.routes import origin_of
 from airflow_delayed.operators.storage import file_system, shown
 
 if TYPE_CHECKING:
@@ -47,20 +51,30 @@ def source_of(operator: DelayedSendOperator, context: Context) -> Source:
 def _rendered(operator: DelayedSendOperator, name: str, context: Context) -> Any:
     """Render what is no template field, since it would be shown; but never what another task has returned.
 
-    Where it was expanded, its XCom has taken the argument's place already, and a body is no template.
+    Where it was expanded from an XCom, that has taken the argument's place already, and a body is no template.
     """
     given = getattr(operator, name)
     dag = context.get("dag")
     declared = dag.get_task(operator.task_id) if dag is not None else operator
-    if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs:
+    if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs and _is_xcom(declared, name):
         return given
     return operator.render_template(given, context)
 
 
-def rejects_of(operator: DelayedSendOperator) -> tuple[Any, str]:
-    """Return the file system and the path of ``rejects``.
+def _is_xcom(mapped: MappedOperator, name: str) -> bool:
+    """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
+    expanded = mapped.expand_input.value
+    if isinstance(expanded, Mapping):
+        return isinstance(expanded[name], XComArg)
+    if isinstance(expanded, XComArg):
+        return True
+    return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)
 
-    :raises InputError: it lies in the source.
+
+def rejects_of(operator: DelayedSendOperator, context: Context) -> Rejects:
+    """Return the file of ``rejects``; that of a mapped task has its index before the ending.
+
+    :raises InputError: it lies in the source, or holds something else.
     """
     assert operator.rejects is not None
     fs, path = file_system(operator.rejects)
@@ -68,4 +82,8 @@ def rejects_of(operator: DelayedSendOperator) -> tuple[Any, str]:
         source = file_system(operator.source)[1].rstrip("/")
         if path == source or path.startswith(source + "/"):
             raise InputError(f"rejects={shown(operator.rejects)} lies in the source itself; give it a place of its own")
-    return fs, path
+    origin = origin_of(context)
+    if origin.map_index >= 0:
+        stem, ending = posixpath.splitext(path)
+        path = f"{stem}-{origin.map_index}{ending}"
+    return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Clock
+from airflow_delayed.errors import Interrupted
 from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.first_try import FirstTry, waits
 from airflow_delayed.pauses import pause
@@ -55,7 +56,7 @@ def wait(
         return lambda: wake
     if wake - operator.clock() > BRIEF:
         # what is wrong is better known now than then, and is judged by the moment when it will be sent
-        survey(operator, read(lambda: wake), route)
+        survey(operator, context, read(lambda: wake), route)
         operator.log.info(
             "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
             " if the task is marked failed meanwhile",
@@ -72,5 +73,7 @@ def wait(
             )
     while (left := (wake - operator.clock()).total_seconds()) > 0:
         operator.sleep(pause(left))
+        if operator.stopped:
+            raise Interrupted(0, 0, "the task was ended while it waited")
     # the rows may have changed meanwhile
     return wait(operator, context, lead, began, route, read)

@@ -26,7 +26,6 @@ def route_of(operator: DelayedSendOperator | DelayedSparkSendOperator, context: 
     :param closing: closes what was made.
     :raises InputError: arguments, as they were rendered, do not go together.
     """
-    # a template may have come out empty
     options = {name: given for name in ("topology", "routing", "envelope") if (given := getattr(operator, name))}
     if options and operator.store_conn_id is not None:
         raise InputError(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_delayed.compat import KEEPS_STATE
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.columns import Wanted
@@ -24,30 +23,18 @@ if TYPE_CHECKING:
 def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime | None) -> tuple[Wanted, RowRules]:
     """Return which columns a task's source has, and what its arguments say for all rows.
 
-    :param anchor: when relative delays begin.
+    :param anchor: when relative delays begin; None: that is not known in this try.
     :raises InvalidMessage: an argument, as it was rendered, cannot be.
     """
-    if not KEEPS_STATE and _is_later_try(operator, context):
-        anchor = None
-    where = None if operator.timezone is None else zone(operator.timezone)
-
-    def moment(column: str, given: datetime | str | None) -> datetime | None:
-        if given is None:
-            return None
-        parsed = parse_time(column, given)
-        if where is not None and parsed.utcoffset() is None:
-            return resolve(column, parsed, where)[0]
-        return utc(column, parsed)
-
-    due_at = moment("due_at", operator.due_at)
+    if operator.delay_from is not None:
+        anchor = anchor_of(operator.delay_from, context, operator.timezone)
+    due_at = moment_of("due_at", operator.due_at, operator.timezone)
     if operator.delay is not None:
         due_at = due_after(anchor, delay_of(operator.delay))
     id_columns = (operator.id_columns,) if isinstance(operator.id_columns, str) else tuple(operator.id_columns or ())
     headers = {} if operator.headers is None else operator.headers
     if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
         raise InvalidMessage("headers", "must be a dictionary of text to text")
-    if operator.message_id is not None and operator.message_id.strip() in ("", "None"):
-        raise InvalidMessage("message_id", f"is {operator.message_id!r}; did its template render to nothing?")
     ti = context["ti"]
     rules = RowRules(
         anchor=anchor,
@@ -64,8 +51,8 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
         message_id=operator.message_id,
         id_columns=id_columns,
         tag=operator.tag,
-        expires_at=moment("expires_at", operator.expires_at),
-        zone=where,
+        expires_at=moment_of("expires_at", operator.expires_at, operator.timezone),
+        zone=None if operator.timezone is None else zone(operator.timezone),
     )
     wanted = Wanted(
         destination=operator.destination is not None,
@@ -76,8 +63,23 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
     return wanted, rules
 
 
-def _is_later_try(operator: DelayedSendOperator, context: Context) -> bool:
-    ti = context["ti"]
-    # Airflow raises max_tries when it clears a task, by the tries that it had
-    first = ti.max_tries - (operator.retries or 0) + 1 if operator.on_clear == "new_ids" else 1
-    return ti.try_number > first
+def moment_of(column: str, given: datetime | str | None, timezone: str | None) -> datetime | None:
+    """Return a parameter that is a time.
+
+    :param timezone: the IANA name of the zone that a time without an offset is in.
+    :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
+    """
+    if given is None:
+        return None
+    parsed = parse_time(column, given)
+    if timezone is not None and parsed.utcoffset() is None:
+        return resolve(column, parsed, zone(timezone))[0]
+    return utc(column, parsed)
+
+
+def anchor_of(delay_from: datetime | str, context: Context, timezone: str | None) -> datetime | None:
+    """Return what relative delays count from, as ``delay_from=`` says it: "run", or a time.
+
+    :raises InvalidMessage: it is neither.
+    """
+    return moment_of("delay_from", context["dag_run"].run_after if delay_from == "run" else delay_from, timezone)

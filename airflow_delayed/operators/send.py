@@ -19,10 +19,10 @@ from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
-from airflow_delayed.operators.arguments import check_arguments
+from airflow_delayed.operators.arguments import check_arguments, rendered_text
 from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, ended, first_try, refused
+from airflow_delayed.operators.first_try import FirstTry, first_try, refused, succeeded
 from airflow_delayed.operators.given import source_of
 from airflow_delayed.operators.leading import capped, wait
 from airflow_delayed.operators.marks import TaskMarks
@@ -58,6 +58,9 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         as ``messages`` is.
     :param destination: the queue.
     :param delay: a timedelta or seconds.
+    :param delay_from: what relative delays count from: a time, "run" for the DAG run's ``run_after``, or by default the
+        start of the task's first try. "run" is right for delays that are longer than a run may lag behind: it needs no
+        memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is long past.
     :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
     :param headers: text by text, joined with the row's own. Unlike those, these are shown in the UI, as are all
         arguments but ``messages``, ``value`` and ``body``.
@@ -120,6 +123,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         "source",
         "destination",
         "delay",
+        "delay_from",
         "due_at",
         "headers",
         "message_id",
@@ -146,6 +150,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         body: Any = None,
         destination: str | None = None,
         delay: timedelta | float | str | None = None,
+        delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
@@ -183,6 +188,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         self.body = body
         self.destination = destination
         self.delay = delay
+        self.delay_from = delay_from
         self.due_at = due_at
         self.headers = headers
         self.message_id = message_id
@@ -214,6 +220,8 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         #: The connection of the store that messages were left in.
         self.held_in: str | None = None
         self._sending: Sending | None = None
+        #: Whether Airflow has ended the task.
+        self.stopped = False
         check_arguments(self)
         for hidden in (messages, value, body):
             # what is no template field would otherwise not make its task come first
@@ -224,32 +232,35 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         return self._try(context, None)
 
     def resume(
-        self, context: Context, event: object = None, first_try: Mapping[str, str] | None = None
+        self, context: Context, event: object = None, first_try: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
         return self._try(context, None if first_try is None else FirstTry.restored(first_try))
 
     def _try(self, context: Context, before: FirstTry | None) -> dict[str, Any]:
         anew = self.on_clear == "new_ids"
-        began = first_try(context, self.clock(), anew=anew, keep=not self.only_plan, before=before)
+        began = first_try(
+            context, self.clock(), retries=self.retries or 0, anew=anew, keep=not self.only_plan, before=before
+        )
         try:
             with ExitStack() as closing:
                 summary = self._execute(context, began, closing)
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made anew has nothing of what was in it
-                refused(context, anew=anew, forget=isinstance(error, DestinationMissing))
+                refused(context, anew=anew, from_the_top=isinstance(error, DestinationMissing))
             raise AirflowFailException(str(error)) from error
         except AirflowSkipException:
             if not self.only_plan:
-                ended(context, anew=anew)
+                succeeded(context)
             raise
         if not self.only_plan:
-            ended(context, anew=anew)
+            succeeded(context)
         return summary
 
     def on_kill(self) -> None:
-        """Tell what can be recalled, and what cannot."""
+        """Send nothing more, and tell what can be recalled, and what cannot."""
+        self.stopped = True
         if self._sending is not None:
             self.log.warning(
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
@@ -259,6 +270,10 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             )
 
     def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
+        for name in ("conn_id", "destination", "message_id", "tag", "source", "timezone", "rejects"):
+            setattr(self, name, rendered_text(name, getattr(self, name)))
+        for name in ("store_conn_id", "topology", "routing", "envelope"):
+            setattr(self, name, rendered_text(name, getattr(self, name), may_be_empty=True))
         route = route_of(self, context, closing)
         if route.store is not None and not self.only_plan:
             self.held_in = self.conn_id if route.holds_all else self.store_conn_id
@@ -276,13 +291,20 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 clock=clock,
                 log=self.log,
                 way=way_of(self),
+                stopped=lambda: self.stopped,
             )
 
         clock = self.clock
         if self.lead is not None:
             clock = wait(self, context, capped(self, self.lead, route), began, route, read)
         sending = read(clock)
-        found, set_aside = survey(self, sending, route)
+        found, set_aside = survey(self, context, sending, route)
+        if began.cleared_state and self.past_due == "skip" and found.past_due:
+            raise InputError(
+                f"{found.past_due:,} rows were due more than {self.max_past} before this try, and would be skipped. But"
+                " this task was cleared, and Airflow has forgotten when it first began: they may have fallen due since."
+                " Nothing was sent. Pass past_due='send', or run the DAG anew"
+            )
         self._sending = None if self.only_plan else sending
         marks = None if self.only_plan else TaskMarks(context, self.log, anew=self.on_clear == "new_ids")
         try:

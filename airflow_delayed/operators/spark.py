@@ -27,8 +27,9 @@ from airflow_delayed.errors import (
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
+from airflow_delayed.operators.arguments import rendered_text
 from airflow_delayed.operators.events import add_to_events
-from airflow_delayed.operators.first_try import ended, first_try
+from airflow_delayed.operators.first_try import FirstTry, first_try, succeeded
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
@@ -97,6 +98,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         "query",
         "destination",
         "delay",
+        "delay_from",
         "due_at",
         "headers",
         "id_columns",
@@ -126,6 +128,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         query: str | None = None,
         destination: str | None = None,
         delay: timedelta | float | str | None = None,
+        delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
         id_columns: Sequence[str] | str | None = None,
@@ -165,6 +168,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         self.query = query
         self.destination = destination
         self.delay = delay
+        self.delay_from = delay_from
         self.due_at = due_at
         self.headers = headers
         self.id_columns = id_columns
@@ -198,25 +202,24 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
-        began = first_try(context, self.clock(), keep=not self.only_plan)
-        # a template may have come out empty
-        self.store_conn_id = self.store_conn_id or None
+        began = first_try(context, self.clock(), retries=self.retries or 0, keep=not self.only_plan)
         with ExitStack() as stack:
             manifest = self.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
                 manifest = f"{folder}/manifest.json"
             try:
+                self._take_rendered()
                 route = route_of(self, context, stack)
                 self._verify(route)
                 if route.store is not None and not self.only_plan:
                     self.held_in = self.conn_id if route.holds_all else self.store_conn_id
-                self._submitted(context, stack, manifest, began.anchor)
+                self._submitted(context, stack, manifest, began)
                 found = self._read(manifest)
             except InputError as error:
                 raise AirflowFailException(str(error)) from error
             if not self.only_plan:
-                ended(context)
+                succeeded(context)
                 self._account(route, found)
         summary: dict[str, Any] = found["summary"]
         self.log.info(
@@ -226,6 +229,12 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
         add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
         return summary
+
+    def _take_rendered(self) -> None:
+        for name in ("conn_id", "destination", "tag", "timezone"):
+            setattr(self, name, rendered_text(name, getattr(self, name)))
+        for name in ("store_conn_id", "topology", "routing", "envelope"):
+            setattr(self, name, rendered_text(name, getattr(self, name), may_be_empty=True))
 
     def _verify(self, route: Route) -> None:
         """Look whether messages can be received, before minutes of work; executors may reach what is not seen here."""
@@ -252,7 +261,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
             if report.unready:
                 raise TopologyError(conn_id, report)
 
-    def _submitted(self, context: Context, stack: ExitStack, manifest: str, anchor: datetime) -> None:
+    def _submitted(self, context: Context, stack: ExitStack, manifest: str, began: FirstTry) -> None:
         from airflow_delayed.spark import job
 
         file = None
@@ -263,7 +272,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
             self.files = f"{self.files},{path}" if self.files else path
             file = FILE
         self.application = job.__file__
-        self.application_args = application_arguments(self, context, anchor, manifest, connections_file=file)
+        self.application_args = application_arguments(self, context, began, manifest, connections_file=file)
         super().execute(context)
 
     def _read(self, manifest: str) -> Mapping[str, Any]:

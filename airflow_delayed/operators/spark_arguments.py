@@ -12,7 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import XComArg
 
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.operators.first_try import FirstTry
 from airflow_delayed.operators.routes import origin_of
+from airflow_delayed.operators.rules import anchor_of
+from airflow_delayed.spark.options import UNKNOWN
 from airflow_delayed.store.conflicts import check_on_conflict
 
 if TYPE_CHECKING:
@@ -73,16 +76,17 @@ def check_spark_arguments(operator: DelayedSparkSendOperator) -> None:
 def application_arguments(
     operator: DelayedSparkSendOperator,
     context: Context,
-    anchor: datetime,
+    began: FirstTry,
     manifest: str,
     *,
     connections_file: str | None,
 ) -> list[str]:
     """Return the job's command line, as the arguments were rendered.
 
-    :param anchor: when relative delays begin.
-    :raises InvalidMessage: headers are no texts.
+    :param began: when the task's first try began.
+    :raises InvalidMessage: headers are no texts, or ``delay_from`` is no time.
     """
+    anchor = began.anchor if operator.delay_from is None else anchor_of(operator.delay_from, context, operator.timezone)
     options = {name: _text(getattr(operator, name)) for name in _SAME}
     origin = asdict(origin_of(context))
     options |= {
@@ -95,7 +99,8 @@ def application_arguments(
         # DAG, run, task, map index: DelayedSendOperator's
         "scope": json.dumps([*origin.values()]),
         "origin": json.dumps(origin),
-        "anchor": anchor.isoformat(),
+        "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
+        "began": began.began.isoformat(),
         "connections": _text(operator.connections_per_executor),
         "connections_file": connections_file or "",
         "attempts": _plain_url(operator.attempts) if operator.attempts else "",

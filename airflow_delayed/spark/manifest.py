@@ -25,13 +25,12 @@ def manifest_of(settings: Settings, done: Sequence[tuple[int, Counts]], lost: Lo
     :param done: of each partition how many attempts came before the one that succeeded, and its counts.
     """
     counts, anchor = total(one for _, one in done), settings.rules.anchor
-    assert anchor is not None
     summary = counts.summary()
     if settings.dry_run:
         summary["dry_run"] = True
     return {
         "version": VERSION,
-        "anchor": anchor.isoformat(),
+        "anchor": None if anchor is None else anchor.isoformat(),
         "partitions": len(done),
         "repeated": sum(1 for earlier, _ in done if earlier),
         "summary": summary,

@@ -33,6 +33,7 @@ NAMES = (
     "scope",
     "origin",
     "anchor",
+    "began",
     "timezone",
     "past_due",
     "max_past",
@@ -48,6 +49,8 @@ NAMES = (
     "manifest",
     "dry_run",
 )
+#: The anchor of a job that does not know what relative delays count from.
+UNKNOWN = "unknown"
 #: Messages given to a transport at a time.
 BATCH_ROWS = 5000
 _FIRST = datetime.min.replace(tzinfo=UTC)
@@ -96,7 +99,8 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
         raise InputError("the option deliver is missing: the name of the connection that delivers")
     _check_together(given)
     read = _Reader(given)
-    anchor = read.one("anchor", lambda text: utc("anchor", parse_time("anchor", text))) or now
+    anchor = None if given.get("anchor") == UNKNOWN else read.moment("anchor") or now
+    began = read.moment("began") or anchor or now
     max_past = read.span("max_past", timedelta(hours=1))
     return Settings(
         deliver=given["deliver"],
@@ -113,7 +117,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
         origin=read.one("origin", _origin),
         past_due=read.choice("past_due", "fail", "send", "skip"),
         max_past=max_past,
-        oldest=anchor - max_past if max_past < anchor - _FIRST else _FIRST,
+        oldest=began - max_past if max_past < began - _FIRST else _FIRST,
         topology=given.get("topology"),
         routing=given.get("routing"),
         envelope=given.get("envelope"),
@@ -140,7 +144,7 @@ def _check_together(given: Mapping[str, str]) -> None:
         )
 
 
-def _rules(read: _Reader, anchor: datetime) -> RowRules:
+def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
     where = read.one("timezone", zone)
 
     def moment(column: str) -> Callable[[str], datetime]:
@@ -182,6 +186,10 @@ class _Reader:
             return parse(self.given[name])
         except (InputError, ValueError) as error:
             raise InputError(f"the option {name} cannot be read: {error}") from None
+
+    def moment(self, name: str) -> datetime | None:
+        """Return an option that is a time with an offset, or None."""
+        return self.one(name, lambda text: utc(name, parse_time(name, text)))
 
     def span(self, name: str, default: timedelta) -> timedelta:
         """Return an option that is seconds, none of them too."""

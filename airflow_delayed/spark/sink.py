@@ -44,9 +44,10 @@ class DelayedDataSource(DataSource):
       DelayedSendOperator's: DAG, run, task, map index).
     - ``origin``: the run of a task that what is stored comes from, by which it is found there: a JSON object of
       ``dag_id``, ``run_id``, ``task_id`` and, of a mapped task, ``map_index``. DelayedSparkSendOperator gives it.
-    - ``anchor``: what relative delays and ``past_due`` count from; by default the present in the driver, made once.
-      Give it, with ``scope``, so that a driver that is started again means the same messages.
-    - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before the anchor.
+    - ``anchor``: what relative delays count from; by default the present in the driver, made once. Give it, with
+      ``scope``, so that a driver that is started again means the same messages. ``unknown`` refuses relative delays.
+    - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
+      which is the anchor by default.
     - ``unknown_columns``: ``fail`` or ``ignore``.
     - ``topology``, ``routing``: RabbitMQ's; ``envelope``: SQS's; in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from threading import Event
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, and_, or_
+from sqlalchemy import Column, ColumnElement, Connection, Engine, and_, or_, select
 
 from airflow_delayed.delivery import Clock, DelayedDelivery
 from airflow_delayed.store import claiming, claims, heartbeat
@@ -31,6 +31,7 @@ from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.rate import TokenBucket
 from airflow_delayed.store.report import DispatchFailed, DispatchReport
 from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.settling import FAILED
 from airflow_delayed.store.table_lane import TableLane
 from airflow_delayed.store.tally import KEPT_REASONS, Meter
 
@@ -228,6 +229,25 @@ class Dispatcher:
         self.report.merge(report)
         self._failures.update(failures)
 
+    def take_up(self, since: datetime) -> None:
+        """Count as this run's what was given up for its connections since a moment: by its earlier tries, that is.
+
+        What other dispatchers of the same connections gave up meanwhile is counted too, for nothing tells it apart.
+
+        :param since: when the run's first try began, by the database's clock.
+        """
+        table = self._tables.failed
+
+        def look(connection: Connection, now: datetime) -> dict[str, str]:
+            given_up = select(table.c.Id, table.c.LastError).where(
+                table.c.Reason == FAILED, table.c.FailedAt >= since, self._delivered_here(table.c.DeliverConnId)
+            )
+            return {row.Id: row.LastError or "given up" for row in connection.execute(given_up)}
+
+        found = self._desk.reading(look)
+        self.report.failed = max(self.report.failed, len(found))
+        self._failures.update(list(found.items())[: KEPT_REASONS - len(self._failures)])
+
     @property
     def failures(self) -> Mapping[str, str]:
         """A reason by message id for those that were given up, the first thousand of them."""
@@ -340,6 +360,11 @@ class Dispatcher:
         else:
             theirs = or_(column.is_(None), column.not_in(names))
         return claims.count(connection, table, table.c.Time <= now + self.policy.lookahead, theirs)
+
+    def _delivered_here(self, column: Column[Any]) -> ColumnElement[bool]:
+        names = [name for name in self._delivers() if name is not None]
+        listed = column.in_(names)
+        return or_(column.is_(None), listed) if None in self._delivers() else listed
 
 
 def check_connections(conn_id: str, deliver_conn_ids: Sequence[str], consistency: str) -> None:

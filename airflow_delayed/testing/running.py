@@ -38,6 +38,7 @@ def context_of(operator: BaseOperator, run_id: str, now: datetime) -> dict[str, 
         map_index=-1,
         try_number=1,
         max_tries=operator.retries or 0,
+        xcom_push=lambda key, value: None,
     )
     run = SimpleNamespace(run_id=run_id, run_type="manual", run_after=now, logical_date=now, conf={})
     return {

@@ -46,6 +46,8 @@ class StoreDispatchTrigger(BaseTrigger):
     :param policy: the state of a DispatchPolicy.
     :param summary: of what was done before.
     :param failures: a reason by message id of what was given up before.
+    :param began: when the run began, ISO 8601 text by the database's clock: what a triggerer that is gone has given up
+        since is this run's, too.
     :param version: of the arguments.
     :param later: arguments of later versions, which are handed on and not understood.
     """
@@ -60,6 +62,7 @@ class StoreDispatchTrigger(BaseTrigger):
         policy: Mapping[str, Any] | None = None,
         summary: Mapping[str, Any] | None = None,
         failures: Mapping[str, str] | None = None,
+        began: str | None = None,
         version: int = VERSION,
         **later: Any,
     ) -> None:
@@ -73,6 +76,7 @@ class StoreDispatchTrigger(BaseTrigger):
             "policy": dict(policy or {}),
             "summary": dict(summary or {}),
             "failures": dict(failures or {}),
+            "began": began,
             "version": version,
             **later,
         }
@@ -129,6 +133,8 @@ class StoreDispatchTrigger(BaseTrigger):
             try:
                 dispatcher = store.dispatcher(given["deliver_conn_ids"], _transport, ahead=AHEAD, **asdict(policy))
                 dispatcher.resume(DispatchReport.restored(given["summary"]), given["failures"])
+                if given["began"] is not None:
+                    dispatcher.take_up(parse_moment("began", given["began"]))
                 seconds = None
                 if given["until"] != "empty":
                     seconds = (parse_moment("until", given["until"]) - store.now()).total_seconds()

@@ -115,15 +115,24 @@ def test_body_that_another_task_returned_is_no_template(database, run_dag):
     assert database.bodies("mail") == [b"broken {{ x", b"{{ 1 + 1 }}"]
 
 
-def test_body_that_the_author_wrote_is_a_template_also_in_partial(database, run_dag):
+def test_body_that_the_author_wrote_is_a_template_also_in_partial_and_expand(database, run_dag):
     with DAG("template", schedule=None) as dag:
         send = DelayedSendOperator.partial(
             task_id="send", conn_id="reminders_db", value="for {{ params.who }}", delay=0
         ).expand(destination=["a", "b"])
-        install("a", "b") >> send >> dispatch()
+        expanded = DelayedSendOperator.partial(task_id="expanded", conn_id="reminders_db", destination="c", delay=0)
+        each = DelayedSendOperator.partial(task_id="each", conn_id="reminders_db", destination="d", delay=0)
+        sends = [
+            send,
+            expanded.expand(value=["one for {{ params.who }}", "two"]),
+            each.expand_kwargs([{"value": "{{ params.who }} again"}]),
+        ]
+        install("a", "b", "c", "d") >> sends >> dispatch()
     dag.params["who"] = "you"
     assert states(run_dag(dag))["dispatch"] == "success"
     assert (database.bodies("a"), database.bodies("b")) == ([b"for you"], [b"for you"])
+    assert sorted(database.bodies("c")) == [b"one for you", b"two"]
+    assert database.bodies("d") == [b"you again"]
 
 
 def rendered(run):

@@ -31,7 +31,8 @@ class States(dict):
 
 
 def context(run_id: str) -> dict:
-    ti = SimpleNamespace(dag_id="d", run_id=run_id, task_id="send", map_index=-1)
+    names = {"dag_id": "d", "run_id": run_id, "task_id": "send", "map_index": -1}
+    ti = SimpleNamespace(**names, max_tries=0, try_number=1, xcom_push=lambda key, value: None)
     return {"ti": ti, "task_state_store": States()}
 
 

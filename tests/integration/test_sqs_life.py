@@ -278,7 +278,7 @@ def plan(world: World, delay: timedelta, count: int, **options: Any) -> None:
         dry_run=True,
         **options,
     )
-    ti = SimpleNamespace(dag_id="dag", run_id="run", task_id="send", map_index=-1, max_tries=0)
+    ti = SimpleNamespace(dag_id="dag", run_id="run", task_id="send", map_index=-1, max_tries=0, try_number=1)
     task.execute({"ti": ti, "task_state_store": {}})  # type: ignore[typeddict-item]
 
 

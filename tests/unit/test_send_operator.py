@@ -39,6 +39,9 @@ class Run:
         self.states = States()
         self.run_id = "run-1"
         self.max_tries = 0
+        self.map_index = -1
+        self.try_number = 0
+        self.xcoms = {}
         self.slept = []
         self.options = None
         monkeypatch.setattr(routes, "delivery_for", self.delivery)
@@ -66,10 +69,20 @@ class Run:
 
     @property
     def context(self):
-        ti = SimpleNamespace(dag_id="dag", run_id=self.run_id, task_id="send", map_index=-1, max_tries=self.max_tries)
+        ti = SimpleNamespace(
+            dag_id="dag",
+            run_id=self.run_id,
+            task_id="send",
+            map_index=self.map_index,
+            max_tries=self.max_tries,
+            try_number=self.try_number,
+            xcom_push=lambda key, value: self.xcoms.update({key: value}),
+        )
         return {"ti": ti, "task_state_store": self.states}
 
     def execute(self, **arguments):
+        """Run the next try."""
+        self.try_number += 1
         return self.task(**arguments).execute(self.context)
 
     def ids(self):
@@ -123,18 +136,22 @@ def test_one_message(run):
 
 
 def test_retry_means_the_same_messages_although_the_clock_went_on(run):
-    run.execute(messages=rows(3))
+    run.transport.fail_after = 2
+    with pytest.raises(SendFailed):
+        run.execute(messages=rows(3))
     first = [(message.message_id, message.due_at) for message in run.transport.sent]
     run.transport.sent.clear()
+    run.transport.fail_after = None
     run.now += timedelta(minutes=20)
     run.execute(messages=rows(3))
-    assert [(message.message_id, message.due_at) for message in run.transport.sent] == first
+    assert [(message.message_id, message.due_at) for message in run.transport.sent][:2] == first
+    assert len(run.transport.sent) == 3
 
 
 def test_other_run_means_other_messages(run):
     run.execute(messages=rows(3))
     first = set(run.ids())
-    run.run_id, run.states = "run-2", States()
+    run.run_id, run.states, run.try_number = "run-2", States(), 0
     run.execute(messages=rows(3))
     assert len(set(run.ids()) - first) == 3
 
@@ -167,6 +184,58 @@ def test_bad_rows_are_set_aside_and_can_be_mended(run, tmp_path, log):
     # and the next try leaves no old file behind
     run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(rejects))
     assert not rejects.exists()
+
+
+def test_rejects_of_another_run_are_kept_beside(run, tmp_path, log):
+    rejects = tmp_path / "rejects.jsonl"
+    given = {"invalid_rows": "set_aside", "rejects": str(rejects)}
+    run.execute(messages=[{"value": "of yesterday", "delay_seconds": -1}], **given)
+    run.run_id, run.try_number = "run 2", 0
+    run.execute(messages=[{"value": "of today", "delay_seconds": -1}], **given)
+    kept = tmp_path / "rejects.dag.run-1.send.jsonl"
+    assert f"an earlier run set aside are in {kept} now" in log.text
+    assert [json.loads(file.read_text())["value"] for file in (kept, rejects)] == ["of yesterday", "of today"]
+    # a retry writes its own anew
+    run.clear()
+    run.execute(messages=[{"value": "of today again", "delay_seconds": -1}], **given)
+    assert json.loads(rejects.read_text())["value"] == "of today again"
+
+
+def test_rejects_of_mapped_tasks_are_files_of_their_own(run, tmp_path):
+    for index in (0, 1):
+        run.map_index, run.try_number = index, 0
+        bad = [{"value": str(index), "delay_seconds": -1}]
+        run.execute(messages=bad, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["rejects-0.jsonl", "rejects-1.jsonl"]
+    assert [json.loads(file.read_text())["value"] for file in files] == ["0", "1"]
+
+
+def test_rejects_overwrite_nothing_else(run, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    with pytest.raises(AirflowFailException, match="holds no rejected rows"):
+        run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(file))
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["destination", "tag", "message_id", "conn_id", "timezone"])
+@pytest.mark.parametrize("value, says", [("None", "render to nothing"), (" ", "render to nothing"), ([1], "is a list")])
+def test_a_template_that_renders_to_nothing_is_an_error(run, name, value, says):
+    operator = run.task(value="x", delay=1)
+    # as Airflow sets a rendered field
+    setattr(operator, name, value)
+    with pytest.raises(AirflowFailException, match=f"{name}= .*{says}"):
+        operator.execute(run.context)
+    assert run.ids() == []
+
+
+def test_what_native_rendering_makes_of_numbers_and_of_nothing(run):
+    operator = run.task(value="x", delay=1)
+    operator.message_id, operator.tag, operator.store_conn_id, operator.topology = 7, 42, "", "None"
+    operator.execute(run.context)
+    [message] = run.transport.sent
+    assert (message.message_id, message.tag, run.store.sent) == ("7", "42", [])
 
 
 def test_rejects_never_overwrite_the_source(run, tmp_path):
@@ -233,6 +302,7 @@ def test_task_that_is_cleared_long_after_it_succeeded_fires_nothing_stale(run):
     soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
     run.execute(messages=soon)
     run.now += timedelta(days=30)
+    run.clear()
     with pytest.raises(AirflowFailException, match="were due more than"):
         run.execute(messages=soon)
     assert len(run.transport.sent) == 1
@@ -254,6 +324,7 @@ def test_retry_after_a_fault_never_refuses_its_own_rows_and_the_next_clear_does(
     run.now += timedelta(hours=30)
     run.transport.fail_after = None
     assert run.execute(messages=soon)["sent"] == 3
+    run.clear()
     with pytest.raises(AirflowFailException, match="were due more than"):
         run.execute(messages=soon)
 
@@ -263,6 +334,7 @@ def test_cleared_task_means_the_same_messages(run):
     first = [(message.message_id, message.due_at) for message in run.transport.sent]
     run.now += timedelta(minutes=30)
     run.transport.sent.clear()
+    run.clear()
     run.execute(messages=rows(3))
     assert [(message.message_id, message.due_at) for message in run.transport.sent] == first
 
@@ -396,12 +468,12 @@ def test_body_is_no_template_field_and_in_no_log_line(run, log):
     [
         ({"value": "x", "delay": 1, "headers": ["a"]}, "headers: must be a dictionary of text to text"),
         ({"value": "x", "delay": 1, "headers": {"a": 1}}, "headers: must be a dictionary of text to text"),
-        ({"value": "x", "delay": 1, "message_id": "None"}, "message_id: is 'None'; did its template"),
+        ({"value": "x", "delay": 1, "message_id": "None"}, "message_id= is 'None'; did its template"),
         ({"value": "x", "delay": "soon"}, "'soon' is not a number of seconds"),
         ({"value": "x", "due_at": "2026-03-01T12:00:00"}, "has no time zone"),
         ({"value": "x", "due_at": "0001-01-01T00:00:00", "timezone": "Europe/Berlin"}, "outside the years"),
         ({"value": "x", "delay": 1, "timezone": "Mars"}, "IANA"),
-        ({"messages": None, "source": ""}, "source= is empty"),
+        ({"messages": None, "source": ""}, "source= is ''; did its template render"),
         ({"value": "x"}, "no column due_at or delay_seconds"),
         ({"value": 5, "delay": 1}, "parameters row 1, column value: must be text"),
     ],

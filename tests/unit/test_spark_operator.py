@@ -18,9 +18,10 @@ from support.statsd import Told
 
 from airflow_delayed import lineage
 from airflow_delayed.delivery import TopologyReport
-from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.errors import DelayedError, InputError, TransportUnavailable
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.operators import routes
+from airflow_delayed.operators.first_try import FirstTry
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.spark_arguments import application_arguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
@@ -42,7 +43,15 @@ class States(dict):
 
 
 def context() -> dict:
-    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="send", map_index=2, max_tries=0)
+    ti = SimpleNamespace(
+        dag_id="d",
+        run_id="r",
+        task_id="send",
+        map_index=2,
+        max_tries=0,
+        try_number=1,
+        xcom_push=lambda key, value: None,
+    )
     return {"ti": ti, "task_state_store": States(), "outlet_events": OutletEventAccessors()}
 
 
@@ -159,11 +168,36 @@ def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:
 
 def test_a_retry_means_the_same(run) -> None:
     given = context()
-    _, first = run(given=given, summary={**SUMMARY})
-    given["task_state_store"].set("airflow_delayed.began", NOW.isoformat())
+    with pytest.raises(DelayedError):
+        run(given=given, summary=None)
+    given["ti"].try_number = 2
     _, again = run(given=given, clock=lambda: NOW + timedelta(hours=1))
-    for name in ("anchor", "scope"):
-        assert dict(first.args.set)[name] == dict(again.args.set)[name]
+    options = dict(again.args.set)
+    assert options["anchor"] == options["began"] == NOW.isoformat()
+
+
+def test_a_task_that_is_cleared_a_month_after_it_succeeded_finds_its_rows_past_due(run) -> None:
+    given, later = context(), NOW + timedelta(days=31)
+    run(given=given)
+    given["ti"].try_number, given["ti"].max_tries = 2, 1
+    _, again = run(given=given, clock=lambda: later)
+    options = dict(again.args.set)
+    # ids are made from the anchor, and stay
+    assert (options["anchor"], options["began"]) == (NOW.isoformat(), later.isoformat())
+    assert settings_of(options, later).oldest == later - timedelta(hours=1)
+
+
+def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(run) -> None:
+    given = context()
+    given["task_state_store"] = None
+    given["ti"].try_number = 2
+    _, hook = run(given=given)
+    settings = settings_of(dict(hook.args.set), NOW)
+    assert settings.rules.anchor is None
+    with pytest.raises(InputError, match="delay_from="):
+        settings_of({**dict(hook.args.set), "delay": "60"}, NOW)
+    _, hook = run(given=given, delay_from=NOW, delay=60)
+    assert settings_of(dict(hook.args.set), NOW).rules.due_at == NOW + timedelta(seconds=60)
 
 
 def test_the_event_and_the_empty(run) -> None:
@@ -274,7 +308,9 @@ def test_a_store_that_nobody_comes_to_is_told_of(run, store, monkeypatch: pytest
 
 def test_what_an_airflow_url_says_of_its_connection_is_not_sparks() -> None:
     operator = DelayedSparkSendOperator(**MINIMAL, attempts="s3://conn_id@bucket/attempts")
-    told = application_arguments(operator, context(), NOW, "s3://conn_id@bucket/a.json", connections_file=None)
+    told = application_arguments(
+        operator, context(), FirstTry(NOW, NOW), "s3://conn_id@bucket/a.json", connections_file=None
+    )
     options = dict(job.arguments(told).set)
     assert (options["manifest"], options["attempts"]) == ("s3://bucket/a.json", "s3://bucket/attempts")
 

@@ -50,7 +50,12 @@ def operator(**options: object) -> StoreDispatchOperator:
     )
 
 
-CARRIED = {"until": "2030-01-01T00:00:00+00:00", "summary": DispatchReport(dispatched=2).summary(), "failures": {}}
+CARRIED = {
+    "until": "2030-01-01T00:00:00+00:00",
+    "summary": DispatchReport(dispatched=2).summary(),
+    "failures": {},
+    "began": "2029-12-31T00:00:00+00:00",
+}
 
 
 def event(status: str, error: str | None = None) -> dict:

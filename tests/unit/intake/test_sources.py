@@ -325,3 +325,23 @@ def test_row_groups_are_read_one_after_the_other(tmp_path):
     assert handle.taken < 250_000
     assert sum(batch.size for batch in batches) == 300
     assert handle.taken > 400_000
+
+
+@pytest.mark.parametrize(
+    "info, shown",
+    [
+        ({"mtime": 1.5}, True),
+        ({"modificationTime": 1_700_000_000_000}, True),
+        ({"modify": "20260301120000"}, True),
+        ({"ETag": '"abc"'}, True),
+        ({}, False),
+        ({"mtime": None}, False),
+    ],
+)
+def test_a_source_whose_changes_do_not_show_has_no_fingerprint(tmp_path, monkeypatch, info, shown):
+    """As WebHDFS, FTP, S3 and DBFS describe a file."""
+    (tmp_path / "rows.jsonl").write_text('{"value": "x", "delay_seconds": 1}')
+    found = LOCAL.find(str(tmp_path), withdirs=True, detail=True)
+    described = {name: {"type": each["type"], "size": each["size"], **info} for name, each in found.items()}
+    monkeypatch.setattr(type(LOCAL), "find", lambda *args, **options: described)
+    assert (source(tmp_path, require_success=False).fingerprint() is not None) == shown
