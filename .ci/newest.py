@@ -145,7 +145,7 @@ def _mirror() -> str:
             subprocess.run(["apt-get", "update", "-qq"], check=False)
     raise SystemExit(
         "apt on this machine has no mirror of Debian that answers, from which sid could be installed. "
-        "Please add one to /etc/apt/sources.list, such as: deb http://deb.debian.org/debian stable main"
+        "Please add one to /etc/apt/sources.list"
     )
 
 
