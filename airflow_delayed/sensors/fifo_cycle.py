@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from airflow_delayed import lineage, metrics
 from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailException, NeedsAirflow, conf
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.operators.first_try import turn_of
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 
@@ -133,9 +134,11 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         """Poke, or have the triggerer do it."""
         if not self.deferrable:
             return super().execute(context)
-        return self._look_and_defer()
+        return self._look_and_defer(self.hook.clock())
 
-    def _look_and_defer(self, until: str | None = None, counts: Counts | None = None) -> dict[str, Any]:
+    def _look_and_defer(
+        self, began: datetime, until: str | None = None, counts: Counts | None = None
+    ) -> dict[str, Any]:
         # one look here: what is wrong with the connection or the queues is an error at once
         rounds = self._make_rounds(self.hook.clock(), wait_seconds=0, counts=counts, until=until)
         try:
@@ -159,28 +162,35 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
                 counts=rounds.counts.state(),
             ),
             method_name="execute_complete",
-            kwargs={"until": until},
-            timeout=timedelta(seconds=self.timeout),
+            kwargs={"until": until, "began": began.isoformat()},
+            # what is left of it, however often the task was resumed
+            timeout=max(began + timedelta(seconds=self.timeout) - self.hook.clock(), timedelta(seconds=1)),
         )
         raise AssertionError("unreachable: defer has raised")
 
     def execute_complete(
-        self, context: Context, event: dict[str, Any] | None = None, until: str | None = None
+        self,
+        context: Context,
+        event: dict[str, Any] | None = None,
+        until: str | None = None,
+        began: str | None = None,
     ) -> dict[str, Any]:
         """Return what the trigger did, or fail as it did; go on if it was not the trigger that woke the task.
 
         :param until: as the trigger has it.
+        :param began: when the task was first deferred, ISO 8601 text; its timeout counts from then.
         """
+        first = self.hook.clock() if began is None else datetime.fromisoformat(began)
         if event is None:
             # apache/airflow#65248
             self.log.warning("resumed although the trigger has not ended; going on")
-            return self._look_and_defer(until)
+            return self._look_and_defer(first, until)
         if event["status"] == "retention":
             raise AirflowFailException(event["error"])
         if event["status"] != "done":
             raise AirflowException(event["error"])
         if until not in (None, EMPTY) and self.hook.clock() < datetime.fromisoformat(str(until)):
-            return self._look_and_defer(until, Counts.restored(event.get("counts")))
+            return self._look_and_defer(first, until, Counts.restored(event.get("counts")))
         summary: dict[str, Any] = event["summary"]
         self.log.info("done: %s", summary)
         self._name()
@@ -194,14 +204,18 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
             if self.reschedule:
                 # each poke is a process of its own
                 began = context["ti"].get_first_reschedule_date(context) or began
-                counts = Counts.restored(context["task_state_store"].get(_COUNTS))
+                kept = context["task_state_store"].get(_COUNTS)
+                # a task that is cleared after it failed counts from zero
+                if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context):
+                    counts = Counts.restored(kept["counts"])
             self._rounds = self._make_rounds(began, self.wait_time_seconds, counts)
         done = self._go(self._rounds)
         if self.reschedule:
             if done:
                 context["task_state_store"].delete(_COUNTS)
             else:
-                context["task_state_store"].set(_COUNTS, self._rounds.counts.state())
+                kept = {"turn": turn_of(context), "counts": self._rounds.counts.state()}
+                context["task_state_store"].set(_COUNTS, kept)
         return PokeReturnValue(done, self._told(self._rounds) if done else None)
 
     @property

@@ -116,9 +116,10 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         consumer = hook.consumer(kwargs["queue"], prefetch=kwargs.get("prefetch", PREFETCH))
         return RabbitMQMessageProducer(consumer, pause=kwargs.get("pause", PAUSE))
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[list[Delivery]]) -> AsyncIterator[TriggerEvent]:
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Batch]) -> AsyncIterator[TriggerEvent]:
         """Yield an event for the messages that came together."""
         async for batch in shared_stream:
+            batch.has_event = True
             yield MessageEvent(payload={"queue": self.queue, "messages": [self._told(found) for found in batch]})
 
     def _told(self, found: Delivery) -> dict[str, Any]:
@@ -153,6 +154,16 @@ class MessageEvent(TriggerEvent):
     __str__ = __repr__
 
 
+class Batch(list["Delivery"]):
+    """Messages that come in one event.
+
+    Airflow counts a subscriber that leaves while it has a batch as one that accepted it. So a subscriber notes that it
+    has made the event; without that note nobody has it, and the messages must come again.
+    """
+
+    has_event = False
+
+
 class RabbitMQMessageProducer(SharedStreamProducer):
     """The broker's end of a stream: hands messages out, and acknowledges those whose events are stored.
 
@@ -164,10 +175,11 @@ class RabbitMQMessageProducer(SharedStreamProducer):
         self._pause = pause
         self._settled = asyncio.Event()
 
-    async def open_stream(self) -> AsyncIterator[tuple[list[Delivery], list[Delivery]]]:
+    async def open_stream(self) -> AsyncIterator[tuple[Batch, Batch]]:
         """Yield messages as they come, without end; the next ones after a pause."""
-        async for batch in self._consumer.batches():
+        async for messages in self._consumer.batches():
             self._settled.clear()
+            batch = Batch(messages)
             yield batch, batch
             await self._settled.wait()
             await asyncio.sleep(self._pause)
@@ -175,7 +187,7 @@ class RabbitMQMessageProducer(SharedStreamProducer):
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Acknowledge what every subscriber has stored, refuse what one refused, and hand the rest out again."""
         for messages, outcome in batch:
-            if outcome.is_clean:
+            if outcome.is_clean and messages.has_event:
                 settle = self._consumer.done
             elif outcome.rejected and not outcome.failed:
                 settle = self._consumer.reject

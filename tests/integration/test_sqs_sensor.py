@@ -168,7 +168,7 @@ def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):
     sensor = sensor_of(clocked, deferrable=True, until=timedelta(hours=1), max_late=timedelta(seconds=5), timeout=60)
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})
-    assert deferred.value.timeout == timedelta(seconds=60)
+    assert timedelta(seconds=1) <= deferred.value.timeout <= timedelta(seconds=60)
     given = FifoCycleTrigger(**deferred.value.trigger.serialize()[1]).arguments
     assert given["counts"]["delivered"] == 1  # by a first look on the worker
     assert abs(datetime.fromisoformat(given["until"]) - clocked.now() - timedelta(hours=1)) < timedelta(minutes=1)
@@ -179,7 +179,7 @@ def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):
 def test_resumed_before_its_end_it_goes_on_until_the_same_end(clocked: ClockedWorld):
     clocked.install()
     clocked.hook.send([clocked.message(1000)])
-    sensor = sensor_of(clocked, deferrable=True, until=timedelta(hours=1))
+    sensor = sensor_of(clocked, deferrable=True, until=timedelta(hours=1), timeout=7200)
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})
     kept = deferred.value.kwargs
@@ -191,6 +191,9 @@ def test_resumed_before_its_end_it_goes_on_until_the_same_end(clocked: ClockedWo
             sensor.execute_complete({}, **event, **kept)
         given = again.value.trigger.serialize()[1]
         assert (given["until"], given["counts"]["delivered"]) == (kept["until"], delivered)
+        # what is left of the two hours
+        assert again.value.timeout <= timedelta(seconds=7200 - 905)
+        assert again.value.kwargs == kept
     clocked.advance(3600)
     assert sensor.execute_complete({}, event={**done, "summary": {"delivered": 5}}, **kept) == {"delivered": 5}
 
@@ -252,6 +255,8 @@ def test_rescheduled_it_adds_up_over_its_pokes_and_says_that_it_is_late(
         set, delete = dict.__setitem__, dict.pop
 
     class Instance:
+        max_tries = 0
+
         def get_first_reschedule_date(self, context):
             return None
 
@@ -259,6 +264,8 @@ def test_rescheduled_it_adds_up_over_its_pokes_and_says_that_it_is_late(
     with caplog.at_level(logging.WARNING):
         assert sensor_of(clocked, mode="reschedule").poke_interval == 60
     assert "messages are up to that" in caplog.text
+    # of an attempt that failed, before the task was cleared
+    context["task_state_store"]["airflow_delayed.cycled"] = {"turn": "turn -1", "counts": {"delivered": 7}}
     results = []
     for _ in range(3):
         clocked.advance(905)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 from airflow.exceptions import AirflowOptionalProviderFeatureException
@@ -10,10 +11,11 @@ from airflow.models.trigger import Trigger
 from airflow.sdk import Asset, AssetWatcher
 from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
+from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 from unit.test_kept_triggers import kept
 
 from airflow_delayed.triggers import rabbitmq_message
-from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageTrigger
+from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageProducer, RabbitMQMessageTrigger
 
 PATH = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
 #: What a watcher of the first version has in the database.
@@ -79,6 +81,44 @@ def test_a_task_cannot_be_deferred_to_it():
 
     with pytest.raises(NotImplementedError, match="for an AssetWatcher"):
         asyncio.run(run())
+
+
+class Consumer:
+    """Has one batch, and notes what becomes of its messages."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.again: list[str] = []
+
+    async def batches(self):
+        yield ["message"]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves before it makes the event"])
+def test_a_message_is_acknowledged_only_when_a_subscriber_has_made_its_event(monkeypatch, leaves):
+    consumer = Consumer()
+    settled = SimpleNamespace(
+        batches=consumer.batches, done=consumer.done.append, again=consumer.again.append, reject=None
+    )
+    producer = RabbitMQMessageProducer(settled, pause=0)
+    trigger = RabbitMQMessageTrigger("c", "q")
+    monkeypatch.setattr(trigger, "_told", lambda found: {"message_id": found})
+
+    async def play() -> None:
+        stream = producer.open_stream()
+        batch, payload = await anext(stream)
+
+        async def shared():
+            yield batch
+
+        if not leaves:
+            await anext(trigger.filter_shared_stream(shared()))
+        # Airflow counts a subscriber that has left as one that accepted what it had
+        await producer.advance([AdvanceItem(payload, AdvanceOutcome(acked=1, failed=0))])
+        await stream.aclose()
+
+    asyncio.run(play())
+    assert (consumer.done, consumer.again) == (([], ["message"]) if leaves else (["message"], []))
 
 
 def test_before_airflow_3_3_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):
