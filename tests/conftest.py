@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -130,10 +129,15 @@ def airflow_db(pytestconfig: pytest.Config) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             _make_airflow_db()
-            with closing(sqlite3.connect(mine)) as source, closing(sqlite3.connect(made)) as copy:
-                source.backup(copy)
-    if not mine.exists():
-        shutil.copy(made, mine)
+            _copy_database(mine, made)
+            return
+    # an empty file may be there already: Airflow makes it when it looks for something
+    _copy_database(made, mine)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as found, closing(sqlite3.connect(target)) as copy:
+        found.backup(copy)
 
 
 def _make_airflow_db() -> None:

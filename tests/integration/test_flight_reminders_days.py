@@ -6,7 +6,6 @@ the demo runs it under SparkSubmitOperator.
 
 from __future__ import annotations
 
-import gc
 import os
 import runpy
 import sys
@@ -20,6 +19,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from support import flights
 from support.examples import dags_of
 from support.lengths import length
+from support.spark import spark_submit_fixture  # noqa: F401 - a fixture
 
 from services import airflow, java
 
@@ -35,10 +35,14 @@ def without_spark(operator: Any, context: Any) -> None:
     flights.write_reminders(Path(args.output), args.day, timedelta(hours=args.hours_before))
 
 
-# SparkSubmitHook leaves the pipe to spark-submit open
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_each_days_reminders_wait_for_their_flights(
-    here: Path, tmp_path: Path, delayed, connect, run_dag: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    here: Path,
+    tmp_path: Path,
+    delayed,
+    connect,
+    spark_submit: None,
+    run_dag: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     if SPARK:
         java.require()
@@ -57,8 +61,6 @@ def test_each_days_reminders_wait_for_their_flights(
     dag = dags_of(here / "dags/flight_reminders.py", monkeypatch)["flight_reminders_days"]
     run = run_dag(dag, run_conf={"first": "2026-03-07", "days": 2, "hours_before": 5})
     assert run.state == "success"
-    # and not in another test, which would be blamed
-    gc.collect()
 
     wanted = {}
     for day in (date(2026, 3, 7), date(2026, 3, 8)):

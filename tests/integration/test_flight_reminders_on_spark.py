@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +13,12 @@ from sqlalchemy import func, make_url, select
 from support import flights
 from support.lengths import length
 from support.rabbitmq import VirtualHost
-from support.spark import Connections, connections_fixture, environment  # noqa: F401 - a fixture
+from support.spark import (  # noqa: F401 - fixtures
+    Connections,
+    connections_fixture,
+    environment,
+    spark_submit_fixture,
+)
 from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -26,7 +30,7 @@ DAYS = length("days of a year of flights", {(1, 1), (6, 14), (12, 31)}, None)
 
 
 @pytest.fixture
-def cluster(connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def cluster(connect, spark_submit: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark on this machine, whose Python has no Airflow."""
     java.require()
     for name, value in environment().items():
@@ -42,7 +46,6 @@ def cluster(connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_year_of_flights(
     here: Path,
     cluster,
@@ -122,6 +125,3 @@ def test_a_year_of_flights(
 
     vhost.manage("DELETE", f"users/{login}")
     run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
-    # the Spark provider's hook leaves the pipe of spark-submit to the garbage collector
-    del dag, run
-    gc.collect()

@@ -12,7 +12,6 @@ import pytest
 from support.rabbitmq import eventually
 
 from services import process
-from services.airflow import Airflow
 
 STAYS = [sys.executable, "-c", "import time; time.sleep(600)"]
 STARTS = """
@@ -50,11 +49,6 @@ def test_a_number_that_was_given_to_another_is_left_alone(tmp_path: Path) -> Non
         gone.pid = other.pid
         process.signal_group(gone, signal.SIGKILL)
         process.stop(gone)
-        live = Airflow("http://127.0.0.1", tmp_path, lambda part, more: gone)
-        live.start("scheduler")
-        live.kill("scheduler")
-        live.ask_to_end()
-        live.close()
         assert not process.ended(other)
 
 
@@ -64,10 +58,6 @@ def test_the_group_of_a_server_that_has_ended_ends_too(tmp_path: Path) -> None:
         assert process.wait(server, seconds=30)
         left = int((tmp_path / "log").read_text())
         assert running(left)
-        live = Airflow("http://127.0.0.1", tmp_path, lambda part, more: server)
-        live.start("scheduler")
-        live.ask_to_end()
-        live.close()
     eventually(lambda: running(left) == [])
 
 

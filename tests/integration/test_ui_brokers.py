@@ -30,17 +30,17 @@ def logged(event: str) -> list[tuple[str | None, str | None]]:
         return [(one.owner, one.extra) for one in found]
 
 
-def test_rabbitmq(page: Page, vhost: VirtualHost, connect):
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
+    hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
     connect("nobody", conn_type="rabbitmq", host="127.0.0.1", port=1)
     # one that is away does not hold up the other
     assert page.error("GET", "/api/v1/rabbitmq/nobody/summary") == (503, "unreachable")
     assert page.error("GET", "/api/v1/rabbitmq/rabbit/summary") == (409, "not_ready")
     hook.install(["orders", "gone"], create_destinations=True)
     hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [1] * 3, prefix="g")])
-    with vhost.channel() as channel:
+    with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
-    eventually(lambda: vhost.count("delayed.unroutable") == 3)
+    eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)
     found = page.get("/api/v1/rabbitmq/rabbit/summary", "viewer")
     assert (found["topology"], found["messages"], found["unroutable"], found["missing"]) == ("delayed", 2, 3, [])
     (level,) = found["levels"]
@@ -55,10 +55,10 @@ def test_rabbitmq(page: Page, vhost: VirtualHost, connect):
     }
     done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
     assert (done["moved"], done["left"]) == (0, {"destination 'gone': missing": 3})
-    vhost.declare("gone")
+    empty_vhost.declare("gone")
     done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
     assert (done["moved"], done["left"]) == (3, {})
-    assert sorted(one.message_id for one in vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
+    assert sorted(one.message_id for one in empty_vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
     assert page.get("/api/v1/rabbitmq/rabbit/summary", "viewer")["unroutable"] == 0
     # what was only counted is not told
     assert logged("delayed_deliveries.redrive")[-2:] == [

@@ -131,3 +131,20 @@ def send(frame: DataFrame, connections: Connections, deliver: str, **options: ob
     for name, value in options.items():
         writer = writer.option(name, str(value))
     writer.save()
+
+
+@pytest.fixture(name="spark_submit")
+def spark_submit_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close the pipe to spark-submit, which Airflow's hook leaves to the garbage collector, and so to another test."""
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    submit = SparkSubmitHook.submit
+
+    def submit_and_close(hook: SparkSubmitHook, *arguments: object, **options: object) -> None:
+        try:
+            submit(hook, *arguments, **options)
+        finally:
+            if hook._submit_sp is not None:
+                hook._submit_sp.stdout.close()
+
+    monkeypatch.setattr(SparkSubmitHook, "submit", submit_and_close)
