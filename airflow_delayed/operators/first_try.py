@@ -220,8 +220,19 @@ def mark_key(context: Context, anew: bool) -> str:
 
 
 def turn_of(context: Context) -> str:
-    """Return what all tries of a task have in common until it is cleared."""
-    return f"turn {context['ti'].max_tries}"
+    """Return what all tries of a task have in common until it is cleared.
+
+    A clear makes the iterations of a task loop anew, as other task instances, in another region.
+    """
+    ti: Any = context["ti"]
+    turn = f"turn {ti.max_tries}"
+    return turn if iteration_of(context) is None else f"{turn}, region {ti.region_id}"
+
+
+def iteration_of(context: Context) -> int | None:
+    """Return which iteration of a task loop this is, counted from 1; None outside of loops, and before Airflow 3.4."""
+    loop: Any = context.get("loop")
+    return None if loop is None else int(loop.index)
 
 
 def _key(context: Context, key: str, anew: bool) -> str:

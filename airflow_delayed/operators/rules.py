@@ -12,7 +12,7 @@ from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
-from airflow_delayed.operators.first_try import turn_of
+from airflow_delayed.operators.first_try import iteration_of, turn_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,6 +28,9 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
     """
     if operator.delay_from is not None:
         anchor = anchor_of(operator.delay_from, context, operator.timezone)
+    elif iteration_of(context) is not None and operator.on_clear == "same_ids":
+        # an iteration that a clear has made anew looks like a first try, and would count from the clear
+        anchor = None
     due_at = moment_of("due_at", operator.due_at, operator.timezone)
     if operator.delay is not None:
         due_at = due_after(anchor, delay_of(operator.delay))
@@ -35,16 +38,9 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
     headers = {} if operator.headers is None else operator.headers
     if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
         raise InvalidMessage("headers", "must be a dictionary of text to text")
-    ti = context["ti"]
     rules = RowRules(
         anchor=anchor,
-        scope=scope_of(
-            ti.dag_id,
-            ti.run_id,
-            ti.task_id,
-            -1 if ti.map_index is None else ti.map_index,
-            *([turn_of(context)] if operator.on_clear == "new_ids" else []),
-        ),
+        scope=scope_of(*scope_parts(context), *([turn_of(context)] if operator.on_clear == "new_ids" else [])),
         destination=operator.destination,
         due_at=due_at,
         headers=headers,
@@ -61,6 +57,16 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
         ignore_others=operator.unknown_columns == "ignore",
     )
     return wanted, rules
+
+
+def scope_parts(context: Context) -> list[str | int]:
+    """Return what sets the messages of a task apart from another's: DAG, run, task, map index; in a loop the iteration.
+
+    An unmapped task has the map index -1 in every iteration.
+    """
+    ti, iteration = context["ti"], iteration_of(context)
+    parts: list[str | int] = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index]
+    return parts if iteration is None else [*parts, f"iteration {iteration}"]
 
 
 def moment_of(column: str, given: datetime | str | None, timezone: str | None) -> datetime | None:

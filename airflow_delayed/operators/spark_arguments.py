@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import XComArg
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.operators.first_try import FirstTry
+from airflow_delayed.operators.first_try import FirstTry, iteration_of
 from airflow_delayed.operators.routes import origin_of
-from airflow_delayed.operators.rules import anchor_of
+from airflow_delayed.operators.rules import anchor_of, scope_parts
 from airflow_delayed.spark.options import UNKNOWN
 from airflow_delayed.store.conflicts import check_on_conflict
 
@@ -86,7 +86,9 @@ def application_arguments(
     :param began: when the task's first try began.
     :raises InvalidMessage: headers are no texts, or ``delay_from`` is no time.
     """
-    anchor = began.anchor if operator.delay_from is None else anchor_of(operator.delay_from, context, operator.timezone)
+    anchor = began.anchor if iteration_of(context) is None else None
+    if operator.delay_from is not None:
+        anchor = anchor_of(operator.delay_from, context, operator.timezone)
     options = {name: _text(getattr(operator, name)) for name in _SAME}
     origin = asdict(origin_of(context))
     options |= {
@@ -96,8 +98,7 @@ def application_arguments(
         "id_columns": operator.id_columns
         if isinstance(operator.id_columns, str)
         else ",".join(operator.id_columns or ()),
-        # DAG, run, task, map index: DelayedSendOperator's
-        "scope": json.dumps([*origin.values()]),
+        "scope": json.dumps(scope_parts(context)),
         "origin": json.dumps(origin),
         "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
         "began": began.began.isoformat(),
