@@ -6,7 +6,7 @@ PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reor
 # Python may keep what it has compiled: otherwise every process would compile Airflow anew
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ui test test-long test-newest lint setup clean
+.PHONY: help demo demo-ui test test-long test-newest test-latest lint setup clean
 
 help: ## list these commands
 	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
@@ -26,6 +26,9 @@ test-long: test ## the same with each fault many times and on each database; som
 
 test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
 	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')
+
+test-latest: setup ## unit tests and the example DAGs on the newest releases of all that the package needs, without constraints
+	@exec .ci/latest $(ARGS)
 
 lint: setup ## ruff, and mypy (strict) on the package
 	@.venv/bin/ruff check .

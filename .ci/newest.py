@@ -102,7 +102,8 @@ def main() -> None:
                 else:
                     if asked.record:
                         RECORD.write_text(write({**read(RECORD.read_text()), server.title: result}))
-    lines, good = compare(results, {} if asked.args else recorded)
+    # what is recorded anew is compared with nothing
+    lines, good = compare(results, {} if asked.args or asked.record else recorded)
     print("\nThe newest servers of Debian sid:", *lines, sep="\n  ")
     if asked.record:
         print(f"Recorded in {RECORD.relative_to(TOP)}.")

@@ -30,8 +30,9 @@ def empty_vhost(rabbitmq_url: str) -> Iterator[VirtualHost]:
 
 
 @pytest.fixture
-def vhost(request: pytest.FixtureRequest) -> Iterator[VirtualHost]:
+def vhost(request: pytest.FixtureRequest, rabbitmq_url: str) -> Iterator[VirtualHost]:
     """A virtual host for one test, with the default topology's levels and no destinations."""
+    # by asking for the URL it shows that a test needs the broker; see support/needing.py
     if "empty_vhost" in request.fixturenames:
         yield request.getfixturevalue("empty_vhost")
         return

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import select
-from support.rooms import ServerRooms
 from support.stores import Store, Transport, message
+from support.table_pools import ServerPool
 
 from airflow_delayed.errors import LimitExceeded, TransportUnavailable
 from services.process import free_port
@@ -30,7 +30,7 @@ def store(request, connect, mariadb_url):
         schema=url.path[1:],
         extra={"client": request.param},
     )
-    made = Store("of_driver", rooms=ServerRooms.of(mariadb_url, request.config))
+    made = Store("of_driver", pool=ServerPool.of(mariadb_url, request.config))
     yield made
     made.close()
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import select
-from support.rooms import store_file
 from support.stores import Transport, message
+from support.table_pools import store_file
 
 from airflow_delayed.errors import MessageConflict
 from airflow_delayed.store import claiming, listing, storing

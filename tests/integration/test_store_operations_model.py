@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import insert, select
 from support.lengths import length
-from support.rooms import store_file
 from support.stores import message
+from support.table_pools import store_file
 
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import claims, counts, leases, listing

@@ -19,8 +19,8 @@ from fastapi.testclient import TestClient
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.asking import Asking
 from support.lengths import LONG
-from support.rooms import FileRooms, Rooms, ServerRooms
 from support.stores import DATABASES, Store
+from support.table_pools import FilePool, ServerPool, TablePool
 
 ROLES = ("viewer", "user", "op", "admin")
 PREFIX = "/delayed-deliveries"
@@ -112,13 +112,13 @@ def own_store_fixture(request: pytest.FixtureRequest, connect: Callable[..., str
     """
     conn_id = f"page_{uuid4().hex[:8]}"
     if request.param == "sqlite":
-        rooms: Rooms = FileRooms(tmp_path / "store.db")
+        pool: TablePool = FilePool(tmp_path / "store.db")
         connect(conn_id, conn_type="sqlite", host=str(tmp_path / "store.db"))
     else:
         url = request.getfixturevalue(f"{request.param}_url")
-        rooms = ServerRooms.of(url, request.config, databases=True)
-        connect(conn_id, rooms.database_url())
-    store = Store(conn_id, rooms=rooms)
+        pool = ServerPool.of(url, request.config, databases=True)
+        connect(conn_id, pool.database_url())
+    store = Store(conn_id, pool=pool)
     store.installed()
     yield store
     store.close()

@@ -28,7 +28,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store.dispatch import Dispatcher
 from support.lengths import LONG
-from support.rooms import FileRooms, Room, Rooms, ServerRooms
+from support.table_pools import FilePool, ServerPool, StoreSchema, TablePool
 
 DATABASES = ["sqlite", "postgres", "mariadb"]
 #: For the one test of a file above SQL that a short run plays on a server too.
@@ -40,24 +40,24 @@ on_postgres_only = pytest.mark.parametrize("store", DATABASES if LONG else ["pos
 class Store:
     """Makes hooks on one database, for messages that the connection ``broker`` delivers unless told otherwise.
 
-    :param rooms: where its tables are, in place of a schema.
+    :param pool: where its tables are, in place of a schema.
     """
 
-    def __init__(self, conn_id: str, schema: str | None = None, *, rooms: Rooms | None = None) -> None:
+    def __init__(self, conn_id: str, schema: str | None = None, *, pool: TablePool | None = None) -> None:
         self.conn_id = conn_id
         self.hooks: list[DelayedStoreHook] = []
         self._schema = schema
-        self._rooms = rooms
-        self._room: Room | None = None
+        self._pool = pool
+        self._lent: StoreSchema | None = None
 
     @property
     def schema(self) -> str | None:
         """Where its tables are, or will be; who asks before ``installed()`` has one without tables."""
-        if self._rooms is None:
+        if self._pool is None:
             return self._schema
-        if self._room is None:
-            self._room = self._rooms.empty()
-        return self._room.schema
+        if self._lent is None:
+            self._lent = self._pool.take_empty()
+        return self._lent.schema
 
     def hook(self, deliver_conn_id: str | None = "broker", **options: object) -> DelayedStoreHook:
         made = DelayedStoreHook(self.conn_id, deliver_conn_id, schema=self.schema, **options)
@@ -66,9 +66,9 @@ class Store:
 
     def installed(self, *queues: str, deliver_conn_id: str | None = "broker") -> DelayedStoreHook:
         """A hook with its table, and these queue tables."""
-        if self._rooms is not None and self._room is None:
-            self._room = self._rooms.with_tables(self.conn_id)
-        if queues or self._room is None or not self._room.has_tables:
+        if self._pool is not None and self._lent is None:
+            self._lent = self._pool.take(self.conn_id)
+        if queues or self._lent is None or not self._lent.has_tables:
             self.hook(None).install(queues, create_destinations=True)
         return self.hook(deliver_conn_id)
 
@@ -76,8 +76,8 @@ class Store:
         """Close its hooks, and leave its tables to the next test."""
         for hook in self.hooks:
             hook.close()
-        if self._rooms is not None and self._room is not None:
-            self._rooms.leave(self._room)
+        if self._pool is not None and self._lent is not None:
+            self._pool.give_back(self._lent)
 
     def dispatcher(self, hook: DelayedStoreHook, transport: Transport | None = None, **options: object) -> Dispatcher:
         def transports(conn_id: str, clock: Callable[[], datetime]) -> Transport:
@@ -157,13 +157,13 @@ def plain_store_fixture(request, connect, tmp_path) -> Iterator[Store]:
 def _store(request: pytest.FixtureRequest, connect: Callable[..., str], folder: Path) -> Iterator[Store]:
     conn_id = f"store_{uuid4().hex[:8]}"
     if request.param == "sqlite":
-        rooms: Rooms = FileRooms(folder / "store.db")
+        pool: TablePool = FilePool(folder / "store.db")
         connect(conn_id, conn_type="sqlite", host=str(folder / "store.db"))
     else:
         url = request.getfixturevalue(f"{request.param}_url")
-        rooms = ServerRooms.of(url, request.config)
+        pool = ServerPool.of(url, request.config)
         connect(conn_id, url)
-    store = Store(conn_id, rooms=rooms)
+    store = Store(conn_id, pool=pool)
     yield store
     store.close()
 

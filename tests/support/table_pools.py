@@ -1,4 +1,4 @@
-"""Where the tables of a test's store are, made once in each process and emptied for the next test.
+"""Tables of a store for a test, made once in each process and emptied for the next test.
 
 To make them takes longer than most tests: seven tables with their indexes, each looked for before.
 """
@@ -50,30 +50,30 @@ _CURRENT = {"postgresql": "SELECT current_schema()", "mysql": "SELECT database()
 
 
 @dataclass
-class Room:
-    """A place for one store's tables."""
+class StoreSchema:
+    """A schema that a test's store may use; None is that of the connection."""
 
     schema: str | None
     has_tables: bool
 
 
-class Rooms(ABC):
-    """The rooms of one database."""
+class TablePool(ABC):
+    """Lends schemas of one database to tests."""
 
     @abstractmethod
-    def empty(self) -> Room:
+    def take_empty(self) -> StoreSchema:
         """Return one without tables."""
 
     @abstractmethod
-    def with_tables(self, conn_id: str) -> Room:
+    def take(self, conn_id: str) -> StoreSchema:
         """Return one with the tables of a store, without rows; the connection leads to it."""
 
     @abstractmethod
-    def leave(self, room: Room) -> None:
+    def give_back(self, lent: StoreSchema) -> None:
         """Take it back from a test."""
 
 
-class FileRooms(Rooms):
+class FilePool(TablePool):
     """A SQLite file in a test's own folder; with tables it is a copy of the first."""
 
     _template: ClassVar[bytes | None] = None
@@ -81,18 +81,18 @@ class FileRooms(Rooms):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def empty(self) -> Room:
-        return Room(None, has_tables=False)
+    def take_empty(self) -> StoreSchema:
+        return StoreSchema(None, has_tables=False)
 
-    def with_tables(self, conn_id: str) -> Room:
-        if FileRooms._template is None:
+    def take(self, conn_id: str) -> StoreSchema:
+        if FilePool._template is None:
             with closing(DelayedStoreHook(conn_id)) as hook:
                 hook.install([])
-            FileRooms._template = self.path.read_bytes()
-        self.path.write_bytes(FileRooms._template)
-        return Room(None, has_tables=True)
+            FilePool._template = self.path.read_bytes()
+        self.path.write_bytes(FilePool._template)
+        return StoreSchema(None, has_tables=True)
 
-    def leave(self, room: Room) -> None:
+    def give_back(self, lent: StoreSchema) -> None:
         pass
 
 
@@ -115,10 +115,10 @@ def _bare_tables() -> bytes:
         return path.read_bytes()
 
 
-class ServerRooms(Rooms):
+class ServerPool(TablePool):
     """Schemas of a server, of which a process keeps one that has tables; or whole databases, for a page of its own."""
 
-    _made: ClassVar[dict[tuple[str, bool], ServerRooms]] = {}
+    _made: ClassVar[dict[tuple[str, bool], ServerPool]] = {}
 
     def __init__(self, url: str, *, databases: bool) -> None:
         self._url = url
@@ -127,7 +127,7 @@ class ServerRooms(Rooms):
         self._kept: _Kept | None = None
 
     @classmethod
-    def of(cls, url: str, config: pytest.Config, *, databases: bool = False) -> ServerRooms:
+    def of(cls, url: str, config: pytest.Config, *, databases: bool = False) -> ServerPool:
         """Return those of this process."""
         key = url, databases
         if key not in cls._made:
@@ -143,24 +143,24 @@ class ServerRooms(Rooms):
             self._kept.engine.dispose()
         self._server.dispose()
 
-    def empty(self) -> Room:
-        return Room(self._create(), has_tables=False)
+    def take_empty(self) -> StoreSchema:
+        return StoreSchema(self._create(), has_tables=False)
 
-    def with_tables(self, conn_id: str) -> Room:
+    def take(self, conn_id: str) -> StoreSchema:
         kept = self._keep()
         if not kept.shape:
-            with closing(DelayedStoreHook(conn_id, schema=kept.room.schema)) as hook:
+            with closing(DelayedStoreHook(conn_id, schema=kept.lent.schema)) as hook:
                 hook.install([])
             kept.shape = kept.look()
-        return kept.room
+        return kept.lent
 
     def database_url(self) -> str:
         """Return the URL of the database whose tables a test is given."""
         return _beside(self._url, self._keep().name)
 
-    def leave(self, room: Room) -> None:
-        if not room.has_tables:
-            self._drop(room.schema)
+    def give_back(self, lent: StoreSchema) -> None:
+        if not lent.has_tables:
+            self._drop(lent.schema)
         elif not self._keep().emptied():
             self._forget()
 
@@ -168,7 +168,7 @@ class ServerRooms(Rooms):
         if self._kept is None:
             name = self._create()
             url = _beside(self._url, name) if self._databases else self._url
-            self._kept = _Kept(name, _engine(url), Room(None if self._databases else name, has_tables=True))
+            self._kept = _Kept(name, _engine(url), StoreSchema(None if self._databases else name, has_tables=True))
         return self._kept
 
     def _forget(self) -> None:
@@ -179,7 +179,7 @@ class ServerRooms(Rooms):
 
     def _create(self) -> str:
         number = uuid4().hex[:8]
-        name = f"page_{number}" if self._databases else f'Room "{number}" of tests'
+        name = f"page_{number}" if self._databases else f'Schema "{number}" of tests'
         self._run(f"CREATE {self._kind} {self._quoted(name)}")
         return name
 
@@ -210,7 +210,7 @@ class _Kept:
 
     name: str
     engine: Engine
-    room: Room
+    lent: StoreSchema
     shape: list[tuple[Any, ...]] = field(default_factory=list)
 
     def look(self) -> list[tuple[Any, ...]]:
@@ -219,7 +219,7 @@ class _Kept:
 
     def emptied(self) -> bool:
         """Drop what a test has added and delete its rows; return whether the tables are as they were made."""
-        schema = self.room.schema
+        schema = self.lent.schema
         ours = {row[0] for row in self.shape}
         with self.engine.begin() as connection:
             shape = self._look(connection)
@@ -237,7 +237,7 @@ class _Kept:
 
     def _look(self, connection: Connection) -> list[tuple[Any, ...]]:
         dialect = connection.dialect.name
-        schema = self.room.schema or connection.execute(text(_CURRENT[dialect])).scalar_one()
+        schema = self.lent.schema or connection.execute(text(_CURRENT[dialect])).scalar_one()
         found = [connection.execute(text(question), {"schema": schema}).all() for question in _SHAPES[dialect]]
         return sorted((tuple(row) for rows in found for row in rows), key=repr)
 
