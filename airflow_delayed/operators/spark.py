@@ -212,9 +212,9 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 self._take_rendered()
                 if began.cleared_state and self.past_due == "skip":
                     raise InputError(
-                        "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could skip"
-                        " rows that have fallen due since and were never sent. Nothing was sent. Pass past_due='send' or"
-                        " 'fail', or run the DAG anew"
+                        "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
+                        " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
+                        " past_due='send' or 'fail', or run the DAG anew"
                     )
                 route = route_of(self, context, stack)
                 self._verify(route)
