@@ -40,8 +40,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
-    SQL Server, or newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11, MySQL 9.7 and SQLite; not on MySQL 8
-    and SQL Server. A connection of type mysql may name its driver in the extra ``client`` (mysqlclient,
+    SQL Server, or newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11 and 11.8, MySQL 9.7 and SQLite; not on
+    MySQL 8 and SQL Server. A connection of type mysql may name its driver in the extra ``client`` (mysqlclient,
     mysql-connector-python, pymysql), and a schema is a database there.
 
     :param conn_id: a SQL connection.

@@ -119,6 +119,12 @@ def first_try(
     )
     if keep:
         if anchor is None and found.anchor is not None:
+            if ti.try_number > 1 and not anew and _may_be_deleted():
+                logger.warning(
+                    "try %s finds nothing of an earlier one, which was lost before it began, or was cleared while it"
+                    " ran; in the latter case what it had sent with a relative delay is sent again, with other ids",
+                    ti.try_number,
+                )
             _announce(context, found.anchor)
             states.set(_key(context, _ANCHOR, anew), found.anchor.isoformat(), retention=NEVER_EXPIRE)
         if began is None:

@@ -210,6 +210,12 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 manifest = f"{folder}/manifest.json"
             try:
                 self._take_rendered()
+                if began.cleared_state and self.past_due == "skip":
+                    raise InputError(
+                        "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
+                        " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
+                        " past_due='send' or 'fail', or run the DAG anew"
+                    )
                 route = route_of(self, context, stack)
                 self._verify(route)
                 if route.store is not None and not self.only_plan:

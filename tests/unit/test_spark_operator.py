@@ -16,7 +16,7 @@ from support import statsd
 from support.recorder import Recorder
 from support.statsd import Told
 
-from airflow_delayed import lineage
+from airflow_delayed import compat, lineage
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, TransportUnavailable
 from airflow_delayed.lineage import Dataset
@@ -185,6 +185,16 @@ def test_a_task_that_is_cleared_a_month_after_it_succeeded_finds_its_rows_past_d
     # ids are made from the anchor, and stay
     assert (options["anchor"], options["began"]) == (NOW.isoformat(), later.isoformat())
     assert settings_of(options, later).oldest == later - timedelta(hours=1)
+
+
+def test_a_clear_that_forgets_skips_no_rows(run, monkeypatch) -> None:
+    monkeypatch.setattr(compat, "CLEAR_DELETES_STATE", True)
+    given = context()
+    given["ti"].try_number, given["ti"].max_tries = 2, 1
+    with pytest.raises(AirflowFailException, match="past_due='skip' could skip rows"):
+        run(given=given, past_due="skip")
+    _, hook = run(given=given)
+    assert settings_of(dict(hook.args.set), NOW).rules.anchor is None
 
 
 def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(run) -> None:

@@ -123,9 +123,58 @@ def test_a_clear_that_forgets_skips_no_row_that_fell_due_meanwhile(run, forgetfu
     assert run.execute(messages=due, past_due="send")["sent"] == 2
 
 
-def test_a_retry_of_a_worker_that_was_lost_before_it_began_goes_on(run):
-    run.try_number = 1
+def test_a_retry_of_a_worker_that_was_lost_before_it_began_goes_on(run, forgetful_clear, caplog):
+    """As is one that was cleared while it ran, which Airflow does not tell apart."""
+    run.try_number, run.max_tries = 1, 1
+    with caplog.at_level("WARNING", logger="airflow_delayed"):
+        assert run.execute(messages=rows(2), retries=1)["sent"] == 2
+    assert "try 2 finds nothing of an earlier one" in caplog.text
+
+
+def test_a_state_that_airflow_does_not_take_fails_the_try_before_anything_is_sent(run, forgetful_clear, monkeypatch):
+    run.max_tries = 1
+
+    def refuse(key, value, retention=None):
+        raise ConnectionError("the API server is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(run.states, "set", refuse, raising=False)
+        with pytest.raises(ConnectionError):
+            run.execute(messages=rows(2), retries=1)
+    assert run.ids() == []
     assert run.execute(messages=rows(2), retries=1)["sent"] == 2
+
+
+@pytest.mark.parametrize("retries", [0, 3], ids=["fewer", "more"])
+def test_a_clear_is_seen_also_where_the_dag_has_other_retries_now(run, forgetful_clear, retries):
+    run.max_tries = 2
+    run.execute(messages=rows(2), retries=2)
+    # as Airflow counts: the tries that there were, and the retries that there are
+    run.states, run.max_tries = States(), 1 + retries
+    with pytest.raises(AirflowFailException, match="delay_from="):
+        run.execute(messages=rows(2), retries=retries)
+
+
+def test_a_mapped_task_is_refused_likewise(run, forgetful_clear):
+    run.map_index = 4
+    run.execute(messages=rows(2))
+    forgetful_clear()
+    with pytest.raises(AirflowFailException, match="delay_from="):
+        run.execute(messages=rows(2))
+
+
+def test_airflow_that_keeps_no_state_refuses_relative_delays_in_a_later_try(run, monkeypatch):
+    monkeypatch.setattr(Run, "context", property(lambda self: {"ti": fresh_ti(self)}))
+
+    def fresh_ti(self):
+        return SimpleNamespace(
+            dag_id="dag", run_id="run-1", task_id="send", map_index=-1, max_tries=1, try_number=self.try_number
+        )
+
+    run.execute(messages=rows(1), retries=1)
+    with pytest.raises(AirflowFailException, match=r"Airflow before 3\.3 does not keep it"):
+        run.execute(messages=rows(1), retries=1)
+    run.execute(messages=rows(1), retries=1, delay_from=NOW)
 
 
 def test_a_try_beyond_all_retries_was_cleared_whatever_the_dag_says_now(run, forgetful_clear):
