@@ -397,8 +397,8 @@ def test_the_demo_starts_by_itself_and_stops(here: Path, tmp_path: Path) -> None
         login = {"username": "op", "password": logins["op"]}
         base = url.removesuffix(demo_ui.PAGE)
         token = httpx.post(f"{base}/auth/token", json=login, timeout=60).raise_for_status().json()["access_token"]
-        stores = f"{base}/delayed-deliveries/api/v1/stores"
-        listed = httpx.get(stores, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+        connections = f"{base}/delayed-deliveries/api/v1/connections"
+        listed = httpx.get(connections, headers={"Authorization": f"Bearer {token}"}, timeout=60)
         assert "delayed_store" in listed.raise_for_status().text
         started = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)

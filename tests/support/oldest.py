@@ -43,7 +43,10 @@ def run(dag):
 
 
 def way(conn_id: str, store: str | None, **arguments):
-    """Return a DAG that installs, sends three messages, two of them through the store, and hands one of those over."""
+    """Return a DAG that installs, sends three messages, two of them through the store, and hands one of those over.
+
+    Into SQS that goes 15 minutes ahead; into a queue table when the message is due.
+    """
     from airflow.sdk import DAG
 
     from airflow_delayed.operators.dispatch import StoreDispatchOperator
@@ -65,7 +68,7 @@ def way(conn_id: str, store: str | None, **arguments):
             conn_id=conn_id,
             store_conn_id=store,
             destination="mail",
-            messages=[{"value": str(delay), "delay_seconds": delay} for delay in (0, 2, 9000)],
+            messages=[{"value": str(delay), "delay_seconds": delay} for delay in (0, 60 if store else 2, 9000)],
             hold_over=timedelta(0),
         )
         dispatch = StoreDispatchOperator(
