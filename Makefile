@@ -22,7 +22,7 @@ test: lint ## all tests, on real servers that it installs and starts; some: make
 	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(or $(TESTS),tests) $(ARGS)
 
 test-long: export TEST_LENGTH := long
-test-long: test ## the same with each fault many times and on each database; some hours
+test-long: test ## the same with each fault many times and on each database; long
 
 test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
 	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')

@@ -241,7 +241,7 @@ def due_after(anchor: datetime | None, delay: timedelta, column: str = "delay") 
             column,
             "counts from when the task's first try began, which this try does not know: Airflow before 3.3 does not"
             " keep it, and from 3.4 on a clear deletes it unless 'keep task state' (keep_task_state) is chosen, and"
-            " makes the iterations of a task loop anew. Pass that moment as delay_from= (the first try logged it as"
+            " replaces the iterations of a task loop. Pass that moment as delay_from= (the first try logged it as"
             " 'relative delays count from ...'): it gives the same due times and ids, so that nothing comes twice."
             " Another delay_from=, or on_clear='new_ids', sends again what was sent",
         )

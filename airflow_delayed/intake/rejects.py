@@ -18,7 +18,7 @@ from airflow_delayed.intake.rows import Problem
 class Rejects:
     """A file of rows that could not be sent: each with its own columns, and in ``rejected`` what is wrong with it.
 
-    Mended, the file is a source itself. It is written anew on each try of a run, and is not there if nothing is set
+    Mended, the file is a source itself. Each try of a run writes it again, and is not there if nothing is set
     aside. What another run has left under the path is moved beside it, under that run's name: its rows are nowhere
     else. Bytes are written as text; those that are no UTF-8 as ``{"base64": "..."}``, which has to be decoded by hand.
 

@@ -5,8 +5,8 @@ Two moments are kept in Airflow's task state store, whose rows live as long as t
 - the anchor, of relative delays: from the very first try on, so that a retry and a cleared task mean the same due
   times;
 - the beginning of the present send: until it was refused, or the task is cleared after it succeeded, so that a retry
-  never refuses its own rows, and a task that is cleared long after it succeeded does not fire them again. One that is
-  cleared while it still waited begins anew for the same reason: it was to send nothing.
+  never refuses its own rows, and a task that is cleared long after it succeeded does not fire them again. A task
+  that is cleared while it still waited has a new beginning for the same reason: it was to send nothing.
 
 Beside the beginning is the send's mark: how many rows are confirmed, see :mod:`airflow_delayed.operators.marks`. Both
 outlast the success, because Airflow learns of it only afterwards: a worker that is killed in between is tried again,
@@ -145,7 +145,7 @@ def _announce(context: Context, anchor: datetime) -> None:
 def _is_over(states: TaskStateStoreAccessor, context: Context) -> bool:
     """Return whether the send that the states are of has ended, and this try is of another one.
 
-    A try after the one that succeeded, in the same turn, is a retry of a worker that was lost before Airflow knew of
+    A later try than the successful one, in the same turn, is a retry of a worker that was lost before Airflow knew of
     the success. The same try again is a person's: ``airflow tasks test`` runs it as often as it is called.
     """
     waited, done = states.get(_WAITS), states.get(_DONE)
@@ -228,7 +228,7 @@ def mark_key(context: Context, anew: bool) -> str:
 def turn_of(context: Context) -> str:
     """Return what all tries of a task have in common until it is cleared.
 
-    A clear makes the iterations of a task loop anew, as other task instances, in another region.
+    A clear replaces the iterations of a task loop by other task instances, in another region.
     """
     ti: Any = context["ti"]
     turn = f"turn {ti.max_tries}"

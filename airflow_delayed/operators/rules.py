@@ -29,7 +29,7 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
     if operator.delay_from is not None:
         anchor = anchor_of(operator.delay_from, context, operator.timezone)
     elif iteration_of(context) is not None and operator.on_clear == "same_ids":
-        # an iteration that a clear has made anew looks like a first try, and would count from the clear
+        # an iteration that replaces a cleared one looks like a first try, and would count from the clear
         anchor = None
     due_at = moment_of("due_at", operator.due_at, operator.timezone)
     if operator.delay is not None:

@@ -303,7 +303,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
             raise InputError(
                 f"{found.past_due:,} rows were due more than {self.max_past} before this try, and would be skipped. But"
                 " this task was cleared, and Airflow has forgotten when it first began: they may have fallen due since."
-                " Nothing was sent. Pass past_due='send', or run the DAG anew"
+                " Nothing was sent. Pass past_due='send', or run the DAG again"
             )
         self._sending = None if self.only_plan else sending
         marks = None if self.only_plan else TaskMarks(context, self.log, anew=self.on_clear == "new_ids")

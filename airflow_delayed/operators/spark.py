@@ -214,7 +214,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                     raise InputError(
                         "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
                         " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
-                        " past_due='send' or 'fail', or run the DAG anew"
+                        " past_due='send' or 'fail', or run the DAG again"
                     )
                 route = route_of(self, context, stack)
                 self._verify(route)

@@ -157,8 +157,8 @@ class MessageEvent(TriggerEvent):
 class Batch(list["Delivery"]):
     """Messages that come in one event.
 
-    Airflow counts a subscriber that leaves while it has a batch as one that accepted it. So a subscriber notes that it
-    has made the event; without that note nobody has it, and the messages must come again.
+    Airflow counts a subscriber that leaves while it has a batch as if it had accepted it. So a subscriber notes that it
+    has made the event; without that note nobody has the event, and the messages must come again.
     """
 
     has_event = False
