@@ -5,9 +5,12 @@ What an earlier one does not have is refused when the DAG is parsed, or where it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from airflow.sdk import __version__ as _sdk
+
+from airflow_delayed.delivery import Finding, State
 
 try:
     from airflow.sdk.configuration import conf
@@ -32,6 +35,7 @@ __all__ = [
     "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
     "NEVER_EXPIRE",
+    "TRIGGERER_QUEUES",
     "AirflowException",
     "AirflowFailException",
     "AirflowSkipException",
@@ -39,13 +43,17 @@ __all__ = [
     "TaskDeferred",
     "TryStates",
     "conf",
+    "limits",
     "stats",
 ]
 
+_VERSION = tuple(map(int, _sdk.split(".")[:2]))
 #: Whether a task can keep something from one try to the next. The Task SDK's 1.3 is Airflow's 3.3.
-KEEPS_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 3)
+KEEPS_STATE = _VERSION >= (1, 3)
 #: Whether a clear deletes what a task has kept, unless its user chooses otherwise; so it is from Airflow 3.4 on.
-CLEAR_DELETES_STATE = tuple(map(int, _sdk.split(".")[:2])) >= (1, 4)
+CLEAR_DELETES_STATE = _VERSION >= (1, 4)
+#: Whether a trigger of an asset may name the triggerers that run it.
+TRIGGERER_QUEUES = _VERSION >= (1, 4)
 
 
 class NeedsAirflow(ValueError):
@@ -56,6 +64,29 @@ class NeedsAirflow(ValueError):
 
     def __init__(self, what: str, version: str, why: str) -> None:
         super().__init__(f"{what} needs Airflow {version} or later, {why}")
+
+
+def limits() -> Iterator[Finding]:
+    """Yield a warning for each promise that this package cannot keep on the installed Airflow."""
+    sdk = f"Airflow with Task SDK {_sdk}"
+    if not KEEPS_STATE:
+        yield Finding(
+            state=State.WARNING,
+            resource=sdk,
+            found="it keeps no state of a task between two tries",
+            code="airflow-keeps-no-state",
+            why="a task that is tried again sends all from the top with the same ids, and refuses relative delays"
+            " unless it has delay_from= or a store; Airflow 3.3 keeps it",
+        )
+    elif NEVER_EXPIRE is None:
+        yield Finding(
+            state=State.WARNING,
+            resource=sdk,
+            found="it has no airflow.sdk.NEVER_EXPIRE",
+            code="airflow-state-expires",
+            why="the start of a task that is cleared after [state_store] default_retention_days is forgotten; please"
+            " report this release of Airflow to airflow-provider-delayed",
+        )
 
 
 class TryStates(dict[str, Any]):

@@ -284,6 +284,22 @@ class HoldingStore(DelayedDelivery, Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsAnchors(Protocol):
+    """A store that keeps what the relative delays of a task's run count from. Not all do."""
+
+    def anchor(self, turn: str | None) -> datetime | None:
+        """Return what is kept for the store's ``origin`` and this turn; None if nothing."""
+        ...
+
+    def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
+        """Keep it, in place of what was kept before; for as long as ids are remembered.
+
+        :param turn: where each clear of the task means other messages, what its tries have in common.
+        """
+        ...
+
+
 _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
 #: Which hook serves a connection type; entry points of the group ``airflow_delayed.delivery`` add to it.
 BUILT_IN: Mapping[str, str] = {

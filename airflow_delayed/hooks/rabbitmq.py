@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
+from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, SendReport, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.extremes import Extremes
@@ -171,7 +172,8 @@ class RabbitMQDelayHook(BaseHook):
         names = list(destinations)
         plan.plan(self.topology, names)
         with self._upkeep() as upkeep:
-            return upkeep.verify(names, top_level, lambda: server.version(self._hosts()))
+            report = upkeep.verify(names, top_level, lambda: server.version(self._hosts()))
+        return TopologyReport((*report.findings, *limits()))
 
     def waiting(self) -> Waiting:
         """Count what waits in each level, and tell when it falls due; ``str()`` of it is a table.

@@ -15,6 +15,7 @@ from airflow.sdk import BaseHook
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import (
     LimitExceeded,
@@ -163,7 +164,7 @@ class SqsDelayHook(BaseHook):
                     why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {INSTEAD}",
                 )
             )
-        return TopologyReport(tuple(findings))
+        return TopologyReport((*findings, *limits()))
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message as SQS would, without asking it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,6 +15,7 @@ from airflow.sdk import BaseHook
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
+from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
 from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.extremes import Extremes
@@ -21,9 +24,10 @@ from airflow_delayed.hooks.store_answer import StoreAnswer
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.store import claims, heartbeat, setup, storing
+from airflow_delayed.store import claims, heartbeat, runs, setup, storing
 from airflow_delayed.store.bounds import within_bounds
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+from airflow_delayed.store.contention import retried
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
 from airflow_delayed.store.origin import Origin
@@ -130,7 +134,8 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
         """Compare the tables, and the queue tables of these destinations if this database delivers."""
         names = self._queue_names(destinations)
         with database_errors(self.conn_id, self.engine):
-            return setup.look(self.engine, self.tables, names, schema=self.schema)
+            report = setup.look(self.engine, self.tables, names, schema=self.schema)
+        return TopologyReport((*report.findings, *limits()))
 
     def fits(self, extremes: Extremes, now: datetime) -> bool:
         """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
@@ -199,6 +204,26 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
         with database_errors(self.conn_id, self.engine, self.tables):
             self._check_version()
             storing.note_sent(self.engine, self.tables, messages)
+
+    def anchor(self, turn: str | None) -> datetime | None:
+        """Return what ``keep_anchor`` has kept for this turn of :attr:`origin`; None if nothing.
+
+        :raises TopologyError: the table is missing.
+        """
+        with self._reading() as connection:
+            self._check_version()
+            return runs.anchor(connection, self.tables, self._own_origin, turn)
+
+    def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
+        """Keep what the relative delays of :attr:`origin` count from, for as long as ids are remembered.
+
+        :param turn: where each clear of the task means other messages, what its tries have in common.
+        :raises TopologyError: the table is missing.
+        """
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            origin = self._own_origin
+            retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
 
     def count(self) -> int:
         """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
@@ -279,6 +304,12 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
         ):
             yield connection
 
+    @property
+    def _own_origin(self) -> Origin:
+        if self.origin is None:
+            raise ValueError("this hook has no origin: pass origin=Origin(dag_id=..., run_id=..., task_id=...)")
+        return self.origin
+
     def _check_version(self) -> None:
         """Check once that the tables are of this release."""
         if not self._checked:
@@ -295,7 +326,15 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
         """Let readers of an SQLite file go on while one writes; the file remembers it."""
         connection = self.engine.raw_connection()
         try:
-            connection.cursor().execute("PRAGMA journal_mode=WAL")
+            for pause in (0.01, 0.1, 1, None):
+                try:
+                    connection.cursor().execute("PRAGMA journal_mode=WAL")
+                    return
+                except sqlite3.OperationalError:
+                    # of two that set it at once SQLite refuses one right away, whatever its timeout
+                    if pause is None:
+                        raise
+                    time.sleep(pause)
         finally:
             connection.close()
 

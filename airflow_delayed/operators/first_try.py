@@ -16,7 +16,8 @@ Where a cleared task is to be another send (``anew``), it has two moments and a 
 that is tried again by its ``max_tries``, which Airflow raises when it clears a task, by the tries that it had, and
 never else. (A task that is cleared while it runs is only tried again.)
 
-Two versions of Airflow lose an anchor, and no relative delay can be kept then without ``delay_from=``:
+A store keeps the anchor, too, from the first try on. Without a store, two versions of Airflow lose an anchor, and no
+relative delay can be kept then without ``delay_from=``:
 
 - Before 3.3 there is no task state store. Both moments are each try's own, a wait within it notwithstanding; a later
   try does not know the anchor, and there is no mark.
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_delayed import compat
 from airflow_delayed.compat import NEVER_EXPIRE
+from airflow_delayed.delivery import KeepsAnchors
 from airflow_delayed.mark import Mark
 from airflow_delayed.message import utc
 
@@ -89,6 +91,7 @@ def first_try(
     anew: bool = False,
     keep: bool = True,
     before: FirstTry | None = None,
+    store: object = None,
 ) -> FirstTry:
     """Return when the first try began; the first call makes it so, and logs and keeps the anchor as an XCom.
 
@@ -96,50 +99,67 @@ def first_try(
     :param anew: a cleared task is another send.
     :param keep: without it nothing is written, as befits a dry run.
     :param before: what was returned before this try was deferred; it stands in where the state is gone.
+    :param store: the store of the messages, if there is one; where it keeps anchors, it stands in for the state.
     """
     ti, states = context["ti"], states_of(context)
-    if states is None:
-        # Airflow raises max_tries when it clears a task, by the tries that it had
-        first = ti.max_tries - retries + 1 if anew else 1
-        return before or FirstTry(now if ti.try_number <= first else None, now)
-    over = _is_over(states, context)
+    over = states is not None and _is_over(states, context)
     if over and keep:
         forget(context, anew=anew)
-    anchor, began = (_kept(states, _key(context, key, anew)) for key in (_ANCHOR, _BEGAN))
-    if over:
-        began = None
+    anchor = _kept(states, _key(context, _ANCHOR, anew))
+    began = None if over else _kept(states, _key(context, _BEGAN, anew))
     if anchor is None and before is not None:
         anchor, began = before.anchor, began or before.began
-    cleared = ti.max_tries > retries or ti.try_number > retries + 1
-    lost = anchor is None and cleared and not anew and _may_be_deleted()
+    lost = anchor is None and _may_have_sent(context, retries, anew)
+    kept = anchor is not None
+    if not kept and ti.try_number > 1 and isinstance(store, KeepsAnchors):
+        anchor = store.anchor(turn_of(context) if anew else None)
     found = FirstTry(
         anchor or (None if lost else now),
         began or now,
-        cleared_state=lost or (before is not None and before.cleared_state),
+        # before 3.3 a try has no other beginning than its own
+        cleared_state=states is not None and (lost or (before is not None and before.cleared_state)),
     )
     if keep:
-        if anchor is None and found.anchor is not None:
-            if ti.try_number > 1 and not anew and _may_be_deleted():
-                logger.warning(
-                    "try %s finds nothing of an earlier one, which was lost before it began, or was cleared while it"
-                    " ran; in the latter case what it had sent with a relative delay is sent again, with other ids",
-                    ti.try_number,
-                )
-            _announce(context, found.anchor)
-            states.set(_key(context, _ANCHOR, anew), found.anchor.isoformat(), retention=NEVER_EXPIRE)
-        if began is None:
+        if not kept and found.anchor is not None:
+            _keep(context, found.anchor, store, anew=anew, known=anchor is not None)
+        if began is None and states is not None:
             states.set(_key(context, _BEGAN, anew), found.began.isoformat(), retention=NEVER_EXPIRE)
     return found
 
 
+def _may_have_sent(context: Context, retries: int, anew: bool) -> bool:
+    """Return whether earlier tries may have sent messages whose anchor this try does not find in Airflow."""
+    ti = context["ti"]
+    if states_of(context) is None:
+        # Airflow raises max_tries when it clears a task, by the tries that it had
+        return bool(ti.try_number > (ti.max_tries - retries + 1 if anew else 1))
+    cleared = ti.max_tries > retries or ti.try_number > retries + 1
+    return cleared and not anew and _may_be_deleted()
+
+
+def _keep(context: Context, anchor: datetime, store: object, *, anew: bool, known: bool) -> None:
+    """Keep an anchor in the task's state and in the store, and say it where a user finds it: in the log and an XCom.
+
+    :param known: the store has it.
+    """
+    ti, states = context["ti"], states_of(context)
+    if not known:
+        if ti.try_number > 1 and not anew and states is not None and _may_be_deleted():
+            logger.warning(
+                "try %s finds nothing of an earlier one, which was lost before it began, or was cleared while it"
+                " ran; in the latter case what it had sent with a relative delay is sent again, with other ids",
+                ti.try_number,
+            )
+        if isinstance(store, KeepsAnchors):
+            store.keep_anchor(turn_of(context) if anew else None, anchor)
+    logger.info("relative delays count from %s", anchor.isoformat())
+    ti.xcom_push(key=ANCHOR_XCOM, value=anchor.isoformat())
+    if states is not None:
+        states.set(_key(context, _ANCHOR, anew), anchor.isoformat(), retention=NEVER_EXPIRE)
+
+
 def _may_be_deleted() -> bool:
     return compat.CLEAR_DELETES_STATE or compat.conf.getboolean("state_store", "clear_on_success", fallback=False)
-
-
-def _announce(context: Context, anchor: datetime) -> None:
-    """Say what relative delays count from, where a user finds it after Airflow has forgotten it: log and XCom."""
-    logger.info("relative delays count from %s", anchor.isoformat())
-    context["ti"].xcom_push(key=ANCHOR_XCOM, value=anchor.isoformat())
 
 
 def _is_over(states: TaskStateStoreAccessor, context: Context) -> bool:
@@ -245,6 +265,6 @@ def _key(context: Context, key: str, anew: bool) -> str:
     return f"{key}, {turn_of(context)}" if anew else key
 
 
-def _kept(states: TaskStateStoreAccessor, key: str) -> datetime | None:
-    kept = states.get(key)
+def _kept(states: TaskStateStoreAccessor | None, key: str) -> datetime | None:
+    kept = None if states is None else states.get(key)
     return utc(key, datetime.fromisoformat(kept)) if isinstance(kept, str) else None

@@ -72,7 +72,7 @@ def _is_xcom(mapped: MappedOperator, name: str) -> bool:
 
 
 def rejects_of(operator: DelayedSendOperator, context: Context) -> Rejects:
-    """Return the file of ``rejects``; that of a mapped task has its index before the ending.
+    """Return the file of ``rejects``; a map index and the iteration of a task loop come before its ending.
 
     :raises InputError: it lies in the source, or holds something else.
     """
@@ -83,7 +83,9 @@ def rejects_of(operator: DelayedSendOperator, context: Context) -> Rejects:
         if path == source or path.startswith(source + "/"):
             raise InputError(f"rejects={shown(operator.rejects)} lies in the source itself; give it a place of its own")
     origin = origin_of(context)
-    if origin.map_index >= 0:
-        stem, ending = posixpath.splitext(path)
-        path = f"{stem}-{origin.map_index}{ending}"
+    marks = [f"-{origin.map_index}"] if origin.map_index >= 0 else []
+    if origin.iteration is not None:
+        marks.append(f"-iteration-{origin.iteration}")
+    stem, ending = posixpath.splitext(path)
+    path = stem + "".join(marks) + ending
     return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
 from airflow_delayed.identity import scope_of
+from airflow_delayed.operators.first_try import iteration_of
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.origin import Origin
@@ -57,10 +58,19 @@ def route_of(operator: DelayedSendOperator | DelayedSparkSendOperator, context: 
 
 
 def origin_of(context: Context) -> Origin:
-    """Return the run of the task, which what it stores is found by."""
+    """Return the run of the task: its messages are found by it, and their ids hold it.
+
+    An unmapped task has the map index -1 in every iteration of a task loop.
+    """
     ti = context["ti"]
     map_index = -1 if ti.map_index is None else ti.map_index
-    return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
+    return Origin(
+        dag_id=ti.dag_id,
+        run_id=ti.run_id,
+        task_id=ti.task_id,
+        map_index=map_index,
+        iteration=iteration_of(context),
+    )
 
 
 def way_of(operator: DelayedSendOperator) -> bytes:

@@ -13,6 +13,7 @@ from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
 from airflow_delayed.operators.first_try import iteration_of, turn_of
+from airflow_delayed.operators.routes import origin_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,7 +41,7 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
         raise InvalidMessage("headers", "must be a dictionary of text to text")
     rules = RowRules(
         anchor=anchor,
-        scope=scope_of(*scope_parts(context), *([turn_of(context)] if operator.on_clear == "new_ids" else [])),
+        scope=scope_of(*origin_of(context).parts, *([turn_of(context)] if operator.on_clear == "new_ids" else [])),
         destination=operator.destination,
         due_at=due_at,
         headers=headers,
@@ -57,16 +58,6 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
         ignore_others=operator.unknown_columns == "ignore",
     )
     return wanted, rules
-
-
-def scope_parts(context: Context) -> list[str | int]:
-    """Return what sets the messages of a task apart from another's: DAG, run, task, map index; in a loop the iteration.
-
-    An unmapped task has the map index -1 in every iteration.
-    """
-    ti, iteration = context["ti"], iteration_of(context)
-    parts: list[str | int] = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index]
-    return parts if iteration is None else [*parts, f"iteration {iteration}"]
 
 
 def moment_of(column: str, given: datetime | str | None, timezone: str | None) -> datetime | None:

@@ -239,12 +239,19 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
 
     def _try(self, context: Context, before: FirstTry | None) -> dict[str, Any]:
         anew = self.on_clear == "new_ids"
-        began = first_try(
-            context, self.clock(), retries=self.retries or 0, anew=anew, keep=not self.only_plan, before=before
-        )
         try:
             with ExitStack() as closing:
-                summary = self._execute(context, began, closing)
+                route = self._route(context, closing)
+                began = first_try(
+                    context,
+                    self.clock(),
+                    retries=self.retries or 0,
+                    anew=anew,
+                    keep=not self.only_plan,
+                    before=before,
+                    store=route.store,
+                )
+                summary = self._execute(context, began, route)
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made anew has nothing of what was in it
@@ -269,7 +276,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
                 f"{self._sending.start.held + self._sending.held.sent:,}",
             )
 
-    def _execute(self, context: Context, began: FirstTry, closing: ExitStack) -> dict[str, Any]:
+    def _route(self, context: Context, closing: ExitStack) -> Route:
         for name in ("conn_id", "destination", "message_id", "tag", "source", "timezone", "rejects"):
             setattr(self, name, rendered_text(name, getattr(self, name)))
         for name in ("store_conn_id", "topology", "routing", "envelope"):
@@ -277,6 +284,9 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         route = route_of(self, context, closing)
         if route.store is not None and not self.only_plan:
             self.held_in = self.conn_id if route.holds_all else self.store_conn_id
+        return route
+
+    def _execute(self, context: Context, began: FirstTry, route: Route) -> dict[str, Any]:
         wanted, rules = rules_of(self, context, began.anchor)
 
         def read(clock: Clock) -> Sending:

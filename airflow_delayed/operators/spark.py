@@ -202,7 +202,6 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
-        began = first_try(context, self.clock(), retries=self.retries or 0, keep=not self.only_plan)
         with ExitStack() as stack:
             manifest = self.manifest
             if manifest is None:
@@ -210,14 +209,20 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 manifest = f"{folder}/manifest.json"
             try:
                 self._take_rendered()
+                route = route_of(self, context, stack)
+                store = route.store if self._verify(route) else None
+                began = first_try(
+                    context, self.clock(), retries=self.retries or 0, keep=not self.only_plan, store=store
+                )
+                if store is not None:
+                    # the job may take hours
+                    store.close()
                 if began.cleared_state and self.past_due == "skip":
                     raise InputError(
                         "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
                         " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
                         " past_due='send' or 'fail', or run the DAG again"
                     )
-                route = route_of(self, context, stack)
-                self._verify(route)
                 if route.store is not None and not self.only_plan:
                     self.held_in = self.conn_id if route.holds_all else self.store_conn_id
                 self._submitted(context, stack, manifest, began)
@@ -242,8 +247,12 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         for name in ("store_conn_id", "topology", "routing", "envelope"):
             setattr(self, name, rendered_text(name, getattr(self, name), may_be_empty=True))
 
-    def _verify(self, route: Route) -> None:
-        """Look whether messages can be received, before minutes of work; executors may reach what is not seen here."""
+    def _verify(self, route: Route) -> bool:
+        """Look whether messages can be received, before minutes of work; executors may reach what is not seen here.
+
+        :return: whether all could be seen from here.
+        """
+        seen = True
         places: list[tuple[str, DelayedDelivery, list[str]]] = [
             (self.conn_id, route.delivery, [self.destination] if self.destination else [])
         ]
@@ -254,6 +263,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 report = transport.verify(destinations, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
+                seen = False
                 continue
             finally:
                 transport.close()
@@ -266,6 +276,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 )
             if report.unready:
                 raise TopologyError(conn_id, report)
+        return seen
 
     def _submitted(self, context: Context, stack: ExitStack, manifest: str, began: FirstTry) -> None:
         from airflow_delayed.spark import job

@@ -14,7 +14,7 @@ from airflow.sdk import XComArg
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.operators.first_try import FirstTry, iteration_of
 from airflow_delayed.operators.routes import origin_of
-from airflow_delayed.operators.rules import anchor_of, scope_parts
+from airflow_delayed.operators.rules import anchor_of
 from airflow_delayed.spark.options import UNKNOWN
 from airflow_delayed.store.conflicts import check_on_conflict
 
@@ -90,7 +90,7 @@ def application_arguments(
     if operator.delay_from is not None:
         anchor = anchor_of(operator.delay_from, context, operator.timezone)
     options = {name: _text(getattr(operator, name)) for name in _SAME}
-    origin = asdict(origin_of(context))
+    origin = origin_of(context)
     options |= {
         "deliver": operator.conn_id,
         "store": operator.store_conn_id or "",
@@ -98,8 +98,8 @@ def application_arguments(
         "id_columns": operator.id_columns
         if isinstance(operator.id_columns, str)
         else ",".join(operator.id_columns or ()),
-        "scope": json.dumps(scope_parts(context)),
-        "origin": json.dumps(origin),
+        "scope": json.dumps(origin.parts),
+        "origin": json.dumps({name: value for name, value in asdict(origin).items() if value is not None}),
         "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
         "began": began.began.isoformat(),
         "connections": _text(operator.connections_per_executor),

@@ -233,14 +233,16 @@ def _scope(text: str) -> bytes:
 def _origin(text: str) -> Origin:
     try:
         names: Any = json.loads(text)
-        map_index = names.get("map_index", -1)
-        texts = [names["dag_id"], names["run_id"], names["task_id"]]
-        known = names.keys() <= {"dag_id", "run_id", "task_id", "map_index"}
-    except (ValueError, KeyError, AttributeError):
+        numbers = {name: names[name] for name in ("map_index", "iteration") if name in names}
+        texts = {name: names[name] for name in ("dag_id", "run_id", "task_id")}
+        known = names.keys() <= {*numbers, *texts}
+        known &= all(type(number) is int for number in numbers.values())
+        known &= all(isinstance(name, str) for name in texts.values())
+    except (ValueError, KeyError, AttributeError, TypeError):
         known = False
-    if not known or type(map_index) is not int or not all(isinstance(name, str) for name in texts):
+    if not known:
         raise ValueError('it must be a JSON object, {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}')
-    return Origin(dag_id=texts[0], run_id=texts[1], task_id=texts[2], map_index=map_index)
+    return Origin(**texts, **numbers)
 
 
 def _headers(text: str) -> Mapping[str, str]:

@@ -43,7 +43,8 @@ class DelayedDataSource(DataSource):
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).
     - ``origin``: the run of a task that what is stored comes from, by which it is found there: a JSON object of
-      ``dag_id``, ``run_id``, ``task_id`` and, of a mapped task, ``map_index``. DelayedSparkSendOperator gives it.
+      ``dag_id``, ``run_id``, ``task_id`` and, of a mapped task, ``map_index``; in a task loop ``iteration``.
+      DelayedSparkSendOperator gives it.
     - ``anchor``: what relative delays count from; by default the present in the driver, made once. Give it, with
       ``scope``, so that a driver that is started again means the same messages. ``unknown`` refuses relative delays.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from sqlalchemy import Column, ColumnElement, Connection, Engine, and_, or_, select
 
 from airflow_delayed.delivery import Clock, DelayedDelivery
-from airflow_delayed.store import claiming, claims, heartbeat
+from airflow_delayed.store import claiming, claims, heartbeat, runs
 from airflow_delayed.store.clock import CarriedClock
 from airflow_delayed.store.desk import Desk
 from airflow_delayed.store.handover import explained
@@ -348,6 +348,12 @@ class Dispatcher:
             )
             forgotten += count
             if count < claims.IDS:
+                break
+        for _ in range(FORGET_MOST):
+            count = self._desk.writing(
+                lambda connection, now: runs.forget_old(connection, self._tables, now - self.policy.remember, now)
+            )
+            if count < runs.FORGOTTEN:
                 break
         return forgotten
 

@@ -10,9 +10,9 @@ from airflow_delayed.store import claims
 from airflow_delayed.store.origin import Origin, SentBy
 from airflow_delayed.store.schema import Tables, value_of
 
-#: A run that has nothing in the store any more is forgotten so long after it last began to store, or later.
+#: A run that has nothing in the store any more is kept at least so long after it last began to store.
 KEPT = timedelta(days=7)
-#: How many at most are forgotten when a new one is noted.
+#: How many at most are forgotten in one transaction.
 FORGOTTEN = 100
 
 
@@ -30,7 +30,6 @@ def register(connection: Connection, tables: Tables, origin: Origin) -> int:
             if not connection.execute(again).rowcount:
                 return _note(connection, tables, origin, now)
         return int(row.Seq)
-    _forget(connection, tables, now)
     return _note(connection, tables, origin, now)
 
 
@@ -40,6 +39,7 @@ def _note(connection: Connection, tables: Tables, origin: Origin, now: datetime)
         "RunId": origin.run_id,
         "TaskId": origin.task_id,
         "MapIndex": origin.map_index,
+        "Iteration": origin.iteration,
         "Digest": origin.digest,
         "At": now,
     }
@@ -48,10 +48,31 @@ def _note(connection: Connection, tables: Tables, origin: Origin, now: datetime)
     return int(key[0])
 
 
-def _forget(connection: Connection, tables: Tables, now: datetime) -> None:
-    """Forget old runs of which nothing is left; those that are still of use are looked at again in a week."""
+def anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None) -> datetime | None:
+    """Return what a run's relative delays count from, as its first try has left it; None if it is not known."""
     runs = tables.runs
-    old = runs.c.At < now - KEPT
+    kept = select(runs.c.Anchor, runs.c.Turn).where(runs.c.Digest == origin.digest)
+    row = connection.execute(kept).one_or_none()
+    return row.Anchor if row is not None and row.Turn == turn else None
+
+
+def keep_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None, anchor: datetime) -> None:
+    """Keep what a run's relative delays count from, in place of what was kept before.
+
+    :param turn: where each clear of the task means other messages, what its tries have in common until the next clear.
+    :raises sqlalchemy.exc.IntegrityError: another transaction has noted the run just now; to be done anew.
+    """
+    runs, number = tables.runs, register(connection, tables, origin)
+    connection.execute(update(runs).where(runs.c.Seq == number).values(Turn=turn, Anchor=anchor))
+
+
+def forget_old(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Forget up to 100 runs that began to store before a time and have nothing left; return how many were looked at.
+
+    Those that have messages left are looked at again after :data:`KEPT`, or later.
+    """
+    runs = tables.runs
+    old = runs.c.At < min(before, now - KEPT)
     numbers = list(connection.execute(select(runs.c.Seq).where(old).order_by(runs.c.At).limit(FORGOTTEN)).scalars())
     if numbers:
         left = [exists().where(table.c.Run == runs.c.Seq) for table in (tables.messages, tables.failed)]
@@ -60,6 +81,7 @@ def _forget(connection: Connection, tables: Tables, now: datetime) -> None:
         # one that begins to store again at this moment is not old any more
         gone = [number for number in numbers if number not in used]
         connection.execute(delete(runs).where(runs.c.Seq.in_(sorted(gone)), old))
+    return len(numbers)
 
 
 def meant(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:

@@ -29,7 +29,8 @@ Beside it, each named after it:
   write of the message itself.
 - ``_failed``: messages that are not tried any more, or that expired; with all their content, until retried or purged.
 - ``_audit``: who changed what, and when; no content.
-- ``_runs``: which run of which task stored messages, so that these are found by it.
+- ``_runs``: which run of which task stored messages, so that these are found by it; in a task loop, which iteration;
+  what its relative delays count from (Anchor) and, where each clear means other messages, in which turn.
 - ``_dispatchers``: who dispatches, for which connections, and when it was last seen.
 - ``_version``: which version of these tables is there.
 """
@@ -72,6 +73,8 @@ MAX_DESTINATION = 200
 MAX_TAG = 250
 MAX_CONN_ID = 250
 MAX_DISPATCHER = 64
+#: A number and a UUID, with their names.
+MAX_TURN = 100
 MAX_ERROR = 1000
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
@@ -245,6 +248,9 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("RunId", text_column(MAX_NAME), nullable=False),
             _column("TaskId", text_column(MAX_NAME), nullable=False),
             _column("MapIndex", Integer(), nullable=False),
+            _column("Iteration", Integer()),
+            _column("Turn", text_column(MAX_TURN)),
+            _column("Anchor", UtcTime()),
             # the four names together are longer than an index of MariaDB may be
             _column("Digest", bytes_column(16), nullable=False),
             _column("At", UtcTime(), nullable=False),

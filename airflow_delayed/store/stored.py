@@ -113,7 +113,7 @@ def columns(tables: Tables, where: Literal["messages", "failed"], *, held: bool 
 
 def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
     """Return what is read of a run."""
-    return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex")]
+    return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex", "Iteration")]
 
 
 def stored(
@@ -164,6 +164,6 @@ def stored(
 
 
 @lru_cache(maxsize=1024)
-def origin_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> Origin:
+def origin_of(dag_id: str, run_id: str, task_id: str, map_index: int, iteration: int | None) -> Origin:
     """Return the run of a row of :func:`of_runs`; many messages in a list come from the same."""
-    return Origin(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)
+    return Origin(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index, iteration=iteration)

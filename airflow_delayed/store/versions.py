@@ -2,8 +2,8 @@
 
 Version 1 was the table of messages alone, without NextTry and LastError; version 2 has them, and the tables beside it.
 Version 3 knows of a message which run of a task stored it, and when it was replaced, and has the messages of a tag and
-of a destination in order of due time. Each step can be repeated, for
-MySQL commits every change of a table by itself.
+of a destination in order of due time. Version 4 knows the iteration of a task loop, and what a run's relative delays
+count from. Each step can be repeated, for MySQL commits every change of a table by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.claims import database_time
 from airflow_delayed.store.schema import MYSQL, Tables, mysql_collation, store_tables
 
-VERSION = 3
+VERSION = 4
 
 OLDER = "store-older"
 NEWER = "store-newer"
@@ -116,7 +116,14 @@ def _to_3(connection: Connection, tables: Tables) -> None:
             _drop_index_on_tag(connection, table)
 
 
-_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2, 3: _to_3}
+def _to_4(connection: Connection, tables: Tables) -> None:
+    # version 1 had none
+    if inspect(connection).has_table(tables.runs.name, schema=tables.runs.schema):
+        for name in ("Iteration", "Turn", "Anchor"):
+            _add_column(connection, tables.runs, name)
+
+
+_STEPS: Mapping[int, Callable[[Connection, Tables], None]] = {2: _to_2, 3: _to_3, 4: _to_4}
 
 
 def _add_column(connection: Connection, table: Table, name: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from airflow.exceptions import AirflowOptionalProviderFeatureException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_delayed import compat
+from airflow_delayed.compat import NeedsAirflow
 from airflow_delayed.errors import some
 from airflow_delayed.rabbitmq.consumer import Consumer, Delivery
 from airflow_delayed.rabbitmq.event import told
@@ -64,7 +66,10 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         takes to make a run of it. Of several that watch one queue, ``prefetch`` and ``pause`` of the first count.
     :param body: take the body along. It is then in Airflow's database, in the UI, and open to all who may see assets.
     :param body_limit: of a larger body, in bytes, only the size is told; up to 1,048,576. The message is gone then.
+    :param triggerer_queue: run it on triggerers that were started with ``--queues`` and this name, where
+        ``[triggerer] queues_enabled`` is set; what Airflow calls a trigger's ``queue``. Needs Airflow 3.4.
     :raises ValueError: a parameter is not one of those above.
+    :raises NeedsAirflow: ``triggerer_queue`` before Airflow 3.4.
     """
 
     def __init__(
@@ -75,8 +80,12 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         pause: float = PAUSE,
         body: bool = False,
         body_limit: int = BODY_LIMIT,
+        triggerer_queue: str | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        if triggerer_queue is not None and not compat.TRIGGERER_QUEUES:
+            raise NeedsAirflow("triggerer_queue=", "3.4", "leave it out, and run a triggerer without --queues")
+        options = {} if triggerer_queue is None else {"queue": triggerer_queue}
+        super().__init__(**options)  # type: ignore[no-untyped-call]
         if not conn_id or not queue:
             raise ValueError("conn_id and queue must not be empty")
         if not 1 <= prefetch <= MAX_PREFETCH:
@@ -86,7 +95,9 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         if not 0 <= body_limit <= MAX_BODY_LIMIT:
             raise ValueError(f"body_limit={body_limit} must be 0 to {MAX_BODY_LIMIT} bytes")
         self.conn_id = conn_id
-        self.queue = queue
+        # from 3.4 on the attribute "queue" is Airflow's: the queue of triggerers
+        self.queue_name = queue
+        self.triggerer_queue = triggerer_queue
         self.prefetch = prefetch
         self.pause = pause
         self.body = body
@@ -98,14 +109,20 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         What is not given is left out: so watchers stay the same, for Airflow and for a triggerer of an earlier
         version, when there are more arguments.
         """
-        arguments: dict[str, Any] = {"conn_id": self.conn_id, "queue": self.queue}
-        defaults = {"prefetch": PREFETCH, "pause": PAUSE, "body": False, "body_limit": BODY_LIMIT}
+        arguments: dict[str, Any] = {"conn_id": self.conn_id, "queue": self.queue_name}
+        defaults = {
+            "prefetch": PREFETCH,
+            "pause": PAUSE,
+            "body": False,
+            "body_limit": BODY_LIMIT,
+            "triggerer_queue": None,
+        }
         arguments.update((name, getattr(self, name)) for name in defaults if getattr(self, name) != defaults[name])
         return "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger", arguments
 
     def shared_stream_key(self) -> Hashable:
         """Return what those have in common that share a stream."""
-        return "airflow_delayed.rabbitmq", self.conn_id, self.queue
+        return "airflow_delayed.rabbitmq", self.conn_id, self.queue_name
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
@@ -120,14 +137,14 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         """Yield an event for the messages that came together."""
         async for batch in shared_stream:
             batch.has_event = True
-            yield MessageEvent(payload={"queue": self.queue, "messages": [self._told(found) for found in batch]})
+            yield MessageEvent(payload={"queue": self.queue_name, "messages": [self._told(found) for found in batch]})
 
     def _told(self, found: Delivery) -> dict[str, Any]:
         if self.body and len(found.body) > self.body_limit:
             log.warning(
                 "message %s of queue %r: its body of %s bytes is beyond body_limit=%s, and not in the event",
                 found.properties.message_id,
-                self.queue,
+                self.queue_name,
                 f"{len(found.body):,}",
                 f"{self.body_limit:,}",
             )

@@ -17,8 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def _create() -> App:
+    from airflow_delayed.compat import limits
     from airflow_delayed.ui.app import create
 
+    for limit in limits():
+        log.warning("%s", limit)
     return create()
 
 

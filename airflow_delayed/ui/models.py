@@ -124,12 +124,13 @@ State = Literal["waiting", "due", "in flight", "retrying", "failed", "expired"]
 
 
 class Origin(Answer):
-    """The task that sent it. ``map_index`` is -1 unless the task was mapped."""
+    """The task that sent it. ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop."""
 
     dag_id: str
     run_id: str
     task_id: str
     map_index: int
+    iteration: int | None
 
 
 class Message(Answer):

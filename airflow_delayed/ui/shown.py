@@ -84,7 +84,11 @@ def message(one: StoredMessage) -> models.Message:
         origin=None
         if origin is None
         else models.Origin(
-            dag_id=origin.dag_id, run_id=origin.run_id, task_id=origin.task_id, map_index=origin.map_index
+            dag_id=origin.dag_id,
+            run_id=origin.run_id,
+            task_id=origin.task_id,
+            map_index=origin.map_index,
+            iteration=origin.iteration,
         ),
     )
 

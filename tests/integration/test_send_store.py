@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
+from airflow_delayed import compat
 from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators import routes
@@ -240,3 +241,67 @@ def test_the_dispatcher_hands_over_what_was_put_in_place(job: Job):
     transport = Transport()
     job.store.dispatcher(job.hook, transport).run()
     assert [(one.message_id, one.body) for one in transport.sent] == [("a", b"new")]
+
+
+class RelativeSend:
+    """A send with a relative delay, and a store that may take it."""
+
+    def __init__(self, job: Job, monkeypatch) -> None:
+        self.job = job
+        monkeypatch.setattr(compat, "CLEAR_DELETES_STATE", True)
+        self.context = context("r")
+
+    def next_try(self, number: int, *, max_tries: int = 0, states: States | None = None, **options) -> None:
+        ti = self.context["ti"]
+        ti.try_number, ti.max_tries = number, max_tries
+        self.context["task_state_store"] = states
+        rows = [
+            {"value": name, "destination": "mail", "delay_seconds": wait} for name, wait in (("a", 60), ("b", 9000))
+        ]
+        options = {"conn_id": "broker", "store_conn_id": self.job.store.conn_id, "messages": rows, **options}
+        task = DelayedSendOperator(task_id="send", clock=lambda: self.job.now, max_past=10 * 60 * MINUTE, **options)
+        task.execute(self.context)
+
+    def known(self) -> int:
+        return len({*(one.message_id for one in (*self.job.broker.sent, *self.job.hook.list()))})
+
+
+@pytest.fixture
+def relative(job: Job, monkeypatch) -> RelativeSend:
+    return RelativeSend(job, monkeypatch)
+
+
+@on_postgres_too
+def test_a_store_keeps_what_relative_delays_count_from_over_a_clear_that_forgets(relative: RelativeSend, job: Job):
+    relative.next_try(1, states=States())
+    job.now += 30 * MINUTE
+    # as Airflow 3.4 clears a task: its state is empty
+    relative.next_try(2, max_tries=1, states=States())
+    job.now += 30 * MINUTE
+    # as Airflow before 3.3 retries one: it keeps no state
+    relative.next_try(3, max_tries=1)
+    assert relative.known() == 2
+    assert job.waiting() == {one.message_id: 150 * MINUTE for one in job.hook.list()}
+
+
+def test_a_run_that_is_made_anew_counts_from_its_own_first_try(relative: RelativeSend, job: Job):
+    relative.next_try(1, states=States())
+    job.now += 30 * MINUTE
+    # the run was deleted, and triggered with the same run id
+    relative.next_try(1, states=States())
+    assert sorted(job.waiting().values()) == [150 * MINUTE, 180 * MINUTE]
+
+
+def test_new_ids_count_from_each_clear_and_are_the_same_in_its_retries(relative: RelativeSend, job: Job):
+    relative.next_try(1, states=States(), on_clear="new_ids")
+    for number in (2, 3):
+        job.now += 30 * MINUTE
+        relative.next_try(number, max_tries=1, states=States() if number == 2 else None, on_clear="new_ids", retries=0)
+    assert sorted(job.waiting().values()) == [150 * MINUTE, 180 * MINUTE]
+
+
+def test_a_dry_run_keeps_nothing_in_the_store(relative: RelativeSend, job: Job):
+    relative.next_try(1, states=States(), dry_run=True)
+    job.now += 30 * MINUTE
+    relative.next_try(1, states=States())
+    assert list(job.waiting().values()) == [180 * MINUTE]

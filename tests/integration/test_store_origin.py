@@ -11,7 +11,7 @@ from support.stores import Store, Transport, message, on_postgres_too, plain_sto
 
 from airflow_delayed.store import runs
 from airflow_delayed.store.contention import retried
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.store.origin import Origin, SentBy
 from airflow_delayed.store.report import DispatchFailed
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -109,21 +109,33 @@ def test_several_store_for_one_run_at_once(store: Store):
     assert len(noted(hooks[0])) == 1
 
 
-def test_runs_of_which_nothing_is_left_are_forgotten_after_a_week(store: Store):
+def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store):
     hook = store.installed()
     used, unused, young, anew = (Origin(dag_id="d", run_id=f"r{n}", task_id="t") for n in range(4))
     for origin in (used, unused, young, anew):
         hook.origin = origin
         hook.send([message(origin.run_id, LATER)])
     hook.cancel([unused.run_id, young.run_id, anew.run_id])
-    old, table = hook.now() - timedelta(days=8), hook.tables.runs
+    old, table = hook.now() - timedelta(days=15), hook.tables.runs
     aged = [noted(hook)[origin] for origin in (used, unused, anew)]
     with hook.engine.begin() as connection:
         connection.execute(update(table).where(table.c.Seq.in_(aged)).values(At=old))
     # it begins to store again: its number stays
     number = retried(hook.engine, lambda connection: runs.register(connection, hook.tables, anew))
     assert number == noted(hook)[anew]
-    hook.origin = MONDAY
-    hook.send([message("new", LATER)])
-    assert noted(hook).keys() == {used, young, anew, MONDAY}
+    store.dispatcher(hook, Transport(), remember=timedelta(days=20)).run()
+    assert noted(hook).keys() == {used, unused, young, anew}
+    store.dispatcher(hook, Transport()).run()
+    assert noted(hook).keys() == {used, young, anew}
     assert hook.get(used.run_id).origin == used
+
+
+def test_iterations_of_a_task_loop_are_told_apart(store: Store):
+    store.installed()
+    first, second = (Origin(dag_id="d", run_id="r", task_id="t", iteration=number) for number in (1, 2))
+    for name, origin in (("a", first), ("b", second)):
+        store.hook(origin=origin).send([message(name, LATER)])
+    hook = store.hook()
+    assert {one.message_id: one.origin for one in hook.list()} == {"a": first, "b": second}
+    # a filter by the task finds those of all iterations
+    assert [one.message_id for one in hook.list(sent_by=SentBy(dag_id="d", task_id="t"))] == ["a", "b"]

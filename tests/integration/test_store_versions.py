@@ -18,7 +18,7 @@ from airflow_delayed.store.versions import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 #: Columns that each version was the first to have.
-NEW = {2: ("NextTry", "LastError"), 3: ("Run", "ReplacedAt")}
+NEW = {2: ("NextTry", "LastError"), 3: ("Run", "ReplacedAt"), 4: ("Iteration", "Turn", "Anchor")}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) -> None:
@@ -26,7 +26,7 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) 
     late = {name for number, names in NEW.items() if number > version for name in names}
     tables = [hook.tables.messages]
     if version > 1:
-        tables = [table for table in hook.tables if table is not hook.tables.runs]
+        tables = [table for table in hook.tables if version > 2 or table is not hook.tables.runs]
     for now in tables:
         old = [column for column in now.columns if column.name not in late]
         table = Table(
@@ -50,10 +50,12 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) 
         with hook.engine.begin() as connection:
             table.create(connection)
         for index in now.indexes:
-            column = index.columns[0]
+            names = [column.name for column in index.columns]
             # version 3 was the first to have these two, and Time in others than its own
-            if column.name not in (*late, "Destination", "NextTry"):
-                store.sql(hook, f'CREATE INDEX "{index.name}" ON {{s}}"{now.name}" ("{column.name}")')
+            if version < 3 and names[0] in (*late, "Destination", "NextTry"):
+                continue
+            columns = ", ".join(f'"{name}"' for name in (names if version > 2 else names[:1]))
+            store.sql(hook, f'CREATE INDEX "{index.name}" ON {{s}}"{now.name}" ({columns})')
     messages = hook.tables.messages
     with hook.engine.begin() as connection:
         for number in range(count):
@@ -99,7 +101,7 @@ def test_an_older_table_is_brought_up_and_keeps_its_rows(store: Store):
     assert hook.count() == 1502
 
 
-@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("old", [1, 2, 3])
 def test_an_upgrade_that_was_cut_short_is_taken_up_again(store: Store, old):
     hook = store.hook()
     old_version(store, hook, 3, old)
@@ -181,7 +183,7 @@ def test_a_table_of_others_is_no_older_one(store: Store):
         ]
 
 
-@pytest.mark.parametrize("old", [0, 1, 2])
+@pytest.mark.parametrize("old", [0, 1, 2, 3])
 def test_several_install_at_once(store: Store, old):
     first = store.hook()
     if old:
@@ -201,7 +203,7 @@ def test_several_install_at_once(store: Store, old):
         thread.join(120)
     assert errors == []
     assert first.verify([]).ok
-    assert versions(first) == ([2, VERSION] if old == 2 else [VERSION])
+    assert versions(first) == ([old, VERSION] if old > 1 else [VERSION])
     with first.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(first.table)).scalar() == (50 if old else 0)
     store.dispatcher(first, Transport()).run()

@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 from unit.test_kept_triggers import kept
 
+from airflow_delayed import compat
 from airflow_delayed.triggers import rabbitmq_message
 from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageProducer, RabbitMQMessageTrigger
 
@@ -39,6 +40,19 @@ def test_airflow_takes_watchers_given_alike_for_one():
 
     assert number(RabbitMQMessageTrigger("c", "q")) == number(RabbitMQMessageTrigger("c", "q", prefetch=100))
     assert number(RabbitMQMessageTrigger("c", "q")) != number(RabbitMQMessageTrigger("c", "q", body=True))
+
+
+def test_the_queue_of_triggerers_is_not_rabbitmqs(monkeypatch):
+    # from 3.4 on Airflow reads this attribute of a watcher's trigger
+    assert getattr(RabbitMQMessageTrigger("c", "orders"), "queue", None) is None
+    with pytest.raises(ValueError, match=r"triggerer_queue= needs Airflow 3\.4"):
+        RabbitMQMessageTrigger("c", "orders", triggerer_queue="near the broker")
+    seen = {}
+    monkeypatch.setattr(compat, "TRIGGERER_QUEUES", True)
+    monkeypatch.setattr(BaseEventTrigger, "__init__", lambda self, **options: seen.update(options))
+    trigger = RabbitMQMessageTrigger("c", "orders", triggerer_queue="near the broker")
+    assert seen == {"queue": "near the broker"}
+    assert trigger.serialize()[1] == {"conn_id": "c", "queue": "orders", "triggerer_queue": "near the broker"}
 
 
 def test_a_stream_is_shared_by_connection_and_queue():

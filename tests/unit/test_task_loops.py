@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from unit.test_send_operator import NOW, Run, States
 
 from airflow_delayed.errors import SendFailed
+from airflow_delayed.store.origin import Origin
 
 DUE = [{"value": "the same in each iteration", "due_at": NOW + timedelta(minutes=50)}]
 
@@ -84,3 +85,21 @@ def test_outside_of_loops_ids_are_what_they_were(loop, monkeypatch):
     run.execute(messages=DUE)
     # a golden id: what is stored and in brokers keeps its meaning
     assert run.ids() == ["4ecb113a5e510fe6b0ffe9b474cb5a4e"]
+
+
+@pytest.mark.parametrize(
+    "of_task, digest",
+    [
+        ({}, "2d883d150c0574b8386e701156f96c91"),
+        ({"map_index": 2}, "c8c6392dc6199b807ff06f2691aa52ff"),
+        ({"iteration": 2}, "9e2a9f82ca3ee36ffa3db46128dd4dc4"),
+    ],
+)
+def test_a_store_finds_a_run_by_the_same_key_as_before(of_task, digest):
+    assert Origin(dag_id="d", run_id="r", task_id="t", **of_task).digest.hex() == digest
+
+
+def test_each_iteration_has_a_file_of_rejects(loop, tmp_path):
+    wrong = [{"value": "x", "due_at": "no time"}]
+    loop.iterate(1, 2, messages=wrong, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rejects-iteration-{n}.jsonl" for n in (1, 2)]

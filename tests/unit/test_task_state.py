@@ -167,11 +167,16 @@ def test_airflow_that_keeps_no_state_refuses_relative_delays_in_a_later_try(run,
     monkeypatch.setattr(Run, "context", property(lambda self: {"ti": fresh_ti(self)}))
 
     def fresh_ti(self):
+        names = {"dag_id": "dag", "run_id": "run-1", "task_id": "send", "map_index": -1}
         return SimpleNamespace(
-            dag_id="dag", run_id="run-1", task_id="send", map_index=-1, max_tries=1, try_number=self.try_number
+            **names,
+            max_tries=1,
+            try_number=self.try_number,
+            xcom_push=lambda key, value: self.xcoms.update({key: value}),
         )
 
     run.execute(messages=rows(1), retries=1)
+    assert run.xcoms == {"delays_count_from": NOW.isoformat()}
     with pytest.raises(AirflowFailException, match=r"Airflow before 3\.3 does not keep it"):
         run.execute(messages=rows(1), retries=1)
     run.execute(messages=rows(1), retries=1, delay_from=NOW)

@@ -34,7 +34,7 @@ function facts(id, { message, remembered, at }) {
     add("Last error", message.last_error);
     const from = message.origin;
     add("Sent by", from && h("a", { href: taskAddress(from), onclick: leave },
-      `${from.dag_id}, run ${from.run_id}, task ${from.task_id}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}`));
+      `${from.dag_id}, run ${from.run_id}, task ${from.task_id}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}${from.iteration === null ? "" : `, iteration ${from.iteration}`}`));
   } else if (remembered) {
     add("State", badge(remembered.state));
     add("When", absolute(remembered.at));

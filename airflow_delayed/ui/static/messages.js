@@ -17,9 +17,11 @@ const LIMIT = 50;
 export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}` }, state);
 
 /** Where Airflow shows the task that sent a message; the page is mounted one level below Airflow itself. */
-export function taskAddress({ dag_id, run_id, task_id, map_index }) {
+export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {
+  // Airflow's address of one iteration of a task loop holds a region that a message does not know
   const mapped = map_index >= 0 ? `/mapped/${map_index}` : "";
-  return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}/tasks/${part(task_id)}${mapped}`, document.baseURI).pathname;
+  const task = iteration === null ? `/tasks/${part(task_id)}${mapped}` : "";
+  return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}${task}`, document.baseURI).pathname;
 }
 
 export class Messages {

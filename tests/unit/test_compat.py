@@ -1,0 +1,42 @@
+"""What the installed Airflow lacks is said where an operator looks: by ``verify``, and once in the API server's log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from airflow_delayed import compat
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.ui import app
+from airflow_delayed.ui.lazy import LazyApp
+
+
+@pytest.fixture
+def hook(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", f"sqlite:///{tmp_path}/store.db")
+    hook = DelayedStoreHook("store", "broker")
+    hook.install([])
+    yield hook
+    hook.close()
+
+
+@pytest.mark.parametrize(
+    "lacking, value, code",
+    [("KEEPS_STATE", False, "airflow-keeps-no-state"), ("NEVER_EXPIRE", None, "airflow-state-expires")],
+)
+def test_what_this_airflow_lacks_is_a_warning(hook, monkeypatch, caplog, lacking, value, code):
+    assert [finding.code for finding in hook.verify([]) if finding.code] == []
+    monkeypatch.setattr(compat, lacking, value)
+    report = hook.verify([])
+    assert ([finding.code for finding in report if finding.code], report.ok) == ([code], True)
+
+    async def answer(scope, receive, send):
+        pass
+
+    monkeypatch.setattr(app, "create", lambda: answer)
+    page = LazyApp()
+    for _ in range(3):
+        asyncio.run(page({"type": "http"}, None, None))
+    (line,) = [record for record in caplog.records if record.name.startswith("airflow_delayed.ui")]
+    assert line.getMessage() in [str(finding) for finding in report]
