@@ -24,6 +24,7 @@ from services import process
 
 CROWD = length("messages of a task whose worker is killed", 20_000, 100_000)
 TASKS = ("same_ids", "new_ids")
+DAGS = ("crowd", "cleared", "lost", "ended")
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -37,11 +38,11 @@ class Cleared:
 
 @pytest.fixture(scope="module")
 def broker(world: World) -> World:
-    """Both queues are there, and both DAGs may run."""
+    """A queue for each DAG is there, and the DAGs may run."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("AIRFLOW_CONN_RETRIES", json.dumps(world.broker.connection))
-        RabbitMQDelayHook("retries").install(["crowd", "cleared"], create_destinations=True)
-    for dag in ("crowd", "cleared"):
+        RabbitMQDelayHook("retries").install(DAGS, create_destinations=True)
+    for dag in DAGS:
         log = world.live.folder / "dag-processor.log"
         process.wait_for(dag, lambda dag=dag: world.live.has(dag), seconds=120, log=log)
         world.live.call("PATCH", f"/dags/{dag}", is_paused=False)
@@ -99,6 +100,40 @@ def test_a_worker_killed_in_the_middle_of_its_messages_loses_none(
     assert {body for _, body in arrived} == {f"body {number}".encode() for number in range(CROWD)}
     assert len({message_id for message_id, _ in arrived}) == len(arrived) == CROWD
     assert arrived.total() - CROWD <= CHUNK
+
+
+def test_a_worker_lost_after_all_was_sent_sends_nothing_again(broker: World) -> None:
+    live = broker.live
+    run_id = live.trigger("lost")
+    assert live.wait("lost", run_id) == "success", live.log("lost", run_id, "send")
+    summary = live.result("lost", run_id, "send")
+    assert (summary["sent"], summary["earlier_tries"]) == (100, 100)
+    assert len(taken(broker, "lost")) == 100
+    # months later somebody clears it: it is another send then, with the same ids
+    before = summary["first_due"]
+    live.clear("lost", run_id, ["send"])
+    assert live.wait("lost", run_id) == "success"
+    summary = live.result("lost", run_id, "send")
+    assert (summary["sent"], summary["earlier_tries"], summary["first_due"]) == (100, 0, before)
+
+
+def test_marked_failed_while_it_sends_it_ends_in_the_middle(broker: World, tmp_path: Path) -> None:
+    live = broker.live
+    source = tmp_path / "ended.parquet"
+    pq.write_table(pa.table({"value": [f"body {number}" for number in range(100_000)]}), source)
+    run_id = live.trigger("ended", source=str(source))
+    process.wait_for("some", lambda: broker.broker.count("ended"), seconds=120, log=live.folder / "scheduler.log")
+    task = f"/dags/ended/dagRuns/{run_id}/taskInstances/send"
+    worker = Path("/proc", str(live.call("GET", task)["pid"]))
+    live.call("PATCH", task, new_state="failed")
+    pattern = r"killed when at least ([\d,]+) messages were sent, which cannot be recalled"
+    process.wait_for("the worker's end", lambda: not worker.exists(), seconds=120)
+    found = re.search(pattern, live.log("ended", run_id, "send"))
+    assert found
+    sent = int(found[1].replace(",", ""))
+    assert 0 < sent < 100_000
+    # at most the batch in hand came after that
+    assert sent <= broker.broker.count("ended") <= sent + CHUNK
 
 
 def taken(world: World, queue: str) -> list[tuple[str, bytes]]:

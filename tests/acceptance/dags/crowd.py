@@ -1,12 +1,33 @@
-"""A send in the midst of which a test kills the worker, and two that are marked failed and cleared while they wait."""
+"""Sends whose worker is killed in the middle or at the end; that are marked failed while they send or wait; cleared."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import os
+import signal
+import time
+from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
 
+from airflow_delayed.message import utcnow
 from airflow_delayed.operators.send import DelayedSendOperator
+
+
+class LostAfterwards(DelayedSendOperator):
+    """The worker of its first try is lost when all is sent, before Airflow knows of it."""
+
+    def execute(self, context):
+        summary = super().execute(context)
+        if context["ti"].try_number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return summary
+
+
+def slow_clock() -> datetime:
+    """Let a send take its time: it asks for the present before each block of messages."""
+    time.sleep(0.5)
+    return utcnow()
+
 
 with DAG("crowd", schedule=None, catchup=False):
     DelayedSendOperator(
@@ -17,6 +38,26 @@ with DAG("crowd", schedule=None, catchup=False):
         delay=0,
         retries=1,
         retry_delay=timedelta(0),
+    )
+
+with DAG("lost", schedule=None, catchup=False):
+    LostAfterwards(
+        task_id="send",
+        conn_id="delayed_rabbitmq",
+        destination="lost",
+        messages=[{"value": f"{number}", "delay_seconds": 0} for number in range(100)],
+        retries=1,
+        retry_delay=timedelta(0),
+    )
+
+with DAG("ended", schedule=None, catchup=False):
+    DelayedSendOperator(
+        task_id="send",
+        conn_id="delayed_rabbitmq",
+        destination="ended",
+        source="{{ dag_run.conf.source }}",
+        delay=0,
+        clock=slow_clock,
     )
 
 with DAG("cleared", schedule=None, catchup=False):
