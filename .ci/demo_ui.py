@@ -44,6 +44,8 @@ def settings(folder: Path) -> dict[str, str]:
     return {
         "NIGHTLY_REMINDERS_FILE": str(folder / "appointments.csv"),
         "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store",
+        # so that the login viewer sees how far a viewer may come
+        "AIRFLOW__DELAYED__VIEWERS": "plugins",
         "AIRFLOW__DELAYED__PAGE_RABBITMQ": "delayed_rabbitmq",
         "AIRFLOW__DELAYED__PAGE_SQS": f"delayed_sqs:{QUEUE}",
     }

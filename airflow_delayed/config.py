@@ -61,6 +61,14 @@ def page_sqs() -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def viewers() -> str:
+    """Return who sees figures and lists of a connection: who may read "connections", or all who see "plugins"."""
+    text = _text("viewers")
+    if text not in ("connections", "plugins"):
+        raise InvalidOption("viewers", text, "write connections or plugins")
+    return text
+
+
 def page_body_limit() -> int:
     """Return how many bytes of a body the operations page shows to those who may see it; 0: none."""
     text = _text("page_body_limit")

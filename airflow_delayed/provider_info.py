@@ -133,6 +133,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="",
                         example="aws_default:reminders,aws_default:invoices",
                     ),
+                    "viewers": _option(
+                        "Who sees figures, lists and history of a connection on the page: those who may read the"
+                        " connection (connections), or all who may see the pages of plugins (plugins).",
+                        "string",
+                        default="connections",
+                        example="plugins",
+                    ),
                     "page_body_limit": _option(
                         "How many bytes of a message's body the page shows to those who may see it; 0 shows none.",
                         "integer",

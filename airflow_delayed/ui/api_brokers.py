@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
@@ -26,8 +27,8 @@ router = APIRouter(tags=["brokers"], route_class=GuardedRoute)
 MOST = 1000
 
 
-@router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq])
-def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -> RabbitMQSummary:
+@router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq, security.sees])
+async def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -> RabbitMQSummary:
     """Return what waits and when it leaves, what is unroutable and what is stuck."""
 
     def make() -> RabbitMQSummary:
@@ -60,16 +61,16 @@ def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -> Rabb
             unroutable=found.unroutable,
         )
 
-    found, age = asking.figures(connection_id, f"rabbitmq {connection_id}", make)
+    found, age = await asking.figures(connection_id, f"rabbitmq {connection_id}", make)
     told: dict[str, Any] = {"age_seconds": age}
-    if found.why_unknown and not security.may("GET", connection_id, user):
+    if found.why_unknown and not await run_in_threadpool(security.may, "GET", connection_id, user):
         # it names the broker's address
         told["why_unknown"] = "the management API does not tell; those who may read the connection see why"
     return found.model_copy(update=told)
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])
-def redrive_rabbitmq(connection_id: str, redrive: Redrive, asking: AskingDep, user: security.User) -> Redriven:
+async def redrive_rabbitmq(connection_id: str, redrive: Redrive, asking: AskingDep, user: security.User) -> Redriven:
     """Send up to 1000 unroutable messages to those destinations that exist by now."""
 
     def move() -> Redriven:
@@ -85,11 +86,11 @@ def redrive_rabbitmq(connection_id: str, redrive: Redrive, asking: AskingDep, us
         asking.changed(f"rabbitmq {connection_id}")
         return Redriven(dry_run=False, waiting=None, moved=done.moved, left=done.left)
 
-    return asking.connection(connection_id, move, seconds=CHANGING)
+    return await asking.connection(connection_id, move, seconds=CHANGING)
 
 
-@router.get("/sqs/{connection_id}/{queue}/summary", dependencies=[is_sqs])
-def sqs(connection_id: str, queue: str, asking: AskingDep) -> SqsSummary:
+@router.get("/sqs/{connection_id}/{queue}/summary", dependencies=[is_sqs, security.sees])
+async def sqs(connection_id: str, queue: str, asking: AskingDep) -> SqsSummary:
     """Return what the queues of one destination hold."""
 
     def make() -> SqsSummary:
@@ -110,7 +111,7 @@ def sqs(connection_id: str, queue: str, asking: AskingDep) -> SqsSummary:
             risk=expiry_risk(found.destination),
         )
 
-    found, age = asking.figures(connection_id, f"sqs {connection_id} {queue}", make)
+    found, age = await asking.figures(connection_id, f"sqs {connection_id} {queue}", make)
     return found.model_copy(update={"age_seconds": age})
 
 
@@ -126,7 +127,9 @@ def _shown(stage: Stage) -> QueueShown:
 
 
 @router.post("/sqs/{connection_id}/{queue}/redrive", dependencies=[is_sqs, security.edits])
-def redrive_sqs(connection_id: str, queue: str, redrive: Redrive, asking: AskingDep, user: security.User) -> Redriven:
+async def redrive_sqs(
+    connection_id: str, queue: str, redrive: Redrive, asking: AskingDep, user: security.User
+) -> Redriven:
     """Move the messages of a destination's dead-letter queue back."""
 
     def move() -> Redriven:
@@ -149,4 +152,4 @@ def redrive_sqs(connection_id: str, queue: str, redrive: Redrive, asking: Asking
             task=done.task,
         )
 
-    return asking.connection(connection_id, move, seconds=CHANGING)
+    return await asking.connection(connection_id, move, seconds=CHANGING)

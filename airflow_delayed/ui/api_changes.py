@@ -45,13 +45,13 @@ Work = Callable[..., Outcomes]
 
 
 @router.post("/cancel")
-def cancel(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
+async def cancel(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
     """Remove messages, failed ones too, and remember their ids as cancelled."""
-    return _change(asking, user, connection_id, "cancel", change, lambda hook: hook.cancel)
+    return await _change(asking, user, connection_id, "cancel", change, lambda hook: hook.cancel)
 
 
 @router.post("/reschedule")
-def reschedule(connection_id: str, change: Rescheduling, asking: AskingDep, user: security.User) -> Changed:
+async def reschedule(connection_id: str, change: Rescheduling, asking: AskingDep, user: security.User) -> Changed:
     """Give messages that wait another due time."""
     due_at = change.due_at
 
@@ -66,16 +66,16 @@ def reschedule(connection_id: str, change: Rescheduling, asking: AskingDep, user
 
         return move
 
-    found = _change(asking, user, connection_id, "reschedule", change, work)
+    found = await _change(asking, user, connection_id, "reschedule", change, work)
     return found.model_copy(update={"due_at": due_at})
 
 
 @router.post("/retry")
-def retry(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
+async def retry(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
     """Let failed messages wait again."""
     if change.filter is not None and change.filter.state not in (None, ["failed"]):
         raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
-    return _change(asking, user, connection_id, "retry", change, _retry)
+    return await _change(asking, user, connection_id, "retry", change, _retry)
 
 
 def _retry(hook: DelayedStoreHook) -> Work:
@@ -86,9 +86,9 @@ def _retry(hook: DelayedStoreHook) -> Work:
 
 
 @router.post("/erase")
-def erase(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
+async def erase(connection_id: str, change: Change, asking: AskingDep, user: security.User) -> Changed:
     """Remove messages and all that is known of them but the id."""
-    return _change(asking, user, connection_id, "erase", change, lambda hook: hook.erase)
+    return await _change(asking, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
 def _span(seconds: float) -> timedelta:
@@ -98,7 +98,7 @@ def _span(seconds: float) -> timedelta:
         raise HTTPException(400, "delay_seconds ends after the year 9999") from None
 
 
-def _change(
+async def _change(
     asking: Asking,
     user: security.User,
     connection_id: str,
@@ -121,7 +121,7 @@ def _change(
             outcome["outcomes"] = {one.value: many for one, many in found.counts.items()}
         return found
 
-    found = asking.store(connection_id, do, seconds=CHANGING)
+    found = await asking.store(connection_id, do, seconds=CHANGING)
     if not change.dry_run:
         asking.changed(f"store {connection_id}")
     return _answer(change, found)

@@ -14,7 +14,7 @@ router = APIRouter(tags=["connections"], route_class=GuardedRoute)
 
 @router.get("/connections")
 def connections(user: security.User) -> Connections:
-    """Return the connections of Airflow's configuration, section [delayed]."""
+    """Return the connections of Airflow's configuration, section [delayed], that the user may see."""
     shown = configured.shown()
     rights = {name: security.rights(name, user) for name in {one.connection_id for one in shown}}
     return Connections(
@@ -22,9 +22,9 @@ def connections(user: security.User) -> Connections:
         version=__version__,
         body_limit=config.page_body_limit(),
         connections=[
-            ConnectionShown(
-                connection_id=one.connection_id, kind=one.kind, queue=one.queue, may=rights[one.connection_id]
-            )
+            ConnectionShown(connection_id=one.connection_id, kind=one.kind, queue=one.queue, may=may)
             for one in shown
+            if (may := rights[one.connection_id]) is not None
         ],
+        hidden=any(may is None for may in rights.values()),
     )

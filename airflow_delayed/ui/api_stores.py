@@ -1,4 +1,4 @@
-"""Looking into a store. Everyone who may see plugins' pages sees figures, lists and the names of headers."""
+"""Looking into a store. Figures, lists and the names of headers need less than bodies, see ``security``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
+from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -16,7 +17,12 @@ from airflow_delayed.ui.parts import AskingDep, is_store
 from airflow_delayed.ui.requests import Listing, MessageId
 from airflow_delayed.ui.route import GuardedRoute
 
-router = APIRouter(prefix="/stores/{connection_id}", tags=["stores"], dependencies=[is_store], route_class=GuardedRoute)
+router = APIRouter(
+    prefix="/stores/{connection_id}",
+    tags=["stores"],
+    dependencies=[is_store, security.sees],
+    route_class=GuardedRoute,
+)
 
 #: Due for longer than this is overdue.
 OVERDUE = timedelta(minutes=1)
@@ -25,19 +31,19 @@ CHANGES = 50
 
 
 @router.get("/summary")
-def summary(connection_id: str, asking: AskingDep) -> StoreSummary:
+async def summary(connection_id: str, asking: AskingDep) -> StoreSummary:
     """Return how the store stands; the figures may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreSummary:
         counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
         return shown.summary(connection_id, counts, hook.last_dispatched(), hook.dispatchers())
 
-    found, age = asking.store_figures(connection_id, make)
+    found, age = await asking.store_figures(connection_id, make)
     return found.model_copy(update={"age_seconds": age})
 
 
 @router.get("/messages")
-def messages(connection_id: str, query: Annotated[Listing, Query()], asking: AskingDep) -> Messages:
+async def messages(connection_id: str, query: Annotated[Listing, Query()], asking: AskingDep) -> Messages:
     """Return one page of messages, failed ones too."""
 
     def look(hook: DelayedStoreHook) -> Messages:
@@ -49,15 +55,15 @@ def messages(connection_id: str, query: Annotated[Listing, Query()], asking: Ask
             next=page.next,
         )
 
-    return asking.store(connection_id, look)
+    return await asking.store(connection_id, look)
 
 
 @router.get("/message")
-def message(
+async def message(
     connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep, user: security.User
 ) -> MessageDetail:
     """Return all that is known of an id; header values only with the right to read the connection."""
-    values = security.may("GET", connection_id, user)
+    values = await run_in_threadpool(security.may, "GET", connection_id, user)
 
     def look(hook: DelayedStoreHook) -> MessageDetail:
         known = hook.get(id)
@@ -68,11 +74,11 @@ def message(
         changes = list(hook.audit(message_id=id, since=since, limit=CHANGES))
         return shown.detail(hook.now(), known, content, changes, values=values)
 
-    return asking.store(connection_id, look)
+    return await asking.store(connection_id, look)
 
 
 @router.get("/body", dependencies=[security.reads])
-def body(connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep) -> Body:
+async def body(connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep) -> Body:
     """Return a body; needs the right to read the connection."""
 
     def look(hook: DelayedStoreHook) -> Body:
@@ -81,4 +87,4 @@ def body(connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDe
             raise HTTPException(404, "the store has no message of this id; a body is not kept once it is handed over")
         return shown.body(id, content)
 
-    return asking.store(connection_id, look)
+    return await asking.store(connection_id, look)

@@ -72,12 +72,12 @@ def create(asking: Asking | None = None) -> FastAPI:
     app.include_router(pages.router)
 
     @app.get("/openapi.json", include_in_schema=False)
-    def openapi() -> dict[str, Any]:
+    async def openapi() -> dict[str, Any]:
         """Describe the API to programs."""
         return app.openapi()
 
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
-    def nothing(path: str) -> None:
+    async def nothing(path: str) -> None:
         """Answer what is not there, to those who are logged in."""
         raise HTTPException(404, "there is no such page")
 

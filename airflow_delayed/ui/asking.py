@@ -44,23 +44,25 @@ class Asking:
         self._lock = Lock()
         self._open: dict[str, _Open] = {}
 
-    def connection(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
+    async def connection(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
         """Return what ``work`` returns, which asks that connection.
 
         :raises TooSlow: it does not, in time.
         :raises Busy: it is asked too much already.
         """
-        return self._patience.ask(connection_id, work, seconds=seconds or self._reading)
+        return await self._patience.ask(connection_id, work, seconds=seconds or self._reading)
 
-    def store(self, connection_id: str, work: Callable[[DelayedStoreHook], T], *, seconds: float | None = None) -> T:
+    async def store(
+        self, connection_id: str, work: Callable[[DelayedStoreHook], T], *, seconds: float | None = None
+    ) -> T:
         """Return what ``work`` returns of a store."""
-        return self.connection(connection_id, lambda: work(self._hook(connection_id)), seconds=seconds)
+        return await self.connection(connection_id, lambda: work(self._hook(connection_id)), seconds=seconds)
 
-    def figures(self, connection_id: str, name: str, make: Callable[[], T]) -> tuple[T, float]:
+    async def figures(self, connection_id: str, name: str, make: Callable[[], T]) -> tuple[T, float]:
         """Return figures and their age in seconds; they are made anew when they are some seconds old."""
         if found := self._kept.find(name):
             return found
-        made = self._patience.ask(
+        made = await self._patience.ask(
             connection_id,
             lambda: self._kept.make(name, make),
             seconds=self._reading,
@@ -68,9 +70,9 @@ class Asking:
         )
         return made, 0.0
 
-    def store_figures(self, connection_id: str, make: Callable[[DelayedStoreHook], T]) -> tuple[T, float]:
+    async def store_figures(self, connection_id: str, make: Callable[[DelayedStoreHook], T]) -> tuple[T, float]:
         """Return figures of a store and their age in seconds."""
-        return self.figures(connection_id, f"store {connection_id}", lambda: make(self._hook(connection_id)))
+        return await self.figures(connection_id, f"store {connection_id}", lambda: make(self._hook(connection_id)))
 
     def changed(self, name: str) -> None:
         """Have figures made anew."""

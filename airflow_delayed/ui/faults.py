@@ -41,6 +41,8 @@ class Found:
         return replace(self, message=text, tells_where=False)
 
 
+#: Seconds after which a request that was refused as one too many may be made again.
+RETRY_AFTER = "5"
 UNKNOWN = Found(500, "internal", "Something went wrong; the api-server's log says what")
 
 #: The first that fits.
@@ -82,4 +84,6 @@ def invalid(error: RequestValidationError) -> Found:
 def answer(found: Found, *, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the answer for a fault."""
     body = FaultAnswer(error=Fault(code=found.code, message=found.message))
+    if found.code == "busy":
+        headers = {**(headers or {}), "Retry-After": RETRY_AFTER}
     return JSONResponse(body.model_dump(), found.status, headers)

@@ -69,6 +69,7 @@ class Connections(Answer):
     version: str
     body_limit: int = Field(description="Bytes of a body that are shown at most")
     connections: list[ConnectionShown]
+    hidden: bool = Field(description="Some are not shown, because the user may not read them")
 
 
 class Bar(Answer):

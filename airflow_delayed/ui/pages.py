@@ -39,7 +39,7 @@ def files() -> Files:
 
 
 @router.get("/")
-def page(request: Request) -> Response:
+async def page(request: Request) -> Response:
     """Return the page; its files have their hash in their address."""
     found = files()
     html = found.contents["index.html"].replace(b'"static/', f'"static/{found.hash}/'.encode())
@@ -47,13 +47,13 @@ def page(request: Request) -> Response:
 
 
 @router.get("/static/{name}")
-def file(name: str) -> Response:
+async def file(name: str) -> Response:
     """Return a file as it is now."""
     return _file(name, _NOW)
 
 
 @router.get("/static/{hash_}/{name}")
-def hashed_file(hash_: str, name: str) -> Response:
+async def hashed_file(hash_: str, name: str) -> Response:
     """Return a file; it never changes under this address, unless it is an old one."""
     return _file(name, _YEAR if hash_ == files().hash else _NOW)
 

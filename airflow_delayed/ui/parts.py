@@ -10,7 +10,7 @@ from airflow_delayed.ui import configured, security
 from airflow_delayed.ui.asking import Asking
 
 
-def _asking(request: Request) -> Asking:
+async def _asking(request: Request) -> Asking:
     found: Asking = request.app.state.asking
     return found
 
@@ -18,15 +18,15 @@ def _asking(request: Request) -> Asking:
 AskingDep = Annotated[Asking, Depends(_asking)]
 
 
-def _store(connection_id: str) -> None:
+async def _store(connection_id: str) -> None:
     configured.check(connection_id, "store")
 
 
-def _rabbitmq(connection_id: str) -> None:
+async def _rabbitmq(connection_id: str) -> None:
     configured.check(connection_id, "rabbitmq")
 
 
-def _sqs(connection_id: str, queue: str) -> None:
+async def _sqs(connection_id: str, queue: str) -> None:
     configured.check(connection_id, "sqs", queue)
 
 

@@ -1,21 +1,26 @@
 """Asking databases and brokers that may not answer, for a few seconds and no longer. No web framework here.
 
-What hangs keeps a thread of its own, and never one of those in which the api-server answers its other users.
+Each question has a thread of its own, and who waits for the answer has none: so a connection that hangs takes no thread
+in which the api-server answers its other users.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import time
 from collections.abc import Callable
-from functools import partial
-from threading import Condition, Thread
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 #: Questions that one connection is asked at once.
 AT_ONCE = 4
+#: Requests that wait for one connection at once; others are refused.
+WAITING = 8
 
 
 class TooSlow(Exception):
@@ -23,98 +28,134 @@ class TooSlow(Exception):
 
 
 class Busy(Exception):
-    """Too many questions wait for an answer already."""
+    """Too many requests wait for the connection already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    #: Nobody waits for the answer longer than until this moment.
+    end: float
+    shared: str | None
+    #: What was found, or the error; never an exception of the future itself, which asyncio reports if nobody waits.
+    answer: Future[tuple[Any, BaseException | None]]
+
+
+class _Connection:
+    """The questions of one connection."""
+
+    def __init__(self) -> None:
+        self.running: list[_Question] = []
+        self.waiting = 0
 
 
 class Patience:
-    """Asks in threads of its own.
+    """Asks in threads of its own; its methods may be called from any event loop.
 
-    :param at_once: so many questions for each connection; what has no answer in time counts until it ends.
+    :param at_once: so many questions for each connection; a question without an answer in time counts until it ends.
+    :param waiting: so many requests wait for one connection at most.
     """
 
-    def __init__(self, at_once: int = AT_ONCE, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, at_once: int = AT_ONCE, waiting: int = WAITING, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._at_once = at_once
+        self._waiting = waiting
         self._monotonic = monotonic
-        self._changed = Condition()
-        self._running: dict[str, list[_Question]] = {}
+        self._lock = Lock()
+        self._connections: dict[str, _Connection] = {}
 
-    def ask(self, connection_id: str, work: Callable[[], T], *, seconds: float, shared: str | None = None) -> T:
+    async def ask(self, connection_id: str, work: Callable[[], T], *, seconds: float, shared: str | None = None) -> T:
         """Return what ``work`` returns, or raise what it raises.
 
         :param shared: the name of a question that need not be asked twice at once: who comes second waits for the same
             answer.
         :raises TooSlow: it takes longer; it goes on nevertheless.
-        :raises Busy: the connection is asked too much already; this was not asked.
+        :raises Busy: too many requests wait for the connection, or nothing that it was asked before has an answer.
         """
         end = self._monotonic() + seconds
-        question = self._question(connection_id, work, end, shared)
-        if not question.wait(end - self._monotonic()):
-            raise TooSlow(
-                f"connection {connection_id!r} did not answer within {seconds:g} seconds; look whether it can be"
-                " reached. It may still be at work, so look at the figures before you try again"
-            )
-        found: T = question.result()
-        return found
-
-    def _question(self, connection_id: str, work: Callable[[], Any], end: float, shared: str | None) -> _Question:
-        with self._changed:
-            running = self._running.setdefault(connection_id, [])
-            while True:
-                if shared is not None and (same := [one for one in running if one.shared == shared]):
-                    if same[0].end > self._monotonic():
-                        return same[0]
-                    # who waits for what hangs would only hang too
-                    raise Busy(f"connection {connection_id!r} has not answered yet; look whether it can be reached")
-                if len(running) < self._at_once:
-                    question = _Question(work, end, shared, partial(self._ended, running))
-                    running.append(question)
-                    question.start()
-                    return question
-                now = self._monotonic()
-                # who waits behind those that hang would only hang too
-                if all(one.end <= now for one in running) or not self._changed.wait(end - now):
-                    raise Busy(
-                        f"connection {connection_id!r} has {self._at_once} questions to answer already, and does not"
-                        " answer; look whether it can be reached, and try again"
-                    )
-
-    def _ended(self, running: list[_Question], question: _Question) -> None:
-        with self._changed:
-            running.remove(question)
-            self._changed.notify_all()
-
-
-class _Question(Thread):
-    """One question; a daemon, so that the server can end while it hangs."""
-
-    def __init__(
-        self, work: Callable[[], Any], end: float, shared: str | None, ended: Callable[[_Question], None]
-    ) -> None:
-        super().__init__(name="delayed-deliveries", daemon=True)
-        self.end = end
-        self.shared = shared
-        self._work = work
-        self._ended = ended
-        self._context = contextvars.copy_context()
-        self._found: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Ask."""
+        with self._lock:
+            connection = self._connections.setdefault(connection_id, _Connection())
+            if connection.waiting >= self._waiting:
+                raise Busy(
+                    f"{connection.waiting} requests wait for connection {connection_id!r} already; try again in some"
+                    " seconds"
+                )
+            connection.waiting += 1
         try:
-            self._found = self._context.run(self._work)
-        except BaseException as error:
-            self._error = error
+            while True:
+                with self._lock:
+                    question = self._question(connection_id, connection, work, end, shared)
+                    running = [one.answer for one in connection.running]
+                if question is not None:
+                    break
+                if not await self._first_of(running, end):
+                    raise _full(connection_id, self._at_once)
+            if not await self._first_of([question.answer], end):
+                raise TooSlow(
+                    f"connection {connection_id!r} did not answer within {seconds:g} seconds; look whether it can be"
+                    " reached. It may still be at work, so look at the figures before you try again"
+                )
+            found, error = question.answer.result()
+            if error is not None:
+                raise error
+            answer: T = found
+            return answer
         finally:
-            self._ended(self)
+            with self._lock:
+                connection.waiting -= 1
 
-    def wait(self, seconds: float) -> bool:
-        """Return whether there was an answer in time."""
-        self.join(max(seconds, 0))
-        return not self.is_alive()
+    async def _first_of(self, answers: list[Future[Any]], end: float) -> bool:
+        """Return whether there is one of these answers before the end."""
+        left = max(end - self._monotonic(), 0)
+        # the answers stay as they are when this is cancelled: asyncio.wait cancels nothing
+        done, _ = await asyncio.wait(
+            [asyncio.wrap_future(answer) for answer in answers], timeout=left, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
 
-    def result(self) -> Any:
-        """Return the answer, or raise it."""
-        if self._error is not None:
-            raise self._error
-        return self._found
+    def _question(
+        self, connection_id: str, connection: _Connection, work: Callable[[], Any], end: float, shared: str | None
+    ) -> _Question | None:
+        """Return the question whose answer is waited for; None: there is no place for it yet.
+
+        :raises Busy: those before it hang, so it would only hang too.
+        """
+        now = self._monotonic()
+        for same in connection.running:
+            if shared is not None and same.shared == shared:
+                if same.end > now:
+                    return same
+                raise Busy(f"connection {connection_id!r} has not answered yet; look whether it can be reached")
+        if len(connection.running) < self._at_once:
+            question = _Question(end, shared, Future())
+            question.answer.set_running_or_notify_cancel()
+            connection.running.append(question)
+            context = contextvars.copy_context()
+            # a daemon, so that the server can end while it hangs
+            thread = Thread(
+                target=self._answer, args=(connection, question, context, work), name="delayed-deliveries", daemon=True
+            )
+            thread.start()
+            return question
+        if end <= now or all(one.end <= now for one in connection.running):
+            raise _full(connection_id, self._at_once)
+        return None
+
+    def _answer(
+        self, connection: _Connection, question: _Question, context: contextvars.Context, work: Callable[[], Any]
+    ) -> None:
+        found, error = None, None
+        try:
+            found = context.run(work)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            connection.running.remove(question)
+        question.answer.set_result((found, error))
+
+
+def _full(connection_id: str, at_once: int) -> Busy:
+    return Busy(
+        f"connection {connection_id!r} has {at_once} questions to answer already, and does not answer; look whether it"
+        " can be reached, and try again"
+    )

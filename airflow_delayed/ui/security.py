@@ -1,11 +1,14 @@
 """Who may do what. Airflow's own login and rights decide; nothing here is open.
 
 ============================ ============================================================
-to open the page, see        logged in, and may see the pages of plugins
-figures and lists
+to open the page             logged in, and may see the pages of plugins
+figures, lists, history      may read the connection; with ``[delayed] viewers = plugins``
+                             no more than the page itself
 bodies, header values        may read the connection
 cancel, reschedule, redrive  may edit the connection
 ============================ ============================================================
+
+Where Airflow has teams, the right to a connection of a team needs membership of it.
 
 Airflow's import at the top is on purpose: without it there is no app, see :mod:`airflow_delayed.ui.lazy`.
 """
@@ -26,8 +29,10 @@ from airflow.api_fastapi.core_api.security import (
 )
 from airflow.configuration import conf
 from airflow.models import Connection
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
+from starlette.concurrency import run_in_threadpool
 
+from airflow_delayed import config
 from airflow_delayed.ui import sites
 from airflow_delayed.ui.faults import Refused
 from airflow_delayed.ui.models import Rights
@@ -53,9 +58,19 @@ def may(method: Literal["GET", "PUT"], connection_id: str, user: User) -> bool:
     return get_auth_manager().is_authorized_connection(method=method, details=details, user=user)
 
 
-def rights(connection_id: str, user: User) -> Rights:
-    """Return all that a user may do with a connection."""
-    return Rights(bodies=may("GET", connection_id, user), act=may("PUT", connection_id, user))
+async def _sees(connection_id: str, user: User) -> None:
+    if config.viewers() == "connections" and not await run_in_threadpool(may, "GET", connection_id, user):
+        raise HTTPException(403, "Forbidden")
+
+
+#: May see figures and lists of that connection.
+sees = Depends(_sees)
+
+
+def rights(connection_id: str, user: User) -> Rights | None:
+    """Return all that a user may do with a connection; None: not even see it."""
+    found = Rights(bodies=may("GET", connection_id, user), act=may("PUT", connection_id, user))
+    return found if found.bodies or config.viewers() == "plugins" else None
 
 
 def name_of(user: User) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
+from airflow.models.connection import Connection
+from airflow.models.team import Team
+from airflow.utils.session import create_session
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import delete
 from support.operations_page import PREFIX, ROLES, Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401
 from support.stores import Store, message, on_postgres_too
 
@@ -17,7 +22,7 @@ from airflow_delayed.ui.app import create
 from airflow_delayed.ui.lazy import LazyApp
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
-#: Each route: its method, its path, what to ask, and who may.
+#: Each route: its method, its path, what to ask, and who may: a role, or whoever may see the connection.
 CHANGE = {"ids": ["m"], "dry_run": True}
 ROUTES = [
     ("GET", "/", {}, "viewer"),
@@ -25,23 +30,22 @@ ROUTES = [
     ("GET", "/static/{hash_}/{name}", {"name": "app.js", "hash_": "0"}, "viewer"),
     ("GET", "/openapi.json", {}, "viewer"),
     ("GET", "/api/v1/connections", {}, "viewer"),
-    ("GET", "/api/v1/stores/{connection_id}/summary", {}, "viewer"),
-    ("GET", "/api/v1/stores/{connection_id}/messages", {}, "viewer"),
-    ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/body", {"params": {"id": "m"}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/cancel", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/retry", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/erase", {"json": CHANGE}, "op"),
-    ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "viewer"),
+    ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "sees"),
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
-    ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "viewer"),
+    ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
 ]
 #: Names of connections, to brokers that answer nobody.
 BROKERS = ("rabbitmq", "sqs")
 NO_RETRY = {"retries": {"total_max_attempts": 1}}
-BELOW = {"viewer": (), "op": ("viewer", "user")}
 HOSTILE = [
     "'",
     '"; DROP TABLE "delayed_messages"; --',
@@ -103,14 +107,19 @@ def test_nothing_without_login(store: Store, shown: Page):
     assert answer.status_code == 401
 
 
-def test_nobody_does_what_a_higher_role_may(store: Store, shown: Page):
+@pytest.mark.parametrize("viewers, sees", [("connections", "op"), ("plugins", "viewer")])
+def test_nobody_does_what_a_higher_role_may(
+    store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch, viewers: str, sees: str
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", viewers)
     for route in ROUTES:
         method, path, options = asked(store, route)
-        for role in BELOW[route[3]]:
+        least = ROLES.index(sees if route[3] == "sees" else route[3])
+        for role in ROLES[:least]:
             answer = shown.ask(method, path, role, **options)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), (role, route)
             assert "secret" not in answer.text
-        for role in ROLES[ROLES.index(route[3]) :]:
+        for role in ROLES[least:]:
             # the brokers are none; whoever may ask is told so
             answer = shown.ask(method, path, role, **options)
             wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
@@ -118,12 +127,62 @@ def test_nobody_does_what_a_higher_role_may(store: Store, shown: Page):
             # where the brokers are is told to those who may read the connection
             assert ("127.0.0.1" in answer.text) == (wanted == 503 and role in ("op", "admin"))
     for role, may in (("viewer", False), ("user", False), ("op", True), ("admin", True)):
-        found = shown.get("/api/v1/connections", role)["connections"]
-        assert [one["connection_id"] for one in found] == [store.conn_id, *BROKERS]
-        assert all(one["may"] == {"bodies": may, "act": may} for one in found)
+        answer = shown.get("/api/v1/connections", role)
+        visible = may or viewers == "plugins"
+        names = [store.conn_id, *BROKERS] if visible else []
+        assert ([one["connection_id"] for one in answer["connections"]], answer["hidden"]) == (names, not visible)
+        assert all(one["may"] == {"bodies": may, "act": may} for one in answer["connections"])
 
 
-def test_viewers_see_neither_bodies_nor_the_values_of_headers(store: Store, shown: Page):
+@pytest.fixture
+def two_teams(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """The connections belong to the team "ours", and there is an op of each team."""
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    names = (store.conn_id, *BROKERS)
+    with create_session() as session:
+        session.add(Team(name="ours"))
+        session.flush()
+        session.add_all(Connection(conn_id=name, conn_type="generic", team_name="ours") for name in names)
+    for team in ("ours", "theirs"):
+        shown.add_user(f"op of {team}", "op", [team])
+    yield shown
+    with create_session() as session:
+        session.execute(delete(Connection).where(Connection.conn_id.in_(names)))
+        session.execute(delete(Team).where(Team.name == "ours"))
+
+
+@pytest.mark.parametrize("viewers", ["connections", "plugins"])
+def test_a_team_reaches_only_its_own_connections(
+    store: Store, two_teams: Page, monkeypatch: pytest.MonkeyPatch, viewers: str
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", viewers)
+    for route in ROUTES:
+        method, path, options = asked(store, route)
+        if "{connection_id}" not in route[1]:
+            continue
+        assert two_teams.ask(method, path, "op of ours", **options).status_code in (200, 503), route
+        answer = two_teams.ask(method, path, "op of theirs", **options)
+        if route[3] == "sees" and viewers == "plugins":
+            assert answer.status_code in (200, 503)
+        else:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), route
+        assert "secret" not in answer.text
+    assert len(two_teams.get("/api/v1/connections", "op of ours")["connections"]) == 3
+    found = two_teams.get("/api/v1/connections", "op of theirs")
+    assert len(found["connections"]) == (0 if viewers == "connections" else 3)
+
+
+def test_an_option_that_says_nothing_sensible_shows_nothing(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "everybody")
+    answer = shown.ask("GET", f"/api/v1/stores/{store.conn_id}/summary", "admin")
+    assert answer.status_code == 409
+    assert "write connections or plugins" in answer.json()["error"]["message"]
+
+
+def test_viewers_see_neither_bodies_nor_the_values_of_headers(
+    store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     for route in ROUTES:
         method, path, options = asked(store, route)
         assert "secret" not in shown.ask(method, path, "viewer", **options).text, route

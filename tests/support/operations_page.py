@@ -29,17 +29,27 @@ PREFIX = "/delayed-deliveries"
 class Page:
     """Asks the page as a user of one role; as nobody, unless ``role`` is given."""
 
-    def __init__(self, client: TestClient, tokens: dict[str, str], asking: Asking) -> None:
+    def __init__(self, client: TestClient, tokens: dict[str, str], asking: Asking, app: FastAPI) -> None:
         self.asking = asking
+        self.app = app
         self._client = client
         self._tokens = tokens
 
     def ask(self, method: str, path: str, role: str | None = "admin", **options: Any) -> httpx.Response:
         headers = dict(options.pop("headers", {}))
+        top = options.pop("top", PREFIX)
         if role is not None:
             headers["Authorization"] = f"Bearer {self._tokens[role]}"
         self._client.cookies.clear()
-        return self._client.request(method, PREFIX + path, headers=headers, **options)
+        return self._client.request(method, top + path, headers=headers, **options)
+
+    def add_user(self, name: str, role: str, teams: list[str]) -> None:
+        """Log a user in who is a member of teams; ``name`` is a role from now on."""
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+        user = SimpleAuthManagerUser(username=name, role=role, teams=teams)
+        self._tokens[name] = get_auth_manager().generate_jwt(user)
 
     def cookie(self, role: str) -> dict[str, str]:
         """The cookie that a browser has."""
@@ -90,7 +100,7 @@ def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
         with TestClient(root) as client:
             if alone:
                 _TOKENS.update({role: _token(client, role, password) for role, password in passwords.items()})
-            yield Page(client, _TOKENS, asking)
+            yield Page(client, _TOKENS, asking, root)
     finally:
         asking.close()
         if alone:

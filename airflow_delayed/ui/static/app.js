@@ -27,7 +27,7 @@ async function start() {
   }
   started = true;
   const stores = found.connections.filter(({ kind }) => kind === "store");
-  if (!found.connections.length) show(overview, nothingConfigured());
+  if (!found.connections.length) show(overview, found.hidden ? nothingToSee() : nothingConfigured());
   if (stores.length) messages = new Messages(section, stores, { changed: refresh, asked: remember });
   cards = found.connections.map((connection) => card(connection, (filter) => {
     messages.find(connection, filter);
@@ -61,6 +61,11 @@ async function refresh() {
   await Promise.all(cards.map(({ load }) => load()));
   fresh.textContent = `Updated ${absolute(new Date().toISOString())}`;
   return undefined;
+}
+
+function nothingToSee() {
+  return h("div", { class: "card" }, h("h2", {}, "Nothing here that you may see"),
+    h("p", {}, "Figures and lists of a connection are for those who may read that connection in Airflow. Ask an administrator for that right."));
 }
 
 function nothingConfigured() {

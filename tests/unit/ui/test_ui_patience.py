@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
 import pytest
 
@@ -12,19 +14,26 @@ from airflow_delayed.ui.patience import Busy, Patience, TooSlow
 LONG = 60.0
 
 
+class Waiting(Patience):
+    """Waits for each answer in the thread of whoever asks."""
+
+    def ask(self, *args, **options):
+        return asyncio.run(super().ask(*args, **options))
+
+
 def fail() -> None:
     raise KeyError("why")
 
 
 def test_what_is_asked_is_answered():
-    patience = Patience()
+    patience = Waiting()
     assert patience.ask("c", lambda: threading.current_thread().daemon, seconds=LONG) is True
     with pytest.raises(KeyError, match="why"):
         patience.ask("c", fail, seconds=LONG)
 
 
 def test_what_hangs_is_not_waited_for_and_holds_up_only_its_own():
-    patience, go = Patience(at_once=2), threading.Event()
+    patience, go = Waiting(at_once=2), threading.Event()
     try:
         for _ in range(2):
             with pytest.raises(TooSlow, match=r"connection 'c' did not answer within 0\.01 seconds"):
@@ -44,7 +53,7 @@ def test_what_hangs_is_not_waited_for_and_holds_up_only_its_own():
 
 
 def test_who_comes_while_all_are_at_work_waits_for_a_place():
-    patience, began, go = Patience(at_once=1), threading.Event(), threading.Event()
+    patience, began, go = Waiting(at_once=1), threading.Event(), threading.Event()
     found: list[int] = []
 
     def slow() -> int:
@@ -64,7 +73,7 @@ def test_who_comes_while_all_are_at_work_waits_for_a_place():
 
 
 def test_the_same_figures_are_asked_for_once():
-    patience, began, go = Patience(at_once=1), threading.Event(), threading.Event()
+    patience, began, go = Waiting(at_once=1), threading.Event(), threading.Event()
     asked: list[int] = []
     found: list[int] = []
 
@@ -123,7 +132,7 @@ def test_figures_that_are_forgotten_while_they_are_made_are_not_kept():
 
 
 def test_who_asks_for_figures_that_hang_is_told_at_once():
-    patience, go = Patience(), threading.Event()
+    patience, go = Waiting(), threading.Event()
     try:
         with pytest.raises(TooSlow):
             patience.ask("c", go.wait, seconds=0.01, shared="figures")
@@ -131,3 +140,29 @@ def test_who_asks_for_figures_that_hang_is_told_at_once():
             patience.ask("c", go.wait, seconds=LONG, shared="figures")
     finally:
         go.set()
+
+
+def test_no_more_than_eight_wait_for_one_connection():
+    patience, go = Waiting(at_once=1, waiting=8), threading.Event()
+    ended: list[object] = []
+
+    def ask() -> None:
+        try:
+            ended.append(patience.ask("c", go.wait, seconds=LONG, shared="figures"))
+        except Busy as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + LONG
+    while len(ended) < 12 and time.monotonic() < end:
+        time.sleep(0.01)
+    # they were refused while the others wait; and other connections are asked meanwhile
+    assert {str(error) for error in ended} == {"8 requests wait for connection 'c' already; try again in some seconds"}
+    assert (len(ended), patience.ask("other", lambda: 1, seconds=LONG)) == (12, 1)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert ended[12:] == [True] * 8
+    assert patience.ask("c", lambda: 1, seconds=LONG) == 1
