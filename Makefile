@@ -6,7 +6,7 @@ PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reor
 # Python may keep what it has compiled: otherwise every process would compile Airflow anew
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ui test test-long test-newest test-latest lint setup clean
+.PHONY: help demo demo-ui test test-long test-newest test-latest security lint setup clean
 
 help: ## list these commands
 	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
@@ -30,7 +30,11 @@ test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest ser
 test-latest: setup ## unit tests and the example DAGs on the newest releases of all that the package needs, without constraints
 	@exec .ci/latest $(ARGS)
 
-lint: setup ## ruff, and mypy (strict) on the package
+security: export TEST_LENGTH := long
+security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for some minutes
+	@exec .ci/security $(ARGS)
+
+lint: setup ## ruff (with its security rules), and mypy (strict) on the package
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy

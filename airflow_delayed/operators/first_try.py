@@ -176,11 +176,25 @@ def _is_over(states: TaskStateStoreAccessor, context: Context) -> bool:
     return done.get("turn") != turn_of(context) or done.get("try") == context["ti"].try_number
 
 
-def succeeded(context: Context) -> None:
-    """Note that all was sent; what follows a clear is another send."""
+def succeeded(context: Context, counts: Mapping[str, Any] | None = None) -> None:
+    """Note that all was sent; what follows a clear is another send.
+
+    :param counts: what :func:`earlier_success` returns in a later try.
+    """
     states = states_of(context)
     if states is not None:
-        states.set(_DONE, {"turn": turn_of(context), "try": context["ti"].try_number}, retention=NEVER_EXPIRE)
+        done: dict[str, Any] = {"turn": turn_of(context), "try": context["ti"].try_number, "counts": counts}
+        states.set(_DONE, done, retention=NEVER_EXPIRE)
+
+
+def earlier_success(context: Context) -> Mapping[str, Any] | None:
+    """Return the counts of an earlier try that sent all, and whose worker was lost before Airflow knew; or None."""
+    states = states_of(context)
+    done: Any = None if states is None else states.get(_DONE)
+    if not isinstance(done, Mapping) or done.get("turn") != turn_of(context):
+        return None
+    counts: Mapping[str, Any] | None = done.get("counts")
+    return None if done.get("try") == context["ti"].try_number else counts
 
 
 def forget(context: Context, *, anew: bool = False) -> None:

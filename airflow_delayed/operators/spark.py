@@ -29,7 +29,7 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import rendered_text
 from airflow_delayed.operators.events import add_to_events
-from airflow_delayed.operators.first_try import FirstTry, first_try, succeeded
+from airflow_delayed.operators.first_try import FirstTry, earlier_success, first_try, succeeded
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
@@ -202,6 +202,24 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
+        found = None if self.only_plan else earlier_success(context)
+        if found is None:
+            found = self._run(context)
+        else:
+            self.log.warning(
+                "an earlier try has sent all of this, and its worker was lost before Airflow knew: Spark's job does not"
+                " run again"
+            )
+        summary: dict[str, Any] = found["summary"]
+        self.log.info(
+            "%s", json.dumps({name: found[name] for name in ("summary", "partitions", "repeated", "other_attempts")})
+        )
+        self._check_empty(summary)
+        to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
+        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
+        return summary
+
+    def _run(self, context: Context) -> Mapping[str, Any]:
         with ExitStack() as stack:
             manifest = self.manifest
             if manifest is None:
@@ -230,16 +248,9 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
             except InputError as error:
                 raise AirflowFailException(str(error)) from error
             if not self.only_plan:
-                succeeded(context)
+                succeeded(context, found)
                 self._account(route, found)
-        summary: dict[str, Any] = found["summary"]
-        self.log.info(
-            "%s", json.dumps({name: found[name] for name in ("summary", "partitions", "repeated", "other_attempts")})
-        )
-        self._check_empty(summary)
-        to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
-        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
-        return summary
+            return found
 
     def _take_rendered(self) -> None:
         for name in ("conn_id", "destination", "tag", "timezone"):

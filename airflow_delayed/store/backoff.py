@@ -33,7 +33,7 @@ class Pauses:
     def next(self) -> float:
         """Return the next pause."""
         self._failures += 1
-        return pause(self._failures, random(), first=self._first, longest=self._longest).total_seconds()
+        return pause(self._failures, random(), first=self._first, longest=self._longest).total_seconds()  # noqa: S311 - nothing secret; so that those who wait do not come back together
 
     def over(self) -> None:
         """Begin with the shortest pause again: it worked."""

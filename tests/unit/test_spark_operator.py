@@ -187,6 +187,20 @@ def test_a_task_that_is_cleared_a_month_after_it_succeeded_finds_its_rows_past_d
     assert settings_of(options, later).oldest == later - timedelta(hours=1)
 
 
+def test_a_worker_lost_after_the_job_does_not_run_it_again(run) -> None:
+    asset, given = Asset("reminders"), context()
+    first, _ = run(given=given)
+    given["ti"].try_number = 2
+    again, hook = run(given=given, outlets=[asset])
+    assert (again, hasattr(hook, "application")) == (first, False)
+    # what the lost try did not get to say
+    assert given["outlet_events"][asset].extra["destinations"] == {"mail": 3}
+    # who clears it wants it sent
+    given["ti"].try_number, given["ti"].max_tries = 3, 2
+    _, hook = run(given=given)
+    assert hook.application == job.__file__
+
+
 def test_a_clear_that_forgets_skips_no_rows(run, monkeypatch) -> None:
     monkeypatch.setattr(compat, "CLEAR_DELETES_STATE", True)
     given = context()
