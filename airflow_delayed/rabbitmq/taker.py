@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.aside import Aside
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.decoding import Received, text
 from airflow_delayed.rabbitmq.moved import MoveReport
 from airflow_delayed.rabbitmq.received import Reading
 from airflow_delayed.rabbitmq.rewriter import Taken
@@ -84,11 +86,13 @@ class Taker:
                 yield found
 
     def _get(self, queue: str) -> tuple[Taken, Reading] | None:
-        method, original, body = self._channel.basic_get(queue)
-        if method is None or original is None or body is None:
+        method, properties, body = self._channel.basic_get(queue)
+        if method is None or properties is None or body is None:
             return None
-        now, key = self._clock(), method.routing_key or ""
+        now, key, original = self._clock(), text(method.routing_key or ""), Received.of(properties)
         reading = self._read(original, key, queue, now)
+        if original.problem is not None:
+            reading = replace(reading, problem=original.problem)
         taken = Taken(
             destination=reading.destination or "",
             body=body,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 
 from airflow_delayed.rabbitmq import levels, nservicebus
+from airflow_delayed.rabbitmq.decoding import Received
 from airflow_delayed.rabbitmq.received import TOLERANCE, read, read_waited, split_key
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS, TOPOLOGIES, Topology
 
@@ -61,9 +62,7 @@ class Taken:
         found = BasicProperties(
             headers={**(headers or {}), **({"x-death": self.deaths} if self.deaths else {})}, timestamp=timestamp
         )
-        # what is read has been on the wire
-        found = BasicProperties().decode(b"".join(found.encode()))
-        return read(found, self.key, topology=self.topology, level=self.level, now=self.now)
+        return read(Received.of(found), self.key, topology=self.topology, level=self.level, now=self.now)
 
 
 takings = st.builds(
@@ -188,6 +187,15 @@ def test_a_death_that_was_early_or_of_another_way_does_not_count() -> None:
     message.deaths = [{**Taken(0b1101, stop=1).deaths[0], "reason": "delivery_limit"}]
     message.now = SENT + SECOND
     assert message.read({DUE_AT: due.isoformat()}).due_at == due
+
+
+@pytest.mark.parametrize("queue", [["delayed.level-03"], {"a": 1}, None, 7, "é"])
+def test_deaths_that_are_made_up_by_hand_tell_nothing(queue: object) -> None:
+    message = Taken(0b1101, stop=1)
+    message.deaths = [*message.deaths, {"queue": queue, "reason": queue, "count": queue, "time": queue}]
+    assert message.read().due_at is not None
+    message.deaths = message.deaths[::-1]
+    assert message.read().problem == "no header tells when it is due"
 
 
 def test_a_delay_of_another_way_does_not_count() -> None:
