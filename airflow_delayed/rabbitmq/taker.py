@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 #: How a message is read: properties, routing key, queue, the present.
 Read = Callable[["BasicProperties", str, str, datetime], Reading]
 _LOG_SECONDS = 10.0
+#: Seconds to wait for messages to be back in their queue.
+_RETURN_SECONDS = 10.0
+#: A message that was returned so often is moved at once and alone.
+RETURNS = 3
 
 
 class Taker:
@@ -134,6 +138,24 @@ class Taker:
             ) from error
         self._channel.basic_ack(taken.delivery_tag)
         self._count(taken)
+
+    def release(self, taken: Taken, reading: Reading) -> None:
+        """Let a message that was only looked at stay in its queue.
+
+        It returns there with the end of the connection. Before it has been returned so often that a move would take it
+        alone, it goes to the queue's end instead, as a message that nobody has returned.
+        """
+        del self.held[taken.delivery_tag]
+        if taken.returns + 1 >= RETURNS:
+            self._aside.put_back(taken, reading)
+            self._channel.basic_ack(taken.delivery_tag)
+
+    def settle(self, queue: str, count: int) -> None:
+        """Return what was released, and wait until so many messages are ready in the queue again."""
+        self._channel.basic_nack(multiple=True, requeue=True)
+        deadline = time.monotonic() + _RETURN_SECONDS
+        while self.count(queue) < count and time.monotonic() < deadline:
+            self.sleep(0.05)
 
     def _count(self, taken: Taken) -> None:
         del self.held[taken.delivery_tag]

@@ -178,6 +178,7 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
     assert len(taken(vhost, "gone")) == len(found)
 
 
+@pytest.mark.timeout(900)
 def test_random_properties_to_a_watcher(
     hook: RabbitMQDelayHook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +190,7 @@ def test_random_properties_to_a_watcher(
     assert {message["message_id"] for message in told[::EACH]} == {"good"}
 
 
+@pytest.mark.timeout(1800)
 def test_random_properties_to_a_mover(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     RabbitMQDelayHook("rabbit", topology="celery").install(["orders"])
     stamp = int(datetime.now(UTC).timestamp()).to_bytes(8, "big")
