@@ -104,6 +104,49 @@ def test_our_header_is_exact(taken: tuple[int, Taken], rounding: timedelta) -> N
         assert found.due_at == due
 
 
+@given(delays, st.floats(0, 0.999), st.floats(0, 0.999))
+def test_our_header_is_exact_beside_a_timestamp(delay: int, rounding: float, part: float) -> None:
+    """As our own messages have it: the timestamp is a whole second, and the delay rounded up."""
+    assume(delay > 1)
+    message = Taken(delay, part=part)
+    due = SENT + timedelta(seconds=delay - rounding)
+    assert message.read({DUE_AT: due.isoformat()}, timestamp=int(SENT.timestamp())).due_at == due
+
+
+@given(delays, st.timedeltas(timedelta(), 2 * SECOND), st.floats(0, 1))
+def test_a_timestamp_beats_the_header_of_an_earlier_way(delay: int, age: timedelta, part: float) -> None:
+    """A consumer delays what it got anew, and copies the headers: they told the time at which it came."""
+    message = Taken(delay, part=part)
+    due = SENT + timedelta(seconds=delay)
+    found = message.read({DUE_AT: (SENT - age).isoformat()}, timestamp=int(SENT.timestamp()))
+    assert due <= found.due_at <= due + SECOND
+
+
+@given(st.timedeltas(timedelta(), 2 * SECOND))
+def test_the_longest_delay_is_kept_by_a_clock_that_is_ahead(ahead: timedelta) -> None:
+    message = Taken(levels.MAX_DELAY_SECONDS, part=0)
+    due = SENT + timedelta(seconds=levels.MAX_DELAY_SECONDS) + ahead
+    assert message.read({DUE_AT: due.isoformat()}).due_at == due
+
+
+@given(takings, st.timedeltas(timedelta(), timedelta(days=1)))
+def test_a_broker_whose_clock_is_behind_makes_nothing_early(taken: tuple[int, Taken], behind: timedelta) -> None:
+    """A message waits for all levels below its own, whatever any clock says."""
+    delay, message = taken
+    assume(message.deaths)
+    message.deaths = [{**death, "time": death["time"] - behind} for death in message.deaths]
+    below = timedelta(seconds=delay & ((1 << message.level) - 1))
+    assert message.read().due_at >= message.now + below
+
+
+def test_the_key_by_which_the_broker_goes_beats_the_header_of_another_one() -> None:
+    forged: dict[str, Any] = {"airflow-delayed-routing-key": levels.routing_key(1 << 20, "admin-jobs")}
+    found = Taken(9).read(forged, timestamp=int(SENT.timestamp()))
+    assert (found.destination, found.due_at) == ("Acme.Sales", second(SENT) + 10 * SECOND)
+    waited = read_waited(BasicProperties(headers=forged), levels.routing_key(9, "Acme.Sales"), now=SENT)
+    assert (waited.destination, waited.due_at) == ("Acme.Sales", SENT)
+
+
 @given(takings, st.sampled_from(["sent", "retried", "both"]))
 def test_nservicebus_tells_when_it_was_sent_or_scheduled_again(taken: tuple[int, Taken], how: str) -> None:
     delay, message = taken
