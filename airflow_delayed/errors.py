@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
+def one_line(text: str) -> str:
+    """Return a text that cannot end a line of a log: what is not printable in it is escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def some(cases: Sequence[str], *, separator: str = "; ") -> str:
-    """Join the first few cases and count the rest."""
-    shown = separator.join(cases[:SHOWN])
+    """Join the first few cases, each on one line, and count the rest."""
+    shown = separator.join(map(one_line, cases[:SHOWN]))
     return shown if len(cases) <= SHOWN else f"{shown}{separator}and {len(cases) - SHOWN:,} more"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingConnection
 
     from airflow_delayed.rabbitmq.consumer import Consumer
+    from airflow_delayed.rabbitmq.facts import Facts
     from airflow_delayed.rabbitmq.management import Management
     from airflow_delayed.rabbitmq.moved import MoveReport
     from airflow_delayed.rabbitmq.place import Place
@@ -242,6 +243,7 @@ class RabbitMQDelayHook(BaseHook):
         source: Topology | str | RabbitMQDelayHook,
         target: Topology | str | RabbitMQDelayHook,
         *,
+        destinations: Collection[str] | None = None,
         dry_run: bool = False,
     ) -> MoveReport:
         """Move the messages that wait in one topology's levels to another's, with the delay that remains, rounded up.
@@ -249,35 +251,52 @@ class RabbitMQDelayHook(BaseHook):
         Goes from the highest level to the lowest until nothing is left, so senders should use the target by then. It
         may be killed and run again at any moment: nothing is lost or early, and what comes twice has the same id.
         Messages keep their properties and headers but those of the way behind them. What cannot be moved, since
-        nothing tells where it goes or when it is due, or its destination does not exist in the target, is put into the
-        queue ``delayed.set-aside`` of the source's broker. How due times are read, and how late a message may become
-        by it: see :func:`airflow_delayed.rabbitmq.received.read`.
+        nothing tells where it goes or when it is due, or its destination is missing or not bound in the target, is put
+        into the queue ``delayed.set-aside`` of the source's broker. No destination is bound because a message names it.
+        How due times are read, and how late a message may become by it: see
+        :func:`airflow_delayed.rabbitmq.received.read`.
 
         :param source: a topology on this hook's connection, or a hook: another connection with its topology.
         :param target: likewise. Its levels and the messages' destinations have to be there.
+        :param destinations: the only destinations to send to, bound or not, which they then are; the rest is set aside.
+            None: all that are bound, as the management API tells.
         :param dry_run: take and change nothing; the report has what waits, by level.
         :raises ValueError: source and target are one, or a topology is unknown.
         :raises TopologyError: the source's levels do not exist, or the target is not installed.
-        :raises TransportUnavailable: a connection failed. What was not moved is where it was.
+        :raises TransportUnavailable: a connection failed; what was not moved is where it was. Or no destinations are
+            named, and the management API does not tell which are bound.
         :raises SendFailed: the target did not take some messages; they are where they were.
         """
         from airflow_delayed.rabbitmq.mover import Mover
 
-        return Mover(self._place(source), self._place(target), clock=self._clock).migrate(dry_run=dry_run)
+        mover = Mover(self._place(source), self._place(target), destinations=destinations, clock=self._clock)
+        return mover.migrate(dry_run=dry_run)
 
-    def redrive(self, *, queue: str | None = None, limit: int | None = None, dry_run: bool = False) -> MoveReport:
-        """Send the messages that no destination took, to those destinations that exist by now.
+    def redrive(
+        self,
+        *,
+        queue: str | None = None,
+        destinations: Collection[str] | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> MoveReport:
+        """Send the messages that no destination took, to those destinations that exist by now and are bound.
 
-        A message that still waits for its due time waits on; usually it is past. One whose destination is still
-        missing goes to the end of the queue; each is looked at once.
+        A message that still waits for its due time waits on; usually it is past. One that cannot be sent goes to the
+        end of the queue; each is looked at once. No destination is bound because a message names it: who may write to
+        the delivery exchange can name any.
 
         :param queue: where they are: by default the topology's queue for what is unroutable; ``delayed.set-aside`` is
             where :meth:`migrate` puts what it cannot move.
+        :param destinations: the only destinations to send to, bound or not, which they then are. None: all that are
+            bound, as the management API tells.
         :param limit: look at no more than so many messages.
-        :param dry_run: take and change nothing; the report has how many there are.
+        :param dry_run: send nothing; the report's ``destinations`` counts the messages by destination, and its
+            ``problems`` says of each to which nothing would be sent why. Messages that were looked at are returned.
         :raises ValueError: the limit is negative.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
-        :raises TransportUnavailable: the connection failed. What was not sent is where it was.
+        :raises TransportUnavailable: the connection failed; what was not sent is where it was. Or no destinations are
+            named, and the management API does not tell which are bound.
         :raises SendFailed: the broker did not take some messages; they are where they were.
         """
         from airflow_delayed.rabbitmq.mover import Mover
@@ -286,7 +305,8 @@ class RabbitMQDelayHook(BaseHook):
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
         here = self._place(self)
-        return Mover(here, here, clock=self._clock).redrive(queue, limit=limit, dry_run=dry_run)
+        mover = Mover(here, here, destinations=destinations, clock=self._clock)
+        return mover.redrive(queue, limit=limit, dry_run=dry_run)
 
     def _place(self, choice: Topology | str | RabbitMQDelayHook) -> Place:
         from airflow_delayed.rabbitmq.place import Place
@@ -297,7 +317,7 @@ class RabbitMQDelayHook(BaseHook):
         else:
             assert not isinstance(choice, RabbitMQDelayHook)
             topology = topology_of(choice)
-        return Place(hook.conn_id, topology, hook._hosts(), hook._connected)
+        return Place(hook.conn_id, topology, hook._hosts(), hook._connected, hook._facts)
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
@@ -360,6 +380,13 @@ class RabbitMQDelayHook(BaseHook):
             management, why = self._management()
             with management or nullcontext():
                 yield Upkeep(self.conn_id, self.topology, connection, management, why)
+
+    def _facts(self) -> Facts:
+        from airflow_delayed.rabbitmq.facts import Facts
+
+        management, why = self._management()
+        with management or nullcontext():
+            return management.survey() if management else Facts(why=why)
 
     def _management(self) -> tuple[Management | None, str | None]:
         from airflow_delayed.rabbitmq import management

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
+from airflow_delayed.errors import one_line
+from airflow_delayed.rabbitmq.frames import properties_max
 from airflow_delayed.rabbitmq.properties import (
+    BROKERS_OWN,
     DESTINATION,
     DUE_AT,
     ORIGINAL_KEY,
     SET_ASIDE_FROM,
     SET_ASIDE_REASON,
 )
-from airflow_delayed.rabbitmq.received import Reading
-from airflow_delayed.rabbitmq.rewriter import DELIVERY_COUNT, Taken, again
+from airflow_delayed.rabbitmq.received import Reading, split_key
+from airflow_delayed.rabbitmq.rewriter import DELIVERY_COUNT, Taken
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingConnection
 
 #: Durable quorum queue of the source's broker that takes what ``migrate`` cannot move.
 SET_ASIDE_QUEUE = "delayed.set-aside"
+#: Headers that the broker would take for further queues, and its own count.
+_LEFT_OUT = frozenset(["CC", "BCC", DELIVERY_COUNT])
+
+log = logging.getLogger(__name__)
 
 
 class Aside:
@@ -31,6 +39,9 @@ class Aside:
         self._channel = connection.channel()
         self._channel.confirm_delivery()
         self._user = user
+        # what was agreed upon, pika's blocking connection does not show
+        inner: Any = vars(connection)["_impl"]
+        self._most = properties_max(inner.params.frame_max)
         self._declared = False
 
     def set_aside(self, taken: Taken, reading: Reading, reason: str) -> None:
@@ -53,16 +64,22 @@ class Aside:
         self._put(taken, reading, taken.queue, {})
 
     def _put(self, taken: Taken, reading: Reading, queue: str, added: dict[str, str]) -> None:
-        headers = {**(taken.original.headers or {}), **added}
-        headers.pop(DELIVERY_COUNT, None)
-        for name in ("CC", "BCC"):
-            headers.pop(name, None)
-        headers.setdefault(ORIGINAL_KEY, taken.routing_key)
+        original = taken.original
+        if split_key(taken.routing_key) or ORIGINAL_KEY not in (original.headers or {}):
+            added[ORIGINAL_KEY] = taken.routing_key
         if reading.destination is not None:
-            headers[DESTINATION] = reading.destination
+            added[DESTINATION] = reading.destination
         if reading.due_at is not None:
-            headers[DUE_AT] = reading.due_at.isoformat(timespec="microseconds")
-        written = again(taken.original, headers, self._user)
-        # it is to wait here until somebody looks
-        written.expiration = None
+            added[DUE_AT] = reading.due_at.isoformat(timespec="microseconds")
+        # it is to wait here until somebody looks, so it does not expire
+        written = original.again(without=_LEFT_OUT, added=added, user=self._user, expires=False)
+        if sum(map(len, written.encode())) > self._most:
+            log.warning(
+                "message %s of queue %r: its headers leave no room for ours; it goes to queue %r without them (%s)",
+                one_line(taken.message_id),
+                taken.queue,
+                queue,
+                one_line(str(added)),
+            )
+            written = original.again(without=_LEFT_OUT | BROKERS_OWN, added={}, user=self._user, expires=False)
         self._channel.basic_publish("", queue, taken.body, written, mandatory=True)

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import parse_moment
+from airflow_delayed.rabbitmq.decoding import text
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT
 
 if TYPE_CHECKING:
     from pika import BasicProperties
+
+#: Bytes of the longest name that a queue can have.
+_LONGEST_NAME = 255
 
 
 def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: int | None = None) -> dict[str, Any]:
@@ -27,18 +31,18 @@ def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: 
     """
     headers: Mapping[str, Any] = found.headers or {}
     says: dict[str, Any] = {
-        "message_id": found.message_id or None,
+        "message_id": text(found.message_id or "") or None,
         "destination": _text(headers.get(DESTINATION)),
         "due_at": _moment(headers.get(DUE_AT)),
         "redelivered": redelivered,
         "body_bytes": len(body),
     }
     if body_limit is not None and len(body) <= body_limit:
-        text = _decoded(body)
-        if text is None:
+        decoded = _decoded(body)
+        if decoded is None:
             says["body_base64"] = base64.b64encode(body).decode()
         else:
-            says["body"] = text
+            says["body"] = decoded
     return says
 
 
@@ -51,7 +55,8 @@ def _decoded(body: bytes) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    # what is longer is the name of no queue
+    return text(value) if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME else None
 
 
 def _moment(value: object) -> str | None:

@@ -18,6 +18,14 @@ _PROPERTIES_HEAD = _PROPERTIES.size - _FRAME_HEADER
 _BODY = struct.Struct(">BHI")
 
 
+def properties_max(frame_max: int) -> int:
+    """Return how many bytes a message's properties may take, for they have to fit into one frame.
+
+    :param frame_max: the largest frame that was agreed upon, in bytes; 0 for any size.
+    """
+    return (frame_max or 1 << 31) - _FRAME_HEADER - len(_END) - _PROPERTIES_HEAD
+
+
 class Frames:
     """Makes what pika's ``basic_publish`` would write, as one piece and with the method's frame made only once.
 
@@ -28,6 +36,7 @@ class Frames:
     def __init__(self, channel: int, frame_max: int) -> None:
         self._channel = channel
         self._payload_max = (frame_max or 1 << 31) - _FRAME_HEADER - len(_END)
+        self._properties_max = properties_max(frame_max)
         self._methods: dict[tuple[str, str], bytes] = {}
 
     def message(self, exchange: str, key: str, body: bytes, properties: BasicProperties) -> bytes:
@@ -43,7 +52,7 @@ class Frames:
             method = self._methods[exchange, key] = Method(self._channel, publish).marshal()
         encoded = b"".join(properties.encode())
         taken = _PROPERTIES_HEAD + len(encoded)
-        if taken > self._payload_max:
+        if len(encoded) > self._properties_max:
             raise LimitExceeded("headers", f"with them its properties take {taken:,} bytes, more than a frame")
         size = len(body)
         head = _PROPERTIES.pack(spec.FRAME_HEADER, self._channel, taken, BasicProperties.INDEX, size)

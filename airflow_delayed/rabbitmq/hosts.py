@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pika import BlockingConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
@@ -12,6 +12,7 @@ from pika.exceptions import AMQPError
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.decoding import DecodingSelectConnection
 from airflow_delayed.rabbitmq.quiet import quiet
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ TEST_SECONDS = 5.0
 _TEST_LIMIT = 8.0
 #: What opening a connection may raise: a host that takes it and then says nothing has an error outside of AMQPError.
 _ERRORS = (AMQPError, AMQPConnectorException, OSError)
+#: The connection inside of a blocking one, which can be chosen by a private argument alone, of a wrong type.
+_INNER: Any = DecodingSelectConnection
 
 
 def host_name(host: Parameters) -> str:
@@ -39,7 +42,7 @@ def connect(conn_id: str, hosts: Sequence[ConnectionParameters]) -> BlockingConn
     causes = []
     for host in hosts:
         try:
-            return BlockingConnection(host)
+            return BlockingConnection(host, _impl_class=_INNER)
         except _ERRORS as error:
             causes.append(f"{host_name(host)}: {explain(error, host)}")
             last = error

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.decoding import DecodingAsyncioConnection
 from airflow_delayed.rabbitmq.quiet import quiet
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Link:
         self._ended = False
         self._gone = loop.create_future()
         with quiet():
-            self._connection = AsyncioConnection(
+            self._connection = DecodingAsyncioConnection(
                 host,
                 on_open_callback=self._on_connected,
                 on_open_error_callback=self._on_closed,

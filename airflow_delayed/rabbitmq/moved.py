@@ -20,6 +20,8 @@ class MoveReport:
     :param set_aside: how many were put into the queue ``delayed.set-aside``, by reason.
     :param left: how many were put back at the end of their queue, by reason.
     :param waiting: how many were there at the start, by queue; empty queues are left out.
+    :param destinations: of a dry run of ``redrive``: how many messages there are, by destination.
+    :param problems: of these destinations those that nothing would be sent to, each with the reason.
     """
 
     source: str
@@ -31,12 +33,20 @@ class MoveReport:
     set_aside: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
+    destinations: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     def add(self, destination: str, queue: str) -> None:
         """Count a message that was moved."""
         self.moved += 1
         _count(self.by_destination, destination)
         _count(self.by_queue, queue)
+
+    def add_destination(self, destination: str, problem: str | None) -> None:
+        """Count a message that would be moved, or would not for a reason that holds for its destination."""
+        _count(self.destinations, destination)
+        if problem is not None:
+            self.problems[destination] = problem
 
     def add_set_aside(self, reason: str) -> None:
         """Count a message that was set aside."""
@@ -49,7 +59,14 @@ class MoveReport:
     def __str__(self) -> str:
         waiting = f"{_total(self.waiting):,} waiting{_list(self.waiting)}"
         if self.dry_run:
-            return f"from {self.source} to {self.target}: would move up to {waiting}"
+            parts = [f"from {self.source} to {self.target}: would move up to {waiting}"]
+            good = {name: count for name, count in self.destinations.items() if name not in self.problems}
+            bad = {self.problems[name]: count for name, count in self.destinations.items() if name in self.problems}
+            if good:
+                parts.append(f"would send{_list(good)}")
+            if bad or self.left:
+                parts.append(f"would leave{_list(bad | self.left)}")
+            return "; ".join(parts)
         parts = [f"from {self.source} to {self.target}: moved {self.moved:,}{_list(self.by_destination)}"]
         if self.set_aside:
             parts.append(f"set aside {_total(self.set_aside):,}{_list(self.set_aside)}")

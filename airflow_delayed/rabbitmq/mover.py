@@ -7,11 +7,11 @@ and none is returned on purpose, because a quorum queue counts each return and l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
-from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError
+from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.moved import MoveReport
@@ -19,7 +19,7 @@ from airflow_delayed.rabbitmq.place import Place, same
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.received import Reading, read, read_waited
 from airflow_delayed.rabbitmq.rewriter import Rewriter, Taken
-from airflow_delayed.rabbitmq.taker import Read, Taker
+from airflow_delayed.rabbitmq.taker import RETURNS, Read, Taker
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 #: Messages that are taken and not yet acknowledged at a time.
 WINDOW = 32
-#: A message that was returned so often is moved at once and alone.
-RETURNS = 3
 #: Between two looks at queues that seem empty: a message on its way from one level to the next is in neither.
 _SETTLE_SECONDS = 0.5
 _NO_QUEUE = (
@@ -44,12 +42,21 @@ _AT_FAULT = ("PRECONDITION_FAILED", "not to be written as AMQP")
 class Mover:
     """Takes messages from queues of one place and sends them to another; each object for one call.
 
+    It sends to destinations that are bound already, or that somebody has named. A message's word is not enough: to
+    bind a queue for it would open that queue to whoever may write to the delivery exchange.
+
+    :param destinations: the only ones to send to, bound or not; None: all that are bound.
     :param clock: what is taken for the present.
     """
 
-    def __init__(self, source: Place, target: Place, *, clock: Clock = utcnow) -> None:
+    def __init__(
+        self, source: Place, target: Place, *, destinations: Collection[str] | None = None, clock: Clock = utcnow
+    ) -> None:
         self._source = source
         self._target = target
+        self._named = None if destinations is None else frozenset(destinations)
+        self._bound: frozenset[str] | None = frozenset()
+        self._why_unknown: str | None = None
         self._clock = clock
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
@@ -61,7 +68,8 @@ class Mover:
 
         :raises ValueError: source and target are one.
         :raises TopologyError: the source's levels are not there, or the target's are not as they should be.
-        :raises TransportUnavailable: a connection was lost; what was not moved is where it was.
+        :raises TransportUnavailable: a connection was lost; what was not moved is where it was. Or no destinations are
+            named, and the management API does not tell which are bound.
         :raises SendFailed: the target did not take some; they are where they were.
         """
         if same(self._source, self._target):
@@ -73,6 +81,7 @@ class Mover:
             missing = _missing(topology.level_name(levels.TOP_LEVEL))
             raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
+        self._ask_bound(needed=not dry_run)
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
             return read(found, key, topology=topology, level=names[queue], now=now)
@@ -97,22 +106,48 @@ class Mover:
 
         :param limit: look at no more than so many.
         :raises TopologyError: the queue is not there, or the target's levels are not as they should be.
-        :raises TransportUnavailable: a connection was lost; what was not sent is where it was.
+        :raises TransportUnavailable: a connection was lost; what was not sent is where it was. Or no destinations are
+            named, and the management API does not tell which are bound.
         :raises SendFailed: the broker did not take some; they are where they were.
         """
         if not self._source.existing([queue]):
             raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE, topology=self._source.topology.name)
         self._target.require()
+        self._ask_bound(needed=not dry_run)
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
             return read_waited(found, key, now=now)
 
         with self._source.connect() as connection:
             self._open(connection, reading, [queue], put_back=True)
-            if not dry_run:
+            if dry_run:
+                self._look(queue, limit)
+            else:
                 self._move(self._taker.take([queue], limit))
         self._report.dry_run = dry_run
         return self._report
+
+    def _ask_bound(self, *, needed: bool) -> None:
+        """Learn which destinations are bound, if none are named."""
+        if self._named is not None:
+            return
+        self._bound, self._why_unknown = self._target.bound()
+        if self._bound is None and needed:
+            raise TransportUnavailable(
+                f"connection {self._target.conn_id!r}: which destinations are bound, the management API alone tells:"
+                f" {self._why_unknown}. Name those that may be sent to: destinations=[...]. Nothing was moved"
+            )
+
+    def _look(self, queue: str, limit: int | None) -> None:
+        """Note where the messages of a queue would go, and leave them there."""
+        for taken, reading in self._taker.take([queue], limit):
+            own = reading.problem or self._beyond(taken)
+            if own is not None:
+                self._report.add_left(own)
+            else:
+                self._report.add_destination(taken.destination, self._problem_of(taken.destination))
+            self._taker.release(taken, reading)
+        self._taker.settle(queue, self._report.waiting.get(queue, 0))
 
     def _open(self, connection: BlockingConnection, reading: Read, queues: Sequence[str], *, put_back: bool) -> None:
         self._taker = Taker(
@@ -179,13 +214,27 @@ class Mover:
                 self._taker.reject(taken, reading, reason)
 
     def _problem(self, message: Taken) -> str | None:
+        return self._beyond(message) or self._problem_of(message.destination)
+
+    def _beyond(self, message: Taken) -> str | None:
         try:
             levels.check_delay(delay_seconds(message.due_at, self._clock()))
         except LimitExceeded as error:
             return str(error)
-        if message.destination not in self._problems:
-            self._problems[message.destination] = self._target.problem(message.destination)
-        return self._problems[message.destination]
+        return None
+
+    def _problem_of(self, destination: str) -> str | None:
+        if self._named is not None and destination not in self._named:
+            return f"destination {destination!r}: not among destinations=[...]"
+        if destination not in self._problems:
+            self._problems[destination] = self._target.problem(destination) or self._unbound(destination)
+        return self._problems[destination]
+
+    def _unbound(self, destination: str) -> str | None:
+        if self._named is not None or (self._bound is not None and destination in self._bound):
+            return None
+        how = "not bound" if self._bound is not None else "unknown whether bound without the management API"
+        return f"destination {destination!r}: {how}; name it in destinations=[...]"
 
     def _on_confirm(self, message: DelayedMessage) -> None:
         assert isinstance(message, Taken)

@@ -11,6 +11,7 @@ from uuid import uuid4
 from airflow_delayed.delivery import State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.rabbitmq import plan
+from airflow_delayed.rabbitmq.facts import Facts
 from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ class Place:
     :param conn_id: names the connection in errors.
     :param hosts: at least one; who logs in is the same at all.
     :param connect: opens a connection of its own for a while.
+    :param facts: asks the management API.
     """
 
     conn_id: str
     topology: Topology
     hosts: Sequence[Parameters]
     connect: Callable[[], AbstractContextManager[BlockingConnection]]
+    facts: Callable[[], Facts]
 
     def __str__(self) -> str:
         return f"{self.topology.name} of connection {self.conn_id!r}"
@@ -63,6 +66,17 @@ class Place:
         if found.state is State.OK:
             return None
         return f"destination {destination!r}: " + ("missing" if found.state is State.MISSING else str(found.found))
+
+    def bound(self) -> tuple[frozenset[str] | None, str | None]:
+        """Return the destinations that are bound; None if the management API does not tell, and why not."""
+        facts = self.facts()
+        if facts.bindings is None:
+            return None, facts.why
+        before, queues = self.topology.binding_key("x").removesuffix("x"), self.topology.routing == "direct"
+        ways = [each for each in facts.bindings if each.source == self.topology.delivery_exchange]
+        return frozenset(
+            each.target for each in ways if each.is_queue == queues and each.key == before + each.target
+        ), None
 
     def existing(self, queues: Iterable[str]) -> list[str]:
         """Return which of these queues there are."""

@@ -1,7 +1,7 @@
 """Reading where a message that waits is to go and when it is due, from what it carries. No network.
 
-Nothing is peeked at or guessed early: of two times that a message tells, the later one counts, and where the times it
-tells are provably old, the latest time at which its level could deliver it.
+Nothing is peeked at or guessed early: of several times that a message tells the latest one counts, of those that are
+not provably old; where all are, the latest time at which its level could deliver it.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ def split_key(key: str) -> tuple[int, str] | None:
 def read(found: BasicProperties, key: str, *, topology: Topology, level: int, now: datetime) -> Reading:
     """Read a message taken from the queue of a level.
 
-    The destination is that of its routing key, by which the broker goes, else that of our header. Its due time, never
-    early if one of the senders' times that it carries is that of its last way into the levels:
+    The destination is that of its routing key, by which the broker goes, else that of our headers. Its due time, never
+    early if one of the times that it carries is that of its last way into the levels:
 
     - our header's absolute due time; NServiceBus's delay after the time it was sent or scheduled as a delayed retry
       (that may lie up to 1 s later than what was asked for, as NServiceBus rounds up); Celery's ``eta``; of several
       the last;
-    - by the broker's clock, when it left the level above and what the bits say that is left: up to 2 s late. It counts
-      where the headers tell an earlier time than that, by more than 2 s, or none;
-    - the AMQP timestamp and the delay: up to 1 s late;
+    - by the broker's clock, when it left the level above and what the bits say that is left: up to 2 s late, and never
+      before what the levels below guarantee. It counts where the headers tell an earlier time than that, by more than
+      2 s, or none;
+    - else the AMQP timestamp and the delay, up to 2 s late, where that is later than what the headers tell by more
+      than its own rounding;
     - where all of these are older than what its level guarantees (it has to wait at least the levels below), the
       remaining delay with all of this level: late by up to its 2**level seconds.
 
@@ -70,7 +72,7 @@ def read(found: BasicProperties, key: str, *, topology: Topology, level: int, no
     :param now: when it was taken, in UTC.
     """
     headers: Mapping[str, Any] = found.headers or {}
-    split = split_key(_text(headers.get(ORIGINAL_KEY)) or key)
+    split = split_key(key) or split_key(_text(headers.get(ORIGINAL_KEY)) or "")
     if split is None:
         destination, due = _text(headers.get(DESTINATION)), _moment(headers.get(DUE_AT), DUE_AT)
         if destination is None:
@@ -79,20 +81,23 @@ def read(found: BasicProperties, key: str, *, topology: Topology, level: int, no
     delay, destination = split
     below = timedelta(seconds=delay & ((1 << level) - 1))
     this = timedelta(seconds=1 << level)
-    told = list(_senders(headers, timedelta(seconds=delay)))
+    told, ours = list(_senders(headers, timedelta(seconds=delay))), _moment(headers.get(DUE_AT), DUE_AT)
     left = _left_above(headers, topology, level, delay)
-    due = _last(told, _moment(headers.get(DUE_AT), DUE_AT))
     if left is not None:
-        by_broker = _add(left, _SECOND + this + below)
-        if due is None or by_broker is None or due < by_broker - TOLERANCE:
-            due = by_broker
-        return Reading(destination, due, None if due else _UNTOLD)
+        due = _last(told, ours)
+        by_broker = max(_add(left, _SECOND + this + below) or now, now + below)
+        return Reading(destination, by_broker if due is None or due < by_broker - TOLERANCE else due)
     sent = _timestamp(found, timedelta(seconds=delay))
-    for each in (due, sent):
-        if each is not None and now + below - TOLERANCE <= each <= now + _LONGEST:
-            return Reading(destination, each)
-    latest = _add(now, this + below)
-    return Reading(destination, latest, _UNTOLD if due is None and sent is None else None)
+
+    def may_be(due: datetime | None) -> bool:
+        return due is not None and now + below - TOLERANCE <= due <= now + _LONGEST + TOLERANCE
+
+    due = _last(list(filter(may_be, told)), ours if may_be(ours) else None)
+    if sent is not None and may_be(sent) and (due is None or (due < sent and not _same(due, sent, delay, now))):
+        due = sent
+    if due is not None:
+        return Reading(destination, due)
+    return Reading(destination, _add(now, this + below), None if told or sent else _UNTOLD)
 
 
 def read_waited(found: BasicProperties, key: str, *, now: datetime) -> Reading:
@@ -103,10 +108,11 @@ def read_waited(found: BasicProperties, key: str, *, now: datetime) -> Reading:
     """
     headers: Mapping[str, Any] = found.headers or {}
     original = _text(headers.get(ORIGINAL_KEY))
-    split = split_key(original or key)
+    real = split_key(key)
+    split = real or split_key(original or "")
     destination = split[1] if split else _text(headers.get(DESTINATION))
     due = _moment(headers.get(DUE_AT), DUE_AT)
-    if due is None and split and original is None:
+    if due is None and real:
         due = now
     if destination is None:
         return Reading(None, due, "neither its routing key nor a header tells its destination")
@@ -142,6 +148,15 @@ def _last(told: list[datetime], ours: datetime | None) -> datetime | None:
     return ours if ours is not None and last - ours < _SECOND else last
 
 
+def _same(due: datetime, sent: datetime, delay: int, now: datetime) -> bool:
+    """Whether the time that the AMQP timestamp tells may be this one, but for its rounding and that of the delay.
+
+    Both together are less than 2 s. One that was due before the message was sent again can be that close only to a
+    delay of 1 s, and is past by now.
+    """
+    return sent - due < 2 * _SECOND and (delay > 1 or due > now)
+
+
 def _left_above(headers: Mapping[str, Any], topology: Topology, level: int, delay: int) -> datetime | None:
     """Return when a message left the level above, by the newest entry of ``x-death``; None if that is not certain.
 
@@ -157,7 +172,8 @@ def _left_above(headers: Mapping[str, Any], topology: Topology, level: int, dela
     if newest.get("queue") != topology.level_name(level_above) or newest.get("count") != 1:
         return None
     ours = {topology.level_name(each) for each in range(levels.BITS)}
-    if any(death.get("reason") != "expired" for death in deaths if death.get("queue") in ours):
+    # a name made by hand may be anything, also what no set can be asked for
+    if any(death.get("reason") != "expired" for death in deaths if str(death.get("queue")) in ours):
         return None
     if not isinstance(time, datetime):
         return None

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pika.exceptions import ChannelClosedByBroker
 
 from airflow_delayed.rabbitmq import plan
+from airflow_delayed.rabbitmq.decoding import Received
 from airflow_delayed.rabbitmq.facts import BindingFacts
 from airflow_delayed.rabbitmq.management import Management
 from airflow_delayed.rabbitmq.plan import Declaration
-from airflow_delayed.rabbitmq.rewriter import DELIVERY_COUNT, again
+from airflow_delayed.rabbitmq.rewriter import DELIVERY_COUNT
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -184,10 +185,10 @@ class Removal:
         for arrived in self._arrived:
             if arrived.queue not in self._deleted:
                 continue
-            headers: Any = {**(arrived.properties.headers or {}), "BCC": [arrived.queue]}
-            headers.pop(DELIVERY_COUNT, None)
-            # of whoever sent it: the broker takes that property from the same user alone
-            properties = again(arrived.properties, headers, user=None)
+            # without the user who sent it: the broker takes that property from the same user alone
+            properties = Received.of(arrived.properties).again(
+                without={DELIVERY_COUNT}, added={"BCC": [arrived.queue]}, user=None
+            )
             # straight into its queue, with the key that it came with (see properties.address)
             channel.basic_publish("", arrived.key, arrived.body, properties, mandatory=True)
         channel.close()

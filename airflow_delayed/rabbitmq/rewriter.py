@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-
-from pika import BasicProperties
+from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import nservicebus
 from airflow_delayed.rabbitmq.properties import BROKERS_OWN, DESTINATION, DUE_AT, ORIGINAL_KEY, SET_ASIDE
 from airflow_delayed.rabbitmq.topology import Headers
+
+if TYPE_CHECKING:
+    from pika import BasicProperties
+
+    from airflow_delayed.rabbitmq.decoding import Received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Taken(DelayedMessage):
     the broker) and its headers, which are the original's alone, need not be text.
     """
 
-    original: BasicProperties = field(repr=False)
+    original: Received = field(repr=False)
     queue: str
     routing_key: str
     delivery_tag: int
@@ -42,7 +43,7 @@ class Taken(DelayedMessage):
 #: Header with which a quorum queue counts how often a message was returned.
 DELIVERY_COUNT = "x-delivery-count"
 #: Headers of the way a message has behind it.
-_PASSED = frozenset([*BROKERS_OWN, DELIVERY_COUNT, DUE_AT, DESTINATION, ORIGINAL_KEY, *SET_ASIDE, "CC", "BCC"])
+_PASSED = BROKERS_OWN | {DELIVERY_COUNT, ORIGINAL_KEY, *SET_ASIDE, nservicebus.DELAY, "CC", "BCC"}
 
 
 class Rewriter:
@@ -65,26 +66,14 @@ class Rewriter:
         """Return the properties with which a message is published; the arguments are those of ``Writer.properties``."""
         if not isinstance(message, Taken):
             raise TypeError("only what was taken from a queue has properties to keep")
-        headers = {name: value for name, value in (message.original.headers or {}).items() if name not in _PASSED}
-        headers.pop(nservicebus.DELAY, None)
-        headers[DUE_AT] = message.due_at.isoformat(timespec="microseconds")
-        headers[DESTINATION] = message.destination
+        headers: dict[str, Any] = {
+            DUE_AT: message.due_at.isoformat(timespec="microseconds"),
+            DESTINATION: message.destination,
+        }
         if self._style == "nservicebus" and delay_seconds > 0:
             # its tools add the one to the other
             headers[nservicebus.DELAY] = delay_seconds
             headers[nservicebus.TIME_SENT] = nservicebus.wire_time(now)
         if level:
             headers["BCC"] = [level]
-        written = again(message.original, headers, self._user)
-        if delay_seconds > 0:
-            written.expiration = None
-        return written
-
-
-def again(original: BasicProperties, headers: Mapping[str, Any], user: str | None) -> BasicProperties:
-    """Return a copy of properties with other headers, for a user to publish."""
-    written = copy(original)
-    written.headers = dict(headers)
-    if written.user_id != user:
-        written.user_id = None
-    return written
+        return message.original.again(without=_PASSED, added=headers, user=self._user, expires=delay_seconds <= 0)

@@ -7,7 +7,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pika import SelectConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
 
 from airflow_delayed.delivery import Clock
@@ -15,6 +14,7 @@ from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq import properties, refusal
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+from airflow_delayed.rabbitmq.decoding import DecodingSelectConnection
 from airflow_delayed.rabbitmq.destinations import Destinations
 from airflow_delayed.rabbitmq.frames import Frames
 from airflow_delayed.rabbitmq.gathering import GatheringServices
@@ -80,7 +80,7 @@ class Session:
         self._publisher: Channel
         self._frames: Frames
         self._services = GatheringServices()
-        self._connection = SelectConnection(
+        self._connection = DecodingSelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_closed,

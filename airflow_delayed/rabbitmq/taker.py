@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.aside import Aside
 from airflow_delayed.rabbitmq.connection import explain
+from airflow_delayed.rabbitmq.decoding import Received, text
 from airflow_delayed.rabbitmq.moved import MoveReport
 from airflow_delayed.rabbitmq.received import Reading
 from airflow_delayed.rabbitmq.rewriter import Taken
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 #: How a message is read: properties, routing key, queue, the present.
 Read = Callable[["BasicProperties", str, str, datetime], Reading]
 _LOG_SECONDS = 10.0
+#: Seconds to wait for messages to be back in their queue.
+_RETURN_SECONDS = 10.0
+#: A message that was returned so often is moved at once and alone.
+RETURNS = 3
 
 
 class Taker:
@@ -84,11 +90,13 @@ class Taker:
                 yield found
 
     def _get(self, queue: str) -> tuple[Taken, Reading] | None:
-        method, original, body = self._channel.basic_get(queue)
-        if method is None or original is None or body is None:
+        method, properties, body = self._channel.basic_get(queue)
+        if method is None or properties is None or body is None:
             return None
-        now, key = self._clock(), method.routing_key or ""
+        now, key, original = self._clock(), text(method.routing_key or ""), Received.of(properties)
         reading = self._read(original, key, queue, now)
+        if original.problem is not None:
+            reading = replace(reading, problem=original.problem)
         taken = Taken(
             destination=reading.destination or "",
             body=body,
@@ -130,6 +138,24 @@ class Taker:
             ) from error
         self._channel.basic_ack(taken.delivery_tag)
         self._count(taken)
+
+    def release(self, taken: Taken, reading: Reading) -> None:
+        """Let a message that was only looked at stay in its queue.
+
+        It returns there with the end of the connection. Before it has been returned so often that a move would take it
+        alone, it goes to the queue's end instead, as a message that nobody has returned.
+        """
+        del self.held[taken.delivery_tag]
+        if taken.returns + 1 >= RETURNS:
+            self._aside.put_back(taken, reading)
+            self._channel.basic_ack(taken.delivery_tag)
+
+    def settle(self, queue: str, count: int) -> None:
+        """Return what was released, and wait until so many messages are ready in the queue again."""
+        self._channel.basic_nack(multiple=True, requeue=True)
+        deadline = time.monotonic() + _RETURN_SECONDS
+        while self.count(queue) < count and time.monotonic() < deadline:
+            self.sleep(0.05)
 
     def _count(self, taken: Taken) -> None:
         del self.held[taken.delivery_tag]

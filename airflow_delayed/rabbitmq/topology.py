@@ -136,7 +136,8 @@ class Topology:
 
 def _is_bits_of(one: str, other: str) -> bool:
     head = one.removesuffix("." + other)
-    return head != one and set(head.split(".")) <= {"0", "1"}
+    bits = head.split(".")
+    return head != one and len(bits) <= levels.BITS and set(bits) <= {"0", "1"}
 
 
 _QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_delayed import compat
 from airflow_delayed.compat import NeedsAirflow
-from airflow_delayed.errors import some
+from airflow_delayed.errors import one_line, some
 from airflow_delayed.rabbitmq.consumer import Consumer, Delivery
 from airflow_delayed.rabbitmq.event import told
 
@@ -143,7 +143,7 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
         if self.body and len(found.body) > self.body_limit:
             log.warning(
                 "message %s of queue %r: its body of %s bytes is beyond body_limit=%s, and not in the event",
-                found.properties.message_id,
+                one_line(str(found.properties.message_id)),
                 self.queue_name,
                 f"{len(found.body):,}",
                 f"{self.body_limit:,}",

@@ -13,9 +13,9 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.asking import CHANGING
 from airflow_delayed.ui.event_log import logged
-from airflow_delayed.ui.models import LevelShown, QueueShown, RabbitMQSummary, Redriven, SqsSummary
+from airflow_delayed.ui.models import Destination, LevelShown, QueueShown, RabbitMQSummary, Redriven, SqsSummary
 from airflow_delayed.ui.parts import AskingDep, is_rabbitmq, is_sqs
-from airflow_delayed.ui.requests import Redrive
+from airflow_delayed.ui.requests import Redrive, RedriveUnroutable
 from airflow_delayed.ui.route import GuardedRoute
 
 if TYPE_CHECKING:
@@ -70,18 +70,26 @@ async def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])
-async def redrive_rabbitmq(connection_id: str, redrive: Redrive, asking: AskingDep, user: security.User) -> Redriven:
-    """Send up to 1000 unroutable messages to those destinations that exist by now."""
+async def redrive_rabbitmq(
+    connection_id: str, redrive: RedriveUnroutable, asking: AskingDep, user: security.User
+) -> Redriven:
+    """Send up to 1000 unroutable messages to those of the named destinations that exist."""
 
     def move() -> Redriven:
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
         hook = RabbitMQDelayHook(connection_id)
         if redrive.dry_run:
-            would = hook.redrive(limit=MOST, dry_run=True)
-            return Redriven(dry_run=True, waiting=sum(would.waiting.values()), moved=0, left={})
-        with logged("redrive", user, {"connection_id": connection_id}) as told:
-            done = hook.redrive(limit=MOST)
+            would = hook.redrive(destinations=redrive.destinations, limit=MOST, dry_run=True)
+            destinations = [
+                Destination(name=name, messages=many, problem=would.problems.get(name))
+                for name, many in would.destinations.items()
+            ]
+            waiting = sum(would.waiting.values())
+            return Redriven(dry_run=True, waiting=waiting, destinations=destinations, moved=0, left=would.left)
+        about = {"connection_id": connection_id, "destinations": redrive.destinations}
+        with logged("redrive", user, about) as told:
+            done = hook.redrive(destinations=redrive.destinations, limit=MOST)
             told.update(moved=done.moved, left=done.left)
         asking.changed(f"rabbitmq {connection_id}")
         return Redriven(dry_run=False, waiting=None, moved=done.moved, left=done.left)

@@ -286,11 +286,22 @@ class SqsSummary(Answer):
     risk: str | None = Field(description="Why messages could expire unread; null: nothing says so")
 
 
+class Destination(Answer):
+    """A destination of unroutable messages."""
+
+    name: str
+    messages: int
+    problem: str | None = Field(description="Why nothing would be sent to it unless it is named")
+
+
 class Redriven(Answer):
     """What became of messages that were to be moved back to their destination."""
 
     dry_run: bool
     waiting: int | None = Field(description="Of a dry run: how many there are")
+    destinations: list[Destination] = Field(
+        default=[], description="Of a dry run on RabbitMQ: what the messages that were looked at name"
+    )
     moved: int
     left: dict[str, int] = Field(description="How many stayed, by reason")
     task: str | None = Field(default=None, description="Of SQS: it moves them by itself, and goes on")

@@ -131,3 +131,17 @@ class Redrive(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = Field(description="Move nothing, and tell how many there are")
+
+
+class RedriveUnroutable(Redrive):
+    """Sending unroutable messages again, to destinations that are named: a message may name any."""
+
+    destinations: list[_Text] | None = Field(
+        default=None, min_length=1, max_length=MAX_IDS, description="Of those that a dry run has listed"
+    )
+
+    @model_validator(mode="after")
+    def _names_them(self) -> RedriveUnroutable:
+        if not self.dry_run and self.destinations is None:
+            raise ValueError("destinations: name those to send to; a dry run lists them")
+        return self

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
@@ -20,13 +19,13 @@ from airflow.triggers.shared_stream import SharedStreamManager, reject_shared_st
 from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages
 from support.virtual_hosts import VirtualHosts
+from support.watching import SECONDS, Triggerer, eventually, triggerer, watcher
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq import consumer
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 Connect = Callable[..., str]
-SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -58,85 +57,6 @@ def publish(vhost: VirtualHost, queue: str, *bodies: str, **properties: Any) -> 
         channel.confirm_delivery()
         for body in bodies:
             channel.basic_publish("", queue, body.encode(), pika.BasicProperties(message_id=body, **properties))
-
-
-def watcher(queue: str, conn_id: str = "rabbit", **options: Any) -> RabbitMQMessageTrigger:
-    return RabbitMQMessageTrigger(conn_id, queue, **{"pause": 0, **options})
-
-
-class Triggerer:
-    """Does with watchers what Airflow's triggerer does. Events are stored at once, unless it is told to hold them."""
-
-    def __init__(self) -> None:
-        self.manager = SharedStreamManager()
-        self.told: list[tuple[int, dict[str, Any]]] = []
-        self.failed: dict[int, BaseException] = {}
-        self.fired_at: list[float] = []
-        self.hold: set[int] = set()
-        self.held: list[int] = []
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-
-    def watch(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
-        self._tasks[trigger_id] = asyncio.create_task(self._run(trigger_id, trigger))
-
-    async def _run(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
-        key = trigger.shared_stream_key()
-        stream = self.manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
-        try:
-            async for event in trigger.filter_shared_stream(stream):
-                seq = self.manager.bind_pending_event(trigger_id=trigger_id, key=key)
-                assert seq is not None
-                self.fired_at.append(asyncio.get_running_loop().time())
-                self.told += [(trigger_id, message) for message in event.payload["messages"]]
-                self.held.append(seq)
-                if trigger_id not in self.hold:
-                    # Airflow's supervisor answers some time later
-                    asyncio.get_running_loop().call_later(0.05, self.store, [seq])
-        except Exception as error:
-            self.failed[trigger_id] = error
-        finally:
-            await self.manager.unsubscribe(trigger_id, key)
-
-    def store(self, seqs: Sequence[int]) -> None:
-        """Have events be in the database."""
-        self.manager.confirm_persisted(seqs)
-        self.held = [seq for seq in self.held if seq not in seqs]
-
-    def ids(self, trigger_id: int = 1) -> list[str]:
-        return [message["message_id"] for each, message in self.told if each == trigger_id]
-
-    async def until(self, *ids: str, trigger_id: int = 1) -> None:
-        """Wait until these have been told, in this order, and all is stored that is not held."""
-        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids) and (self.hold or not self.held))
-        assert self.ids(trigger_id) == list(ids)
-        # the acknowledgement is on its way
-        await asyncio.sleep(0.2)
-
-    async def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        await self.manager.stop_all()
-
-
-@asynccontextmanager
-async def triggerer(*watchers: RabbitMQMessageTrigger) -> AsyncIterator[Triggerer]:
-    made = Triggerer()
-    for number, watcher in enumerate(watchers, start=1):
-        made.watch(number, watcher)
-    try:
-        yield made
-    finally:
-        await made.stop()
-    assert made.failed == {}
-
-
-async def eventually(ready: Callable[[], object]) -> None:
-    deadline = asyncio.get_running_loop().time() + SECONDS
-    while not ready():
-        assert asyncio.get_running_loop().time() < deadline, "it did not come about in time"
-        await asyncio.sleep(0.02)
 
 
 def test_what_is_not_stored_goes_back_and_what_is_does_not(vhost: VirtualHost, queue: str) -> None:

@@ -46,25 +46,33 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     (level,) = found["levels"]
     assert (level["level"], level["messages"]) == (11, 2)
 
-    assert page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=True) == {
+    url = "/api/v1/rabbitmq/rabbit/redrive"
+    assert page.post(url, "op", dry_run=True) == {
         "dry_run": True,
         "waiting": 3,
+        "destinations": [{"name": "gone", "messages": 3, "problem": "destination 'gone': missing"}],
         "moved": 0,
         "left": {},
         "task": None,
     }
-    done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
+    # to which destinations has to be said
+    assert page.error("POST", url, "op", json={"dry_run": False}) == (400, "invalid")
+    done = page.post(url, "op", dry_run=False, destinations=["gone"])
     assert (done["moved"], done["left"]) == (0, {"destination 'gone': missing": 3})
     empty_vhost.declare("gone")
-    done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
+    (found,) = page.post(url, "op", dry_run=True)["destinations"]
+    assert "bound" in found["problem"]
+    done = page.post(url, "op", dry_run=False, destinations=["another"])
+    assert (done["moved"], sum(done["left"].values())) == (0, 3)
+    done = page.post(url, "op", dry_run=False, destinations=["gone"])
     assert (done["moved"], done["left"]) == (3, {})
     assert sorted(one.message_id for one in empty_vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
     assert page.get("/api/v1/rabbitmq/rabbit/summary", "op")["unroutable"] == 0
     # what was only counted is not told
-    assert logged("delayed_deliveries.redrive")[-2:] == [
-        ("op", '{"connection_id": "rabbit", "moved": 0, "left": {"destination \'gone\': missing": 3}}'),
-        ("op", '{"connection_id": "rabbit", "moved": 3, "left": {}}'),
-    ]
+    about = '{"connection_id": "rabbit", "destinations": ["gone"]'
+    told = logged("delayed_deliveries.redrive")
+    assert told[-3] == ("op", about + ', "moved": 0, "left": {"destination \'gone\': missing": 3}}')
+    assert told[-1] == ("op", about + ', "moved": 3, "left": {}}')
 
 
 def test_sqs(page: Page, world: World, monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ from itertools import count
 import pika
 
 from airflow_delayed.message import utcnow
+from airflow_delayed.rabbitmq.facts import Facts
 from airflow_delayed.rabbitmq.mover import Mover
 from airflow_delayed.rabbitmq.place import Place
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED
@@ -44,9 +45,10 @@ def migrate(go: int) -> None:
     host = VirtualHost(*sys.argv[1:])
     here = host.parameters
     source, target = (
-        Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here)) for topology in (DELAYED, CELERY)
+        Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here), Facts)
+        for topology in (DELAYED, CELERY)
     )
-    Mover(source, target, clock=clock(go)).migrate()
+    Mover(source, target, destinations=["orders"], clock=clock(go)).migrate()
 
 
 def main() -> None:

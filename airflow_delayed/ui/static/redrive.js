@@ -10,31 +10,59 @@ export function redrive({ connection, reload }, label) {
   return h("p", {}, h("button", { type: "button", "data-key": `redrive ${path}`, onclick: () => open(label.replace("…", ""), async (content, close) => {
     show(content, h("p", { role: "status" }, "Counting …"));
     try {
-      const { waiting } = await post(path, { dry_run: true });
-      const go = async () => {
-        show(content, h("p", { role: "status" }, "Moving …"));
-        try {
-          show(content, told(await post(path, { dry_run: false })));
-        } catch (fault) {
-          show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
-        }
-        reload();
-      };
-      show(content,
-        h("p", {}, waiting === null ? "Move the messages back to where they were to go?" : `Move ${waiting.toLocaleString()} messages back to where they were to go? They are delivered at once.`),
-        h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them"),
-          h("button", { type: "button", class: "primary", onclick: go }, "Move them")));
-      content.querySelector("button.primary").focus();
+      ask(content, close, path, connection.kind, reload, await post(path, { dry_run: true }));
     } catch (fault) {
       show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
     }
   }) }, label));
 }
 
+function ask(content, close, path, kind, reload, found) {
+  const choices = found.destinations.map(choice);
+  const go = async () => {
+    const destinations = choices.filter(({ box }) => box.checked).map(({ name }) => name);
+    show(content, h("p", { role: "status" }, "Moving …"));
+    try {
+      show(content, told(await post(path, kind === "rabbitmq" ? { dry_run: false, destinations } : { dry_run: false })));
+    } catch (fault) {
+      show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
+    }
+    reload();
+  };
+  const button = h("button", { type: "button", class: "primary", onclick: go }, "Move them");
+  const enable = () => { button.disabled = kind === "rabbitmq" && !choices.some(({ box }) => box.checked); };
+  choices.forEach(({ box }) => box.addEventListener("change", enable));
+  enable();
+  show(content,
+    h("p", {}, question(found)),
+    choices.length > 0 && h("fieldset", {}, h("legend", {}, "Send to"), choices.map(({ line }) => line)),
+    stayed(found.left),
+    h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them"), button));
+  (button.disabled ? content.querySelector("button") : button).focus();
+}
+
+function question({ waiting, destinations }) {
+  if (destinations.length) return `${waiting.toLocaleString()} messages were unroutable. They name these destinations; whoever may write to the delivery exchange can name any. Tick those to send to: they are delivered at once.`;
+  if (waiting === null) return "Move the messages back to where they were to go?";
+  return `Move ${waiting.toLocaleString()} messages back to where they were to go? They are delivered at once.`;
+}
+
+/** A destination to tick; one that is bound already is ticked. */
+function choice({ name, messages, problem }) {
+  const box = h("input", { type: "checkbox", name: "destination", value: name });
+  box.checked = problem === null;
+  const line = h("p", {}, h("label", {}, box, ` ${name}: ${messages.toLocaleString()}`), problem && h("small", {}, ` ${problem}`));
+  return { name, box, line };
+}
+
 function told({ moved, left, task }) {
   return [
     task ? h("p", { class: "notice good", role: "status" }, "SQS is moving them by itself; the figures follow within minutes.")
       : h("p", { class: "notice good", role: "status" }, `${moved.toLocaleString()} messages were moved.`),
-    Object.entries(left).map(([why, count]) => h("p", { class: "notice warn" }, `${count.toLocaleString()} stayed: ${why}`)),
+    stayed(left),
   ];
+}
+
+function stayed(left) {
+  return Object.entries(left).map(([why, count]) => h("p", { class: "notice warn" }, `${count.toLocaleString()} stay: ${why}`));
 }

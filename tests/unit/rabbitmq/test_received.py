@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 
 from airflow_delayed.rabbitmq import levels, nservicebus
+from airflow_delayed.rabbitmq.decoding import Received
 from airflow_delayed.rabbitmq.received import TOLERANCE, read, read_waited, split_key
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS, TOPOLOGIES, Topology
 
@@ -61,9 +62,7 @@ class Taken:
         found = BasicProperties(
             headers={**(headers or {}), **({"x-death": self.deaths} if self.deaths else {})}, timestamp=timestamp
         )
-        # what is read has been on the wire
-        found = BasicProperties().decode(b"".join(found.encode()))
-        return read(found, self.key, topology=self.topology, level=self.level, now=self.now)
+        return read(Received.of(found), self.key, topology=self.topology, level=self.level, now=self.now)
 
 
 takings = st.builds(
@@ -103,6 +102,49 @@ def test_our_header_is_exact(taken: tuple[int, Taken], rounding: timedelta) -> N
         assert found.due_at - due < 3 * SECOND
     if not message.deaths:
         assert found.due_at == due
+
+
+@given(delays, st.floats(0, 0.999), st.floats(0, 0.999))
+def test_our_header_is_exact_beside_a_timestamp(delay: int, rounding: float, part: float) -> None:
+    """As our own messages have it: the timestamp is a whole second, and the delay rounded up."""
+    assume(delay > 1)
+    message = Taken(delay, part=part)
+    due = SENT + timedelta(seconds=delay - rounding)
+    assert message.read({DUE_AT: due.isoformat()}, timestamp=int(SENT.timestamp())).due_at == due
+
+
+@given(delays, st.timedeltas(timedelta(), 2 * SECOND), st.floats(0, 1))
+def test_a_timestamp_beats_the_header_of_an_earlier_way(delay: int, age: timedelta, part: float) -> None:
+    """A consumer delays what it got anew, and copies the headers: they told the time at which it came."""
+    message = Taken(delay, part=part)
+    due = SENT + timedelta(seconds=delay)
+    found = message.read({DUE_AT: (SENT - age).isoformat()}, timestamp=int(SENT.timestamp()))
+    assert due <= found.due_at <= due + SECOND
+
+
+@given(st.timedeltas(timedelta(), 2 * SECOND))
+def test_the_longest_delay_is_kept_by_a_clock_that_is_ahead(ahead: timedelta) -> None:
+    message = Taken(levels.MAX_DELAY_SECONDS, part=0)
+    due = SENT + timedelta(seconds=levels.MAX_DELAY_SECONDS) + ahead
+    assert message.read({DUE_AT: due.isoformat()}).due_at == due
+
+
+@given(takings, st.timedeltas(timedelta(), timedelta(days=1)))
+def test_a_broker_whose_clock_is_behind_makes_nothing_early(taken: tuple[int, Taken], behind: timedelta) -> None:
+    """A message waits for all levels below its own, whatever any clock says."""
+    delay, message = taken
+    assume(message.deaths)
+    message.deaths = [{**death, "time": death["time"] - behind} for death in message.deaths]
+    below = timedelta(seconds=delay & ((1 << message.level) - 1))
+    assert message.read().due_at >= message.now + below
+
+
+def test_the_key_by_which_the_broker_goes_beats_the_header_of_another_one() -> None:
+    forged: dict[str, Any] = {"airflow-delayed-routing-key": levels.routing_key(1 << 20, "admin-jobs")}
+    found = Taken(9).read(forged, timestamp=int(SENT.timestamp()))
+    assert (found.destination, found.due_at) == ("Acme.Sales", second(SENT) + 10 * SECOND)
+    waited = read_waited(BasicProperties(headers=forged), levels.routing_key(9, "Acme.Sales"), now=SENT)
+    assert (waited.destination, waited.due_at) == ("Acme.Sales", SENT)
 
 
 @given(takings, st.sampled_from(["sent", "retried", "both"]))
@@ -188,6 +230,15 @@ def test_a_death_that_was_early_or_of_another_way_does_not_count() -> None:
     message.deaths = [{**Taken(0b1101, stop=1).deaths[0], "reason": "delivery_limit"}]
     message.now = SENT + SECOND
     assert message.read({DUE_AT: due.isoformat()}).due_at == due
+
+
+@pytest.mark.parametrize("queue", [["delayed.level-03"], {"a": 1}, None, 7, "é"])
+def test_deaths_that_are_made_up_by_hand_tell_nothing(queue: object) -> None:
+    message = Taken(0b1101, stop=1)
+    message.deaths = [*message.deaths, {"queue": queue, "reason": queue, "count": queue, "time": queue}]
+    assert message.read().due_at is not None
+    message.deaths = message.deaths[::-1]
+    assert message.read().problem == "no header tells when it is due"
 
 
 def test_a_delay_of_another_way_does_not_count() -> None:

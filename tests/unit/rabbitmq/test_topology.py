@@ -105,6 +105,9 @@ def test_no_leak_of_a_suffix_binding_goes_unnamed(delay: int, one: str, other: s
         (["Sales", "Acme.Sales", "Acme", "MySales", "Sales.Acme"], {("Sales", "Acme.Sales"), ("Acme", "Sales.Acme")}),
         # the last bit of an even delay is 0
         (["Sales", "0.Sales", "2.Sales"], {("Sales", "0.Sales"), ("0.Sales", "Sales"), ("Sales", "2.Sales")}),
+        # a key has 28 bits
+        (["0." * 28 + "Sales", "Sales"], {("0." * 28 + "Sales", "Sales"), ("Sales", "0." * 28 + "Sales")}),
+        (["0." * 29 + "Sales", "Sales"], {("Sales", "0." * 29 + "Sales")}),
         (["Sales", "Sales"], set()),
     ],
 )
