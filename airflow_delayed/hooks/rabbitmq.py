@@ -56,7 +56,7 @@ class RabbitMQDelayHook(BaseHook):
       after that and 5 s, at most twice as long; 0: never; ``connection_timeout``: **milliseconds** to connect (15000);
     - ``blocked_timeout`` (not RabbitMQ's): seconds to wait for a broker that is short of memory or disk (300).
     - ``management_url`` (not RabbitMQ's): of the management API, ``http(s)://[user:password@]host:port``, by default
-      10,000 ports above AMQP's on the same host; ``none`` to do without.
+      10,000 ports above AMQP's on the same host; ``none`` to do without. With TLS, one with http needs a login in it.
 
     :param clock: what is taken for the present.
     """

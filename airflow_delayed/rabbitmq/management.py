@@ -21,6 +21,10 @@ PORT_OFFSET = 10_000
 NONE = "none"
 #: Seconds to connect, and to wait for each answer.
 _TIMEOUT = httpx.Timeout(5, connect=2)
+_IN_THE_CLEAR = (
+    "the extra management_url has http, and would send in the clear the login that AMQP sends over TLS; use https, or"
+    " put a login of its own into management_url"
+)
 _QUEUE_COLUMNS = "name,type,durable,arguments,messages_ready,message_bytes_ready,messages_dlx,consumers"
 
 
@@ -125,7 +129,8 @@ def reach(parameters: Sequence[ConnectionParameters], url: str | None = None) ->
 
     :param parameters: of the broker's hosts, for AMQP; the login and the TLS context are theirs.
     :param url: ``http(s)://[user:password@]host[:port][/path]``; by default 10,000 ports above AMQP's, with https if
-        that has TLS; ``none`` to do without.
+        that has TLS; ``none`` to do without. With http and AMQP over TLS it needs a login of its own, for that of AMQP
+        is not sent in the clear.
     :raises ValueError: the url cannot be read.
     """
     if url and url.strip().lower() == NONE:
@@ -155,6 +160,8 @@ def _client(host: ConnectionParameters, url: str | None) -> tuple[httpx.Client |
         address = _parsed(url)
         if address.username:
             user, password = unquote(address.username), unquote(address.password)
+        elif context and address.scheme == "http":
+            return None, _IN_THE_CLEAR
         address = address.copy_with(userinfo=b"")
     else:
         port = host.port + PORT_OFFSET

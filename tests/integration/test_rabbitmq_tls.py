@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from support.certificates import Authority, Files
@@ -99,6 +102,32 @@ def test_the_certificate_may_be_the_login(
             hook.verify([])
     finally:
         vhost.manage("DELETE", "users/scheduler")
+
+
+def test_the_login_is_not_sent_in_the_clear(fields: dict[str, object], client: Files, connect: Connect) -> None:
+    logins = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            logins.append(self.headers["Authorization"])
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
+        Thread(target=listener.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{listener.server_port}"
+
+        def verify(url: str) -> str:
+            secured = {**fields, "extra": extra(client, *ALL, management_url=url)}
+            return "; ".join(map(str, RabbitMQDelayHook(connect("secure", **secured)).verify([])))
+
+        assert "use https, or put a login of its own into management_url" in verify(f"http://{place}")
+        assert logins == []
+        assert "refused the user" in verify(f"http://watcher:own-word@{place}")
+        assert {b64decode(login.removeprefix("Basic ")) for login in logins} == {b"watcher:own-word"}
+        listener.shutdown()
 
 
 NO_CERTIFICATE = "may demand a client certificate, by an authority that it knows (certfile, keyfile)"
