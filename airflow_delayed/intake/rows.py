@@ -98,13 +98,10 @@ class RowReader:
     def by_row(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
         """Yield what :meth:`read` does, found row by row."""
         columns = batch.columns
-
-        def column(name: str) -> Any:
-            return columns[name] if name in columns else repeat(None, batch.size)
-
+        column: Any = batch.values
         keys: Any = repeat(None, batch.size)
         if self.rules.id_columns:
-            keys = zip(*(column(name) for name in self.rules.id_columns), strict=True)
+            keys = zip(*map(column, self.rules.id_columns), strict=True)
         rows = zip(
             column("value"),
             column("body"),
