@@ -75,7 +75,7 @@ class Rejects:
             if parent:
                 self._fs.makedirs(parent, exist_ok=True)
             self._file = self._new()
-        line: dict[str, object] = {str(name): _plain(value) for name, value in problem.row.items() if value is not None}
+        line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
         line[REJECTED] = {"run": self.run, "place": problem.place, "column": problem.column, "problem": problem.problem}
         self._file.write(json.dumps(line) + "\n")
         self.count += 1
@@ -88,6 +88,16 @@ class Rejects:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _written(value: object) -> object:
+    try:
+        plain = _plain(value)
+        json.dumps(plain)
+    except (RecursionError, ValueError):
+        # from messages= alone, where it still is: JSON lines as deep are set aside as lines
+        return {"unwritten": f"a {type(value).__name__} nested too deep, or a number of too many digits"}
+    return plain
 
 
 def _plain(value: object) -> object:

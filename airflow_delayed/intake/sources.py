@@ -13,6 +13,7 @@ from airflow_delayed.intake.batch import Batch, batch_of, row_of
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.files import SourceFile, list_files
 from airflow_delayed.intake.lines import iter_lines, opened
+from airflow_delayed.intake.rows import TOO_DEEP, is_deep
 from airflow_delayed.message import DelayedMessage
 
 #: Rows in memory at a time,
@@ -77,11 +78,23 @@ class ListSource:
         """Return a hash of all that the messages say."""
         found = blake2b(digest_size=16)
         for entry in self._messages:
-            found.update(repr(row_of(entry) if isinstance(entry, DelayedMessage) else entry).encode())
+            row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
+            text = _repr(row)
+            if text is None and isinstance(row, Mapping):
+                text = repr({name: _repr(value) for name, value in row.items()})
+            found.update((text or "?").encode(errors="backslashreplace"))
         return found.digest()
 
     def check_unchanged(self) -> None:
         """Nothing can change a list that the task holds."""
+
+
+def _repr(value: object) -> str | None:
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        # nested too deep, or a whole number of too many digits: of such a field nothing is sent
+        return None
 
 
 class FileSource:
@@ -146,6 +159,8 @@ def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         return {"line": text}, ("line", f"is not JSON: {error}")
+    if is_deep(text, row):
+        return {"line": text}, ("line", TOO_DEEP)
     if not isinstance(row, dict):
         return {"line": text}, ("line", f"must be a JSON object, not {type(row).__name__}")
     return {**file.partition, **row}, None
