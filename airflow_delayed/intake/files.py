@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.errors import SourceError, some
 from airflow_delayed.intake.private import is_local
 
@@ -34,6 +35,11 @@ class SourceFile:
     version: tuple[str, ...]
     size: int | None = None
     folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as it may be shown: on some file systems it is a URL with a signature."""
+        return shown(self.path)
 
     @property
     def shows_changes(self) -> bool:
@@ -109,7 +115,7 @@ def check_inside(path: str, folder: str) -> str:
     if not real.startswith(folder.rstrip(os.sep) + os.sep):
         raise _leads_out(path)
     if not os.path.isfile(real):
-        raise SourceError(f"{path} is no file with content, or a link to nothing; remove it from the source")
+        raise SourceError(f"{shown(path)} is no file with content, or a link to nothing; remove it from the source")
     return real
 
 
@@ -121,21 +127,21 @@ def _check_no_link(path: str, info: Mapping[str, Any]) -> None:
 
 def _leads_out(path: str) -> SourceError:
     return SourceError(
-        f"{path} is a link that leads out of the source's folder, or may do so, and so"
+        f"{shown(path)} is a link that leads out of the source's folder, or may do so, and so"
         " any file of this machine could be sent. Put the file itself into the folder, or give its own path as source="
     )
 
 
 def _format_of(name: str, shown_as: str) -> str:
-    stem = name
+    stem = shown(name)
     for packed in _PACKED:
         stem = stem.removesuffix(packed)
     for ending, kind in _FORMATS.items():
         if stem.endswith(ending):
             return kind
     raise SourceError(
-        f"source {shown_as}: {posixpath.basename(name)} is neither Parquet (.parquet) nor JSON lines (.jsonl, .json);"
-        " pass source_format='parquet' or 'json' if it is"
+        f"source {shown_as}: {posixpath.basename(shown(name))} is neither Parquet (.parquet) nor JSON lines (.jsonl,"
+        " .json); pass source_format='parquet' or 'json' if it is"
     )
 
 

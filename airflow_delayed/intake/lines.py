@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from airflow_delayed.addresses import without_secrets
 from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.files import SourceFile, check_inside
 
@@ -33,7 +34,7 @@ def opened(fs: Any, file: SourceFile) -> Iterator[Any]:
             # the name may lead elsewhere than when it was listed: what counts is the file that was opened
             real = check_inside(file.path, file.folder)
             if not os.path.samestat(os.lstat(real), os.fstat(handle.fileno())):
-                raise SourceError(f"{file.path} was replaced while it was opened; run the task again")
+                raise SourceError(f"{file.name} was replaced while it was opened; run the task again")
         yield handle
 
 
@@ -56,12 +57,14 @@ def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
                     number += 1
                     if len(line) > MAX_LINE:
                         raise SourceError(
-                            f"{file.path} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"
+                            f"{file.name} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"
                             " read; is the file JSON lines, with one object a line? Send a reference to a body as large"
                         )
                     yield line
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise SourceError(f"{file.path} cannot be read as lines of text: {error}") from error
+        raise SourceError(
+            f"{file.name} cannot be read as lines of text: {without_secrets(str(error), file.path)}"
+        ) from error
 
 
 def _unpacked_at_most(file: SourceFile) -> int:
@@ -89,7 +92,7 @@ class _Counted(io.RawIOBase):
         self._count += len(data)
         if self._most is not None and self._count > self._most:
             raise SourceError(
-                f"{self._file.path} unpacks to more than {self._most:,} bytes, the most that is unpacked from a file of"
+                f"{self._file.name} unpacks to more than {self._most:,} bytes, the most that is unpacked from a file of"
                 f" its size ({self._file.size or 0:,} bytes); unpack it before, or split it, if its content is right"
             )
         buffer[: len(data)] = data

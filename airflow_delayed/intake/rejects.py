@@ -11,6 +11,7 @@ from datetime import date, datetime
 from types import TracebackType
 from typing import Any
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.errors import InputError
 from airflow_delayed.intake.batch import REJECTED
 from airflow_delayed.intake.private import is_local, private
@@ -58,7 +59,7 @@ class Rejects:
             raise self._taken("is there already and holds no rejected rows") from None
 
     def _taken(self, why: str) -> InputError:
-        return InputError(f"rejects={self.path} {why}; give rejects= a path of its own")
+        return InputError(f"rejects={shown(self.path)} {why}; give rejects= a path of its own")
 
     def _new(self) -> Any:
         if not self._local:

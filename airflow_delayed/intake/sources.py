@@ -8,6 +8,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Protocol
 
+from airflow_delayed.addresses import without_secrets
 from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.batch import Batch, batch_of, row_of
 from airflow_delayed.intake.columns import Wanted
@@ -134,7 +135,7 @@ class JsonLinesSource(FileSource):
             for number, line in enumerate(iter_lines(self._fs, file), 1):
                 blank = not line.strip()
                 if rows and (blank or len(rows) == BATCH_ROWS or size + len(line) > _BATCH_TEXT):
-                    yield batch_of(rows, file.path, first, broken)
+                    yield batch_of(rows, file.name, first, broken)
                     rows, broken, size = [], {}, 0
                 if blank:
                     continue
@@ -147,7 +148,7 @@ class JsonLinesSource(FileSource):
                 rows.append(row)
                 size += len(line)
             if rows:
-                yield batch_of(rows, file.path, first, broken)
+                yield batch_of(rows, file.name, first, broken)
 
 
 def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[str, str] | None]:
@@ -194,8 +195,8 @@ class ParquetSource(FileSource):
                     # Spark's INT96 as nanoseconds would wrap around in the year 2262
                     parquet = pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
                     names = {*parquet.schema_arrow.names, *file.partition}
-                    wanted.check(names, file.path)
-                    check_schema(parquet.schema_arrow, file.path, naive_ok=self._naive_ok)
+                    wanted.check(names, file.name)
+                    check_schema(parquet.schema_arrow, file.name, naive_ok=self._naive_ok)
                     # what is ignored is not read at all
                     used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
                     first = 1
@@ -207,7 +208,8 @@ class ParquetSource(FileSource):
                                 yield to_batch(piece, file, first)
                                 first += piece.num_rows
             except (pa.ArrowException, OSError, EOFError) as error:
-                raise SourceError(f"{file.path} cannot be read as Parquet: {error}") from error
+                text = without_secrets(str(error), file.path)
+                raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
 
 
 def open_source(
