@@ -6,6 +6,7 @@ connection's (:class:`TransportUnavailable`), and single messages' (:class:`Send
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,19 @@ def some(cases: Sequence[str], *, separator: str = "; ") -> str:
     """Join the first few cases, each on one line, and count the rest."""
     shown = separator.join(map(one_line, cases[:SHOWN]))
     return shown if len(cases) <= SHOWN else f"{shown}{separator}and {len(cases) - SHOWN:,} more"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
+
+
+def short(value: object) -> str:
+    """Return a value as an error may show it: what is long has its middle left out."""
+    try:
+        return _SHORT.repr(value)
+    except (RecursionError, ValueError):
+        # a whole number of thousands of digits, for one
+        return f"a {type(value).__name__} too large to be shown"
 
 
 class DelayedError(Exception):

@@ -23,6 +23,11 @@ from airflow_delayed.message import UTC, DelayedMessage, check_text, microsecond
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
+#: Digits of a whole number in a key: as many as Python writes by default.
+MAX_DIGITS = 4300
+_TOO_LONG = 10**MAX_DIGITS
+#: Where the first digit of a fraction may be, behind the point.
+_SMALLEST = 1_000_000
 
 _HEAD = Struct(">cQ").pack
 
@@ -96,19 +101,20 @@ def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a t
     if isinstance(value, bool):
         return _part(b"o", b"1" if value else b"0")
     if isinstance(value, Integral):  # numpy's too
-        return _part(b"i", b"%d" % int(value))
+        return _whole(column, int(value))
     if isinstance(value, bytes):
         return _part(b"b", value)
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise NaiveTime(column, value)
-        return _part(b"t", b"%d" % microseconds(value.astimezone(UTC)))
+        try:
+            return _part(b"t", b"%d" % microseconds(value.astimezone(UTC)))
+        except OverflowError:
+            raise InvalidMessage(column, f"{value} lies outside the years 1 to 9999 in UTC") from None
     if isinstance(value, date):
         return _part(b"d", value.isoformat().encode())
     if isinstance(value, Decimal) and value.is_finite():
-        if value == value.to_integral_value():
-            return _part(b"i", b"%d" % int(value))
-        return _part(b"m", format(value.normalize(), "f").encode())
+        return _decimal(column, value)
     if isinstance(value, float) and isfinite(value):
         # a column of whole numbers becomes one of floats as soon as one of them is null
         return _part(b"i", b"%d" % int(value)) if value.is_integer() else _part(b"f", float.__repr__(value).encode())
@@ -119,6 +125,24 @@ def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a t
     raise InvalidMessage(
         column, f"{type(value).__name__} cannot be part of a key; use text, whole numbers, times or dates"
     )
+
+
+def _whole(column: str, value: int) -> bytes:
+    if not -_TOO_LONG < value < _TOO_LONG:
+        raise InvalidMessage(column, f"has more than {MAX_DIGITS:,} digits, and cannot be part of a key; use text")
+    return _part(b"i", b"%d" % value)
+
+
+def _decimal(column: str, value: Decimal) -> bytes:
+    # by its digits alone: arithmetic would round to the caller's context
+    if not value:
+        return _whole(column, 0)
+    if not -_SMALLEST <= value.adjusted() < MAX_DIGITS:
+        raise InvalidMessage(column, f"has more than {MAX_DIGITS:,} digits, and cannot be part of a key; use text")
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return _part(b"m", text.encode()) if "." in text else _whole(column, int(text))
 
 
 # The same for many rows at once; the parts are joined by airflow_delayed.intake.parts.

@@ -16,6 +16,7 @@ from os.path import abspath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
+from airflow_delayed.addresses import parse
 from airflow_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
@@ -59,15 +60,14 @@ def file(url: str) -> Dataset:
     """Name a file or folder by a path, or by any URL; the connection in ``s3://conn_id@bucket/key`` is left out."""
     if "://" not in url:
         return Dataset("file", abspath(url))
-    parts = urlsplit(url)
+    parts = parse(url)
+    assert parts is not None
     if parts.scheme in ("file", "local"):
         return Dataset("file", parts.path)
     scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(parts.scheme, parts.scheme)
     # object stores have keys, and file systems have paths
     path = parts.path if scheme in ("hdfs", "webhdfs") else parts.path.strip("/")
-    # a container in Azure's URLs stands where others have a user
-    host = parts.netloc if scheme in ("abfs", "abfss", "wasb", "wasbs") else parts.netloc.rpartition("@")[2]
-    return Dataset(f"{scheme}://{host}", path or "/")
+    return Dataset(f"{scheme}://{parts.host}", path or "/")
 
 
 def table(

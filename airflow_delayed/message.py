@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal, InvalidOperation, Overflow
 from itertools import repeat
 from typing import Any
 
-from airflow_delayed.errors import InvalidMessage, NaiveTime
+from airflow_delayed.errors import InvalidMessage, NaiveTime, short
 
 UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -21,6 +22,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
+#: What a time has beyond microseconds, behind them; also in an offset.
+_FINER = re.compile("([.,][0-9]{6})([0-9]+)")
+#: For seconds as text: exact, whatever the caller's own context is.
+_EXACT = Context(prec=40, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow])
+_SIX_DIGITS = Decimal("0.000001")
 _ID = re.compile(f"[!-~]{{1,{MAX_ID_LENGTH}}}")
 
 
@@ -144,9 +150,11 @@ def parse_time(column: str, value: object) -> datetime:
     text = value.strip()
     try:
         # Python 3.10 does not know the Z
-        return datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in "zZ" else text)
+        moment = datetime.fromisoformat(_FINER.sub(r"\1", text[:-1] + "+00:00" if text[-1:] in ("z", "Z") else text))
     except ValueError:
-        raise InvalidMessage(column, f"{value!r} is not a time; write it as 2026-01-31T09:30:00+01:00") from None
+        raise InvalidMessage(column, f"{short(value)} is not a time; write it as 2026-01-31T09:30:00+01:00") from None
+    # .NET writes seven digits, others nine
+    return _later(column, moment, sum(any(digit != "0" for digit in finer) for _, finer in _FINER.findall(text)))
 
 
 def parse_moment(column: str, value: object) -> datetime:
@@ -162,7 +170,20 @@ def _plain(column: str, moment: datetime) -> datetime:
     if moment != moment:
         raise InvalidMessage(column, "is not a time (NaT)")
     plain = datetime.combine(moment.date(), moment.time(), moment.tzinfo).replace(fold=moment.fold)
-    return plain + MICROSECOND if getattr(moment, "nanosecond", 0) else plain
+    return _later(column, plain, 1 if getattr(moment, "nanosecond", 0) else 0)
+
+
+def _later(column: str, moment: datetime, count: int) -> datetime:
+    """Return a time that is so many microseconds later."""
+    if not count:
+        return moment
+    try:
+        # an addition forgets which of two equal local times it is
+        return (moment + count * MICROSECOND).replace(fold=moment.fold)
+    except OverflowError:
+        raise InvalidMessage(
+            column, f"{moment} and a fraction of a microsecond are rounded up, which ends after the year 9999"
+        ) from None
 
 
 def _machine_time() -> datetime:
@@ -207,25 +228,35 @@ def delay_of(value: timedelta | float | str, column: str = "delay") -> timedelta
     :raises InvalidMessage: it is negative, not finite, or no number.
     """
     if isinstance(value, timedelta):
-        span = value
+        span: timedelta | None = value
     elif isinstance(value, bool) or not isinstance(value, int | float | str):
         raise InvalidMessage(column, f"must be seconds or a timedelta, not {type(value).__name__}")
     else:
         try:
-            span = _seconds(int(value) if isinstance(value, str) and value.strip().isdigit() else value)
-        except (ValueError, OverflowError):
-            raise InvalidMessage(column, f"{value!r} is not a number of seconds") from None
-    if span < timedelta(0):
-        raise InvalidMessage(column, f"{value} is negative; a message cannot be sent into the past")
+            span = _seconds(value)
+        except (ValueError, OverflowError, ArithmeticError):
+            raise InvalidMessage(column, f"{short(value)} is not a number of seconds") from None
+    if span is None or span < timedelta(0):
+        text = str(value) if isinstance(value, timedelta) else short(value)
+        raise InvalidMessage(column, f"{text} is negative; a message cannot be sent into the past")
     return span
 
 
-def _seconds(value: int | float | str) -> timedelta:
+def _seconds(value: int | float | str) -> timedelta | None:
+    """Return seconds as a span, or None if they are negative, however little."""
+    if isinstance(value, str):
+        exact = Decimal(value)
+        if not exact.is_finite():
+            raise ValueError
+        if exact < 0:
+            return None
+        return timedelta(microseconds=int(_EXACT.scaleb(_EXACT.quantize(exact, _SIX_DIGITS), 6)))
+    if value < 0:
+        return None
     if isinstance(value, int):
         return timedelta(seconds=value)
-    number = float(value)
-    whole = int(number * 1_000_000)
-    if whole / 1_000_000 < number:
+    whole = int(value * 1_000_000)
+    if whole / 1_000_000 < value:
         whole += 1
     return timedelta(microseconds=whole)
 

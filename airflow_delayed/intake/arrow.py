@@ -56,7 +56,7 @@ def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch
     return Batch(
         columns=columns,
         size=records.num_rows,
-        origin=file.path,
+        origin=file.name,
         first_row=first_row,
         ids_given="message_id" in columns,
         records=records,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from airflow_delayed.errors import UnsupportedColumns
+from airflow_delayed.errors import UnsupportedColumns, some
 from airflow_delayed.intake.batch import COLUMNS, REJECTED
 
 NULL_ID = "is null; fill it, or leave it out to have ids made"
@@ -35,8 +35,8 @@ class Wanted:
         unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED} - set(self.id_columns))
         if unknown and not self.ignore_others:
             problems.append(
-                f"unknown columns {', '.join(unknown)} (known are {', '.join(COLUMNS)}); drop them, name them in"
-                " id_columns=, or pass unknown_columns='ignore'"
+                f"unknown columns {some(unknown, separator=', ')} (known are {', '.join(COLUMNS)}); drop them, name"
+                " them in id_columns=, or pass unknown_columns='ignore'"
             )
         if problems:
             raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")

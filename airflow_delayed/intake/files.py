@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.errors import SourceError, some
+from airflow_delayed.intake.private import is_local
 
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -23,12 +25,21 @@ class SourceFile:
 
     :param partition: the columns that its folders' names hold, as in ``destination=mail/part-0.parquet``.
     :param version: what changes when the file does: its size, and time or hash where the file system has them.
+    :param size: in bytes, if the file system says it.
+    :param folder: of a folder of this machine its real path, in which the file must lie.
     """
 
     path: str
     format: str
     partition: Mapping[str, str | None]
     version: tuple[str, ...]
+    size: int | None = None
+    folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as it may be shown: on some file systems it is a URL with a signature."""
+        return shown(self.path)
 
     @property
     def shows_changes(self) -> bool:
@@ -43,13 +54,14 @@ def list_files(
 
     :param source_format: "parquet" or "json" (JSON lines); by default by the file names' endings.
     :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
-    :raises SourceError: it is not there, not complete, or of an unknown format.
+    :raises SourceError: it is not there, not complete, of an unknown format, or has links that lead out of it.
     """
     if not shown_as.strip():
         raise SourceError("source= is empty; did its template render to nothing?")
     root = str(fs._strip_protocol(path)).rstrip("/") or "/"
     if not fs.exists(root):
         raise SourceError(f"source {shown_as} does not exist; has the job that writes it run, and with the same path?")
+    folder = None
     if fs.isdir(root):
         if require_success and not fs.exists(posixpath.join(root, "_SUCCESS")):
             raise SourceError(
@@ -57,6 +69,7 @@ def list_files(
                 " again, or pass require_success=False if its writer makes no such file"
             )
         found = fs.find(root, detail=True)
+        folder = os.path.realpath(root) if is_local(fs) else None
     else:
         found = {root: fs.info(root)}
     files = []
@@ -69,12 +82,18 @@ def list_files(
         if any(part.startswith(("_", ".")) for part in parts):
             passed_over.append(parts)
             continue
+        if folder is not None:
+            check_inside(name, folder)
+        elif name != root:
+            _check_no_link(name, found[name])
         files.append(
             SourceFile(
                 path=name,
                 format=source_format or _format_of(name, shown_as),
                 partition=_partition(parts[:-1]),
                 version=_version(found[name]),
+                size=found[name].get("size"),
+                folder=folder,
             )
         )
     if not files and any(len(parts) > 1 for parts in passed_over):
@@ -87,16 +106,42 @@ def list_files(
     return files
 
 
+def check_inside(path: str, folder: str) -> str:
+    """Return a file's real path, which must lie in its source's folder.
+
+    :raises SourceError: a link leads out of the folder, or it is no file.
+    """
+    real = os.path.realpath(path)
+    if not real.startswith(folder.rstrip(os.sep) + os.sep):
+        raise _leads_out(path)
+    if not os.path.isfile(real):
+        raise SourceError(f"{shown(path)} is no file with content, or a link to nothing; remove it from the source")
+    return real
+
+
+def _check_no_link(path: str, info: Mapping[str, Any]) -> None:
+    # where a link leads on another machine cannot be seen from here
+    if info.get("islink") or info.get("type") == "link":
+        raise _leads_out(path)
+
+
+def _leads_out(path: str) -> SourceError:
+    return SourceError(
+        f"{shown(path)} is a link that leads out of the source's folder, or may do so, and so"
+        " any file of this machine could be sent. Put the file itself into the folder, or give its own path as source="
+    )
+
+
 def _format_of(name: str, shown_as: str) -> str:
-    stem = name
+    stem = shown(name)
     for packed in _PACKED:
         stem = stem.removesuffix(packed)
     for ending, kind in _FORMATS.items():
         if stem.endswith(ending):
             return kind
     raise SourceError(
-        f"source {shown_as}: {posixpath.basename(name)} is neither Parquet (.parquet) nor JSON lines (.jsonl, .json);"
-        " pass source_format='parquet' or 'json' if it is"
+        f"source {shown_as}: {posixpath.basename(shown(name))} is neither Parquet (.parquet) nor JSON lines (.jsonl,"
+        " .json); pass source_format='parquet' or 'json' if it is"
     )
 
 
@@ -120,15 +165,3 @@ def _version(info: Mapping[str, Any]) -> tuple[str, ...]:
         # what a file in memory has alone; of a local file it is the time of its name, too
         changes = (str(info["created"]),)
     return str(info.get("size")), *changes
-
-
-def iter_lines(fs: Any, file: SourceFile) -> Iterator[str]:
-    """Yield a text file's lines; packed files are unpacked on the way.
-
-    :raises SourceError: it is torn, or not in UTF-8.
-    """
-    try:
-        with fs.open(file.path, "rt", encoding="utf-8", compression="infer") as lines:
-            yield from lines
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise SourceError(f"{file.path} cannot be read as lines of text in UTF-8: {error}") from error

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from airflow_delayed.intake.private import private
+
 _RECORD = 40
 
 
@@ -48,7 +50,7 @@ class Ledger:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="delayed-ids-")
         for index, bucket in enumerate(self._buckets):
-            with self._file(index).open("ab") as file:
+            with open(self._file(index), "ab", opener=private) as file:
                 file.write(bucket)
             bucket.clear()
         self._held = 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import posixpath
 import re
 from datetime import date, datetime
 from types import TracebackType
 from typing import Any
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.errors import InputError
 from airflow_delayed.intake.batch import REJECTED
+from airflow_delayed.intake.private import is_local, private
 from airflow_delayed.intake.rows import Problem
 
 
@@ -20,10 +23,11 @@ class Rejects:
 
     Mended, the file is a source itself. Each try of a run writes it again, and is not there if nothing is set
     aside. What another run has left under the path is moved beside it, under that run's name: its rows are nowhere
-    else. Bytes are written as text; those that are no UTF-8 as ``{"base64": "..."}``, which has to be decoded by hand.
+    else. On this machine the file is made new, and only its owner may read it. Bytes are written as text; those that
+    are no UTF-8 as ``{"base64": "..."}``, which has to be decoded by hand.
 
     :param run: names the run of the task; it stands in each row.
-    :raises InputError: the path holds something that is not a file of rejects.
+    :raises InputError: the path holds something that is not a file of rejects, or is a link.
     """
 
     def __init__(self, fs: Any, path: str, run: str) -> None:
@@ -34,6 +38,9 @@ class Rejects:
         self.moved_to: str | None = None
         self._fs = fs
         self._file: Any = None
+        self._local = is_local(fs)
+        if self._local and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+            raise self._taken("is a link or a folder")
         if not fs.exists(path):
             return
         if (other := self._run_of_file()) == run:
@@ -41,16 +48,26 @@ class Rejects:
         else:
             stem, ending = posixpath.splitext(path)
             self.moved_to = f"{stem}.{re.sub('[^A-Za-z0-9._-]', '-', other)}{ending}"
-            fs.mv(path, self.moved_to)
+            # of a local file this replaces what has the new name, and moves nothing into a folder
+            (os.replace if self._local else fs.mv)(path, self.moved_to)
 
     def _run_of_file(self) -> str:
         try:
             with self._fs.open(self.path, "rt", encoding="utf-8") as file:
                 return str(json.loads(file.readline())[REJECTED]["run"])
         except (OSError, ValueError, LookupError, TypeError):
-            raise InputError(
-                f"rejects={self.path} is there already and holds no rejected rows; give rejects= a path of its own"
-            ) from None
+            raise self._taken("is there already and holds no rejected rows") from None
+
+    def _taken(self, why: str) -> InputError:
+        return InputError(f"rejects={shown(self.path)} {why}; give rejects= a path of its own")
+
+    def _new(self) -> Any:
+        if not self._local:
+            return self._fs.open(self.path, "wt", encoding="utf-8")
+        try:
+            return open(self.path, "x", encoding="utf-8", opener=private)
+        except FileExistsError:
+            raise self._taken("was made by somebody else meanwhile") from None
 
     def add(self, problem: Problem) -> None:
         """Write one row."""
@@ -58,8 +75,8 @@ class Rejects:
             parent = self._fs._parent(self.path)
             if parent:
                 self._fs.makedirs(parent, exist_ok=True)
-            self._file = self._fs.open(self.path, "wt", encoding="utf-8")
-        line: dict[str, object] = {str(name): _plain(value) for name, value in problem.row.items() if value is not None}
+            self._file = self._new()
+        line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
         line[REJECTED] = {"run": self.run, "place": problem.place, "column": problem.column, "problem": problem.problem}
         self._file.write(json.dumps(line) + "\n")
         self.count += 1
@@ -72,6 +89,16 @@ class Rejects:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _written(value: object) -> object:
+    try:
+        plain = _plain(value)
+        json.dumps(plain)
+    except (RecursionError, ValueError):
+        # from messages= alone, where it still is: JSON lines as deep are set aside as lines
+        return {"unwritten": f"a {type(value).__name__} nested too deep, or a number of too many digits"}
+    return plain
 
 
 def _plain(value: object) -> object:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from itertools import repeat
+from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -22,6 +23,12 @@ from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_af
 if TYPE_CHECKING:
     from airflow_delayed.intake.checked import Checked
     from airflow_delayed.intake.checks import Checks
+
+
+#: How deep lists and dictionaries may be nested. Python's own limit depends on where it is called from, so that a row
+#: could pass in one look at it and fail in the next; and most readers of JSON stop earlier.
+MAX_DEPTH = 200
+TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +105,10 @@ class RowReader:
     def by_row(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
         """Yield what :meth:`read` does, found row by row."""
         columns = batch.columns
-
-        def column(name: str) -> Any:
-            return columns[name] if name in columns else repeat(None, batch.size)
-
+        column: Any = batch.values
         keys: Any = repeat(None, batch.size)
         if self.rules.id_columns:
-            keys = zip(*(column(name) for name in self.rules.id_columns), strict=True)
+            keys = zip(*map(column, self.rules.id_columns), strict=True)
         rows = zip(
             column("value"),
             column("body"),
@@ -221,7 +225,10 @@ def _seconds(delay: object) -> int | float | str:
     if isinstance(delay, Integral) and not isinstance(delay, bool):
         return int(delay)
     if isinstance(delay, Real) and not isinstance(delay, bool):
-        return float(delay)
+        try:
+            return float(delay)
+        except OverflowError:
+            return inf
     if isinstance(delay, Decimal):
         return str(delay)
     raise InvalidMessage("delay_seconds", f"must be a number, not {type(delay).__name__}")
@@ -239,10 +246,34 @@ def body_of(value: object) -> bytes:
         return value.encode()
     if isinstance(value, dict | list):
         try:
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError:
+            raise InvalidMessage("body", TOO_DEEP) from None
         except (TypeError, ValueError) as error:
             raise InvalidMessage("body", f"cannot be written as JSON: {error}") from None
+        if is_deep(text, value):
+            raise InvalidMessage("body", TOO_DEEP)
+        check_text("body", text)
+        return text.encode()
     raise InvalidMessage("body", f"must be text, bytes, or a list or dictionary for JSON, not {type(value).__name__}")
+
+
+def is_deep(text: str, value: object) -> bool:
+    """Return whether a value, which is a text of JSON too, is nested too deep."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return False
+    return any(isinstance(one, dict | list | tuple) for one in level)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def headers_of(value: object) -> Mapping[str, str]:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from airflow_delayed.intake.private import private
+
 _BUCKETS = 256
 
 
@@ -40,7 +42,7 @@ class Sieve:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="delayed-ids-")
         for index, bucket in enumerate(self._buckets):
-            with self._file(index).open("ab") as file:
+            with open(self._file(index), "ab", opener=private) as file:
                 bucket.tofile(file)
             del bucket[:]
         self._held = 0

@@ -8,14 +8,20 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Protocol
 
+from airflow_delayed.addresses import without_secrets
 from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.batch import Batch, batch_of, row_of
 from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.files import SourceFile, iter_lines, list_files
+from airflow_delayed.intake.files import SourceFile, list_files
+from airflow_delayed.intake.lines import iter_lines, opened
+from airflow_delayed.intake.rows import TOO_DEEP, is_deep
 from airflow_delayed.message import DelayedMessage
 
-#: Rows in memory at a time.
+#: Rows in memory at a time,
 BATCH_ROWS = 8192
+#: and bytes of them. JSON as Python's objects takes several times the text.
+BATCH_BYTES = 64 * 1024 * 1024
+_BATCH_TEXT = BATCH_BYTES // 4
 
 
 class Source(Protocol):
@@ -73,11 +79,23 @@ class ListSource:
         """Return a hash of all that the messages say."""
         found = blake2b(digest_size=16)
         for entry in self._messages:
-            found.update(repr(row_of(entry) if isinstance(entry, DelayedMessage) else entry).encode())
+            row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
+            text = _repr(row)
+            if text is None and isinstance(row, Mapping):
+                text = repr({name: _repr(value) for name, value in row.items()})
+            found.update((text or "?").encode(errors="backslashreplace"))
         return found.digest()
 
     def check_unchanged(self) -> None:
         """Nothing can change a list that the task holds."""
+
+
+def _repr(value: object) -> str | None:
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        # nested too deep, or a whole number of too many digits: of such a field nothing is sent
+        return None
 
 
 class FileSource:
@@ -111,14 +129,14 @@ class JsonLinesSource(FileSource):
     def batches(self, wanted: Wanted) -> Iterator[Batch]:
         """Yield the rows of each file; a line that is wrong is a problem of its own."""
         for file in self._files:
-            first = 1
+            first, size = 1, 0
             rows: list[Mapping[str, object]] = []
             broken: dict[int, tuple[str, str]] = {}
             for number, line in enumerate(iter_lines(self._fs, file), 1):
                 blank = not line.strip()
-                if rows and (blank or len(rows) == BATCH_ROWS):
-                    yield batch_of(rows, file.path, first, broken)
-                    rows, broken = [], {}
+                if rows and (blank or len(rows) == BATCH_ROWS or size + len(line) > _BATCH_TEXT):
+                    yield batch_of(rows, file.name, first, broken)
+                    rows, broken, size = [], {}, 0
                 if blank:
                     continue
                 if not rows:
@@ -128,17 +146,24 @@ class JsonLinesSource(FileSource):
                 if problem:
                     broken[len(rows)] = problem
                 rows.append(row)
+                size += len(line)
             if rows:
-                yield batch_of(rows, file.path, first, broken)
+                yield batch_of(rows, file.name, first, broken)
 
 
-def _row_of(line: str, file: SourceFile) -> tuple[Mapping[str, object], tuple[str, str] | None]:
+def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[str, str] | None]:
     try:
-        row = json.loads(line)
+        text = line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        return {"line": line}, ("line", f"is not text in UTF-8: {error.reason} at byte {error.start:,}")
+    try:
+        row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return {"line": line}, ("line", f"is not JSON: {error}")
+        return {"line": text}, ("line", f"is not JSON: {error}")
+    if is_deep(text, row):
+        return {"line": text}, ("line", TOO_DEEP)
     if not isinstance(row, dict):
-        return {"line": line}, ("line", f"must be a JSON object, not {type(row).__name__}")
+        return {"line": text}, ("line", f"must be a JSON object, not {type(row).__name__}")
     return {**file.partition, **row}, None
 
 
@@ -162,25 +187,29 @@ class ParquetSource(FileSource):
                 "reading Parquet needs pyarrow: pip install 'airflow-provider-delayed[parquet]'"
             ) from None
         from airflow_delayed.intake.arrow import check_schema, to_batch
+        from airflow_delayed.intake.decoded import pieces, rows_within
 
         for file in self._files:
-            with self._fs.open(file.path, "rb") as handle:
-                try:
+            try:
+                with opened(self._fs, file) as handle:
                     # Spark's INT96 as nanoseconds would wrap around in the year 2262
                     parquet = pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
                     names = {*parquet.schema_arrow.names, *file.partition}
-                    wanted.check(names, file.path)
-                    check_schema(parquet.schema_arrow, file.path, naive_ok=self._naive_ok)
+                    wanted.check(names, file.name)
+                    check_schema(parquet.schema_arrow, file.name, naive_ok=self._naive_ok)
                     # what is ignored is not read at all
                     used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
                     first = 1
                     # of all row groups at once pyarrow would hold the whole file
                     for group in range(parquet.num_row_groups):
-                        for records in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=used):
-                            yield to_batch(records, file, first)
-                            first += records.num_rows
-                except (pa.ArrowException, OSError, EOFError) as error:
-                    raise SourceError(f"{file.path} cannot be read as Parquet: {error}") from error
+                        rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
+                        for records in parquet.iter_batches(rows, row_groups=[group], columns=used):
+                            for piece in pieces(records, BATCH_BYTES):
+                                yield to_batch(piece, file, first)
+                                first += piece.num_rows
+            except (pa.ArrowException, OSError, EOFError) as error:
+                text = without_secrets(str(error), file.path)
+                raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
 
 
 def open_source(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
 from airflow_delayed.intake.rows import Problem
@@ -30,11 +31,11 @@ def survey(operator: DelayedSendOperator, context: Context, sending: Sending, ro
     if operator.rejects is not None and not operator.only_plan:
         with rejects_of(operator, context) as rejects:
             if rejects.moved_to:
-                operator.log.warning("the rows that an earlier run set aside are in %s now", rejects.moved_to)
+                operator.log.warning("the rows that an earlier run set aside are in %s now", shown(rejects.moved_to))
             found = sending.survey(set_aside=rejects.add)
         set_aside = rejects.count
         if set_aside:
-            operator.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", rejects.path)
+            operator.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(rejects.path))
     else:
         aside: list[Problem] = []
         found = sending.survey(set_aside=None if operator.rejects is None else aside.append)

@@ -34,7 +34,7 @@ class CustomStoreDispatchOperator(BaseOperator):
     the first and last due time.
 
     :param store: where the store is found, as ``package.module:name``; a class or function that is called without
-        arguments and returns it. So it can be told from the DAG's text, and is made where the task runs.
+        arguments and returns it, where the task runs. It is no template: only the DAG's text says what is called.
     :param name: the store's name, by which it may call its tables.
     :param deliver_conn_id: the connection that delivers.
     :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
@@ -46,7 +46,8 @@ class CustomStoreDispatchOperator(BaseOperator):
     :raises ValueError: one of these cannot be.
     """
 
-    template_fields: Sequence[str] = ("store", "name", "deliver_conn_id", "error_destination")
+    # not store, which is imported and called: who may trigger a run would choose what
+    template_fields: Sequence[str] = ("name", "deliver_conn_id", "error_destination")
     operator_extra_links = (DeliveriesLink(),)
 
     def __init__(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.errors import InputError, SourceError
 from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.sources import ListSource, Source, open_source
 from airflow_delayed.operators.routes import origin_of
-from airflow_delayed.operators.storage import file_system, shown
+from airflow_delayed.operators.storage import file_system
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

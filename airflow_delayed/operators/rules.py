@@ -13,6 +13,7 @@ from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
 from airflow_delayed.operators.first_try import iteration_of, turn_of
+from airflow_delayed.operators.headers import headers_of
 from airflow_delayed.operators.routes import origin_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def rules_of(operator: DelayedSendOperator, context: Context, anchor: datetime |
     if operator.delay is not None:
         due_at = due_after(anchor, delay_of(operator.delay))
     id_columns = (operator.id_columns,) if isinstance(operator.id_columns, str) else tuple(operator.id_columns or ())
-    headers = {} if operator.headers is None else operator.headers
+    headers = {} if operator.headers is None else headers_of(operator.headers)
     if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
         raise InvalidMessage("headers", "must be a dictionary of text to text")
     rules = RowRules(

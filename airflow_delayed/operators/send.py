@@ -24,6 +24,7 @@ from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.events import describe
 from airflow_delayed.operators.first_try import FirstTry, first_try, refused, succeeded
 from airflow_delayed.operators.given import source_of
+from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.leading import capped, wait
 from airflow_delayed.operators.marks import TaskMarks
 from airflow_delayed.operators.routes import route_of, way_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class DelayedSendOperator(lineage.Traced, BaseOperator):
+class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
@@ -62,8 +63,9 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         start of the task's first try. "run" is right for delays that are longer than a run may lag behind: it needs no
         memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is long past.
     :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
-    :param headers: text by text, joined with the row's own. Unlike those, these are shown in the UI, as are all
-        arguments but ``messages``, ``value`` and ``body``.
+    :param headers: text by text, joined with the row's own. The UI shows their names; all other arguments but
+        ``messages``, ``value`` and ``body`` it shows as they are.
+    :param show_headers: let the UI show the values of ``headers`` too, among the rendered templates.
     :param message_id: the id of the one message of ``value``.
     :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
         without a column ``message_id``, it is a hash of the run, the map index and all that the message says.
@@ -153,6 +155,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
+        show_headers: bool = False,
         message_id: str | None = None,
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
@@ -190,7 +193,8 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         self.delay = delay
         self.delay_from = delay_from
         self.due_at = due_at
-        self.headers = headers
+        self.headers = masked(headers, show=show_headers)
+        self.show_headers = show_headers
         self.message_id = message_id
         self.id_columns = id_columns
         self.tag = tag
@@ -223,7 +227,7 @@ class DelayedSendOperator(lineage.Traced, BaseOperator):
         #: Whether Airflow has ended the task.
         self.stopped = False
         check_arguments(self)
-        for hidden in (messages, value, body):
+        for hidden in (messages, value, body, headers):
             # what is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import XComArg
 
 from airflow_delayed import config, lineage, metrics
+from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException
 from airflow_delayed.delivery import Clock, DelayedDelivery
 from airflow_delayed.errors import (
@@ -30,8 +32,9 @@ from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import rendered_text
 from airflow_delayed.operators.events import add_to_events
 from airflow_delayed.operators.first_try import FirstTry, earlier_success, first_try, succeeded
+from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.routes import route_of
-from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments
+from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments, secret_in
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.storage import file_system
 from airflow_delayed.route import Route
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
+class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator):
     """Send rows from Spark's executors, each to arrive at its own due time, through the transport of ``conn_id``.
 
     For what is too much to pass through one worker; what is less is sent sooner by DelayedSendOperator. The rows are
@@ -64,10 +67,12 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
     :param source_format: the format of the files, any that Spark reads.
     :param source_schema: the files' columns as Spark's DDL, ``"value string, due_at timestamp"``, for formats that have
         no types of their own.
-    :param source_options: options of the format.
+    :param source_options: options of the format. No password, token or key: spark-submit's command line and the UI show
+        them, so that they are refused, as are logins in addresses; Spark's own configuration has them.
     :param query: Spark SQL.
     :param destination: like the parameters that follow, see DelayedSendOperator. With it, whether it can receive is
         looked up before Spark starts. ``headers`` are an option of Spark's job, which Spark shows; a column is not.
+    :param show_headers: let Airflow's UI show the values of ``headers`` too, among the rendered templates.
     :param batch_rows: messages given to the transport at a time.
     :param window: RabbitMQ's unconfirmed messages of one connection.
     :param connections_per_executor: how many tasks of an executor may send at a time; by default all that it runs.
@@ -131,6 +136,7 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
+        show_headers: bool = False,
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
         expires_at: datetime | str | None = None,
@@ -170,7 +176,8 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         self.delay = delay
         self.delay_from = delay_from
         self.due_at = due_at
-        self.headers = headers
+        self.headers = masked(headers, show=show_headers)
+        self.show_headers = show_headers
         self.id_columns = id_columns
         self.tag = tag
         self.expires_at = expires_at
@@ -199,6 +206,8 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
         #: The connection of the store that messages were left in.
         self.held_in: str | None = None
         check_spark_arguments(self)
+        # within what hides it, it would not make its task come first
+        XComArg.apply_upstream_relationship(self, headers)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
@@ -253,6 +262,8 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
             return found
 
     def _take_rendered(self) -> None:
+        if secret := secret_in(self):
+            raise InputError(secret)
         for name in ("conn_id", "destination", "tag", "timezone"):
             setattr(self, name, rendered_text(name, getattr(self, name)))
         for name in ("store_conn_id", "topology", "routing", "envelope"):
@@ -310,14 +321,15 @@ class DelayedSparkSendOperator(lineage.Traced, SparkSubmitOperator):
                 content = json.loads(file.read())
         except (OSError, ValueError) as error:
             raise DelayedError(
-                f"Spark's job has ended, and its counts are not at {manifest} ({error}); where its driver does not run"
+                f"Spark's job has ended, and its counts are not at {shown(manifest)}"
+                f" ({without_secrets(str(error), manifest)}); where its driver does not run"
                 " on this machine, give manifest= a URL that both can open. What was sent stays sent, and a retry means"
                 " the same messages"
             ) from error
         if self.manifest is None:
             Path(path).unlink()
         try:
-            return check_manifest(content, manifest)
+            return check_manifest(content, shown(manifest))
         except SourceError as error:
             raise DelayedError(str(error)) from None
 

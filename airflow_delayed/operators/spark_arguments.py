@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from airflow.sdk import XComArg
 
+from airflow_delayed.addresses import is_secret, parse, secrets_of
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.operators.first_try import FirstTry, iteration_of
+from airflow_delayed.operators.headers import headers_of
 from airflow_delayed.operators.routes import origin_of
 from airflow_delayed.operators.rules import anchor_of
 from airflow_delayed.spark.options import UNKNOWN
@@ -43,6 +45,12 @@ _SAME = (
 )
 
 
+#: A secret in the middle of an option's value, such as a connection string.
+_PARAMETER = re.compile(
+    r"(?:^|[?&;,\s])(?:password|passwd|pwd|accountkey|sharedaccesskey|secret|token)\s*=", re.IGNORECASE
+)
+
+
 def check_spark_arguments(operator: DelayedSparkSendOperator) -> None:
     """Check what is known when a DAG is parsed.
 
@@ -69,6 +77,8 @@ def check_spark_arguments(operator: DelayedSparkSendOperator) -> None:
         number = getattr(operator, name)
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name}={number!r} must be a whole number, 1 or more")
+    if secret := secret_in(operator):
+        raise ValueError(secret)
     if "{{" not in str(operator.on_conflict) and not isinstance(operator.on_conflict, XComArg):
         check_on_conflict(operator.on_conflict)
 
@@ -94,7 +104,7 @@ def application_arguments(
     options |= {
         "deliver": operator.conn_id,
         "store": operator.store_conn_id or "",
-        "headers": _headers(operator.headers),
+        "headers": _headers(headers_of(operator.headers)),
         "id_columns": operator.id_columns
         if isinstance(operator.id_columns, str)
         else ",".join(operator.id_columns or ()),
@@ -130,6 +140,24 @@ def application_arguments(
     return arguments
 
 
+def secret_in(operator: DelayedSparkSendOperator) -> str | None:
+    """Return what to do about an argument with a secret in it, as far as names and addresses show one, or None."""
+    shows = "Spark-submit's command line and Airflow's UI would show it."
+    configured = (
+        "Spark's own configuration has a place for it (spark-defaults.conf: spark.hadoop.* for files, a catalog of"
+        " spark.sql.catalog.* for a database, and then table=)"
+    )
+    options = operator.source_options if isinstance(operator.source_options, Mapping) else {}
+    for name, value in options.items():
+        if is_secret(str(name)) or secrets_of(str(value)) or _PARAMETER.search(str(value)):
+            return f"source_options[{name!r}] is, or has, a password, token or key. {shows} {configured}"
+    for name in ("source", "manifest", "attempts"):
+        if secrets_of(str(getattr(operator, name) or "")):
+            own = "" if name == "source" else "; for this task an Airflow connection, as in s3://conn_id@bucket/key"
+            return f"{name}= is an address with a login or a signature. {shows} {configured}{own}"
+    return None
+
+
 def _text(value: object) -> str:
     if value is None:
         return ""
@@ -149,7 +177,7 @@ def _headers(headers: Any) -> str:
 
 def _plain_url(url: str) -> str:
     """Return a URL without the Airflow connection that it may name, of which Spark knows nothing."""
-    if "://" not in url:
+    parts = parse(url)
+    if parts is None or not parts.user:
         return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return url.replace(f"{parts.user}@", "", 1)

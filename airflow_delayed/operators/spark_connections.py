@@ -43,7 +43,7 @@ def spark_connections_file(conn_ids: Iterable[str]) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="delayed-spark-") as folder:
         file = Path(folder, FILE)
-        file.touch(mode=0o600)
+        file.touch(mode=0o600, exist_ok=False)
         file.write_text(json.dumps({conn_id: _plain(conn_id) for conn_id in conn_ids}))
         yield str(file)
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from os.path import abspath
 from typing import Any
-from urllib.parse import urlsplit
 
+from airflow_delayed.addresses import secrets_of, shown, without_secrets
 from airflow_delayed.errors import SourceError
-
-
-def shown(url: str) -> str:
-    """Return a path or URL as logs and errors may show it: without a password."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return parts._replace(netloc=f"{name}:***@{host}").geturl() if at and colon else url
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -23,7 +15,11 @@ def file_system(url: str) -> tuple[Any, str]:
     :raises SourceError: no file system of that scheme is installed.
     """
     from airflow.sdk import ObjectStoragePath
+    from airflow.sdk.log import mask_secret
 
+    # what other packages log or raise of it is masked in this task's log
+    for secret in secrets_of(url):
+        mask_secret(secret)
     if "://" not in url:
         import fsspec
 
@@ -40,6 +36,7 @@ def file_system(url: str) -> tuple[Any, str]:
         fs, inside = url_to_fs(url)
     except (ValueError, ImportError):
         raise SourceError(
-            f"{urlsplit(url).scheme}:// cannot be opened: {problem}; install the provider or the fsspec package for it"
-        ) from problem
+            f"{shown(url)} cannot be opened: {without_secrets(str(problem), url)}; install the provider or the fsspec"
+            " package for it"
+        ) from None
     return fs, inside

@@ -32,9 +32,15 @@ class Place:
             return
         self._fs.create_dir(self._path.rpartition("/")[0] or "/", recursive=True)
         unfinished = f"{self._path}.{uuid4().hex[:8]}.unfinished"
-        with self._fs.open_output_stream(unfinished) as stream:
+        with self._made(unfinished) as stream:
             stream.write(text)
         self._fs.move(unfinished, self._path)
+
+    def _made(self, path: str) -> Any:
+        from pyarrow.fs import LocalFileSystem
+
+        # a new file of this machine, never what somebody's link leads to
+        return open(path, "xb") if isinstance(self._fs, LocalFileSystem) else self._fs.open_output_stream(path)
 
     def read(self) -> Any:
         """Read a file of JSON.

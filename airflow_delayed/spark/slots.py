@@ -37,7 +37,7 @@ def slot(
     files = [Path(folder or tempfile.gettempdir(), f"{name}-{number}.slot") for number in range(most)]
     while True:
         for file in files:
-            handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -24,9 +24,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.message import DelayedMessage, parse_moment
+from airflow_delayed.message import DelayedMessage, check_text, parse_moment
 from airflow_delayed.sqs import envelope
-from airflow_delayed.sqs.envelope import is_base64, unwrap, wrap
+from airflow_delayed.sqs.envelope import is_base64, looks_wrapped, text_headers, unwrap, wrap
 from airflow_delayed.sqs.queues import FIFO
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
         else:
             _check_headers(message.headers)
             # a body that looks like an envelope is none if the headers are beside it
-            alone = len(message.headers) <= MAX_HEADER_ATTRIBUTES and unwrap(body) is None
+            alone = len(message.headers) <= MAX_HEADER_ATTRIBUTES and not looks_wrapped(body)
             attributes.update(
                 {name: string(value) for name, value in message.headers.items()}
                 if alone
@@ -222,24 +222,40 @@ def decode(received: MessageTypeDef) -> Arrived:
     A body is taken for base64 only where an attribute or an envelope says so: unlike NServiceBus, which reads a body
     such as ``true`` or ``1234`` so as well. NServiceBus does not mark a binary body without an envelope; it comes as
     the text that it travelled as.
+
+    :raises InvalidMessage: it cannot be read: headers that are no JSON object of texts, base64 that is none, half of a
+        surrogate pair. It stays what it is however often it is received: move it to a queue of its own, or delete it.
     """
-    attributes = received.get("MessageAttributes", {})
+    attributes = received.get("MessageAttributes") or {}
     text = {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
     body = received.get("Body", "")
-    headers = {name: value for name, value in text.items() if not name.startswith(OWN)}
+    headers = text_headers({name: value for name, value in text.items() if not name.startswith(OWN)})
     content, key = None, None
     if HEADERS in text:
-        headers = dict(json.loads(text[HEADERS]))
+        headers = text_headers(_json(text[HEADERS]))
     elif _NATIVE_TYPE not in text and BODY_ENCODING not in text and (wrapped := unwrap(body)):
         headers |= wrapped.headers
         content, key = wrapped.body, wrapped.s3_body_key
     if content is None:
-        content = base64.b64decode(body) if text.get(BODY_ENCODING) == "base64" else body.encode()
+        content = _bytes(body, in_base64=text.get(BODY_ENCODING) == "base64")
     inside = headers.pop(MESSAGE_ID, "")
-    return Arrived(
-        body=content,
-        headers=headers,
-        message_id=text.get(MESSAGE_ID) or inside or received.get("MessageId", ""),
-        due_at=due_of(attributes),
-        s3_body_key=key,
-    )
+    message_id = text.get(MESSAGE_ID) or inside or received.get("MessageId", "")
+    check_text("message_id", message_id)
+    return Arrived(body=content, headers=headers, message_id=message_id, due_at=due_of(attributes), s3_body_key=key)
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidMessage("headers", f"the attribute {HEADERS} cannot be read as JSON") from None
+
+
+def _bytes(body: str, *, in_base64: bool) -> bytes:
+    if not in_base64:
+        check_text("body", body)
+        return body.encode()
+    try:
+        return base64.b64decode(body)
+    except ValueError:
+        raise InvalidMessage("body", f"is not base64, which its attribute {BODY_ENCODING} says it is") from None

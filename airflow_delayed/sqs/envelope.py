@@ -12,6 +12,10 @@ import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_delayed.errors import InvalidMessage, short
+from airflow_delayed.message import check_text
 
 MESSAGE_ID = "NServiceBus.MessageId"
 _TYPES = "NServiceBus.EnclosedMessageTypes"
@@ -41,23 +45,63 @@ def wrap(body: bytes, headers: Mapping[str, str], message_id: str) -> str:
 
 
 def unwrap(text: str) -> Unwrapped | None:
-    """Return what an envelope holds, or None if the text is not one."""
+    """Return what an envelope holds, or None if the text is not one.
+
+    :raises InvalidMessage: it is one, and its body or headers are no text.
+    """
+    try:
+        found = _parsed(text)
+    except RecursionError:
+        return None
+    if found is None:
+        return None
+    key = found.get("S3BodyKey")
+    if not isinstance(key, str) or not key:
+        key = None
+    else:
+        check_text("S3BodyKey", key)
+    return Unwrapped(_body(found.get("Body")), text_headers(found["Headers"]), key)
+
+
+def looks_wrapped(text: str) -> bool:
+    """Return whether a reader may take a text for an envelope, though perhaps one that it cannot read."""
+    try:
+        return _parsed(text) is not None
+    except RecursionError:
+        # another reader may go deeper
+        return True
+
+
+def text_headers(found: object) -> dict[str, str]:
+    """Return headers that were read from JSON as text by text; a null is left out, as NServiceBus does.
+
+    :raises InvalidMessage: they are no JSON object, or a value is none that has one text.
+    """
+    if not isinstance(found, dict):
+        raise InvalidMessage("headers", f"must be a JSON object, not {type(found).__name__}")
+    headers = {}
+    for name, value in found.items():
+        if isinstance(value, dict | list):
+            raise InvalidMessage("headers", f"the value of {short(name)} must be text, not {type(value).__name__}")
+        if value is not None:
+            headers[name] = str(value)
+            check_text("headers", name)
+            check_text("headers", headers[name])
+    return headers
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
     # most that are none need not be parsed to know it
     if '"Headers"' not in text or not text.lstrip().startswith("{"):
         return None
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     headers = found.get("Headers")
     if not isinstance(headers, dict) or not (MESSAGE_ID in headers or _TYPES in headers or _CONTROL in headers):
         return None
-    key = found.get("S3BodyKey")
-    return Unwrapped(
-        _body(found.get("Body")),
-        {name: str(value) for name, value in headers.items() if value is not None},
-        key if isinstance(key, str) and key else None,
-    )
+    return dict(found)
 
 
 def is_base64(text: str) -> bool:
@@ -76,4 +120,5 @@ def _body(text: object) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         # a sender of its own making, with text in it
+        check_text("body", text)
         return text.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from datetime import timedelta
@@ -135,7 +136,56 @@ def test_body_that_the_author_wrote_is_a_template_also_in_partial_and_expand(dat
     assert database.bodies("d") == [b"you again"]
 
 
+HEADERS = {"token": "hush {{ params.who }}", "kind": "hush"}
+
+
+def rendered_headers(run):
+    return {name: fields["headers"] for name, fields in rendered_fields(run).items() if "headers" in fields}
+
+
+def test_values_of_headers_are_rendered_and_not_shown(database, run_dag):
+    def sends():
+        @task
+        def compute():
+            return {"token": "hush {{ 1 }}"}
+
+        common = {"conn_id": "reminders_db", "value": "x", "delay": 0}
+        yield DelayedSendOperator(task_id="plain", headers=HEADERS, destination="plain", **common)
+        yield DelayedSendOperator(task_id="open", headers=HEADERS, show_headers=True, destination="open", **common)
+        yield DelayedSendOperator(task_id="returned", headers=compute(), destination="returned", **common)
+        mapped = DelayedSendOperator.partial(task_id="partial", headers=HEADERS, **common)
+        yield mapped.expand(destination=["partial"])
+        mapped = DelayedSendOperator.partial(task_id="expanded", destination="expanded", **common)
+        yield mapped.expand(headers=[HEADERS])
+
+    queues = ("plain", "open", "returned", "partial", "expanded")
+    with DAG("headers", schedule=None) as dag:
+        install(*queues) >> list(sends()) >> dispatch()
+    # what another task returns makes it come first
+    assert dag.get_task("returned").upstream_task_ids == {"compute", "install"}
+    # again in one process, with other parameters
+    for who in ("you", "them"):
+        dag.params["who"] = who
+        run = run_dag(dag)
+        assert set(states(run).values()) == {"success"}
+        hidden, shown = {"token": "***", "kind": "***"}, {"token": f"hush {who}", "kind": "hush"}
+        found = rendered_headers(run)
+        assert {name: found[name] for name in queues if name != "returned"} == {
+            **dict.fromkeys(("plain", "partial", "expanded"), hidden),
+            "open": {**shown, "token": "***"},  # of itself Airflow masks what is called so
+        }
+        assert found["returned"] == {"token": "***"}
+        for queue in queues:
+            sent = [json.loads(headers) for (headers,) in database.rows(f'SELECT "Headers" FROM "{queue}"')]
+            wanted = {"token": "hush {{ 1 }}"} if queue == "returned" else shown
+            assert wanted.items() <= sent[-1].items()
+
+
 def rendered(run):
+    return repr(rendered_fields(run))
+
+
+def rendered_fields(run):
     from airflow.models.renderedtifields import RenderedTaskInstanceFields
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -144,9 +194,9 @@ def rendered(run):
         kept = session.scalars(
             select(RenderedTaskInstanceFields).where(RenderedTaskInstanceFields.run_id == run.run_id)
         )
-        fields = [row.rendered_fields for row in kept]
+        fields = {row.task_id: row.rendered_fields for row in kept}
     assert fields
-    return repr(fields)
+    return fields
 
 
 class DiesAfterSending(DelayedSendOperator):

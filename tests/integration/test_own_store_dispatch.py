@@ -398,3 +398,12 @@ def test_a_store_that_is_not_found(connect, store):
     connect("b", conn_type="rabbitmq", host="localhost")
     with pytest.raises(ValueError, match=r"is not found: .*write it as 'package.module:name'"):
         operator(store=store).execute({})
+
+
+def test_who_may_trigger_a_run_does_not_choose_what_is_called(connect):
+    connect("b", conn_type="rabbitmq", host="localhost")
+    task = operator(store="{{ which }}", name="{{ which }}")
+    task.render_template_fields({"which": "support.own_store:at_environment"})
+    assert task.name == "support.own_store:at_environment"
+    with pytest.raises(ValueError, match=r"store='\{\{ which \}\}' is not found"):
+        task.execute({})

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, Rounded, localcontext
 from uuid import UUID
 
 import numpy as np
@@ -69,6 +69,82 @@ def test_scopes_do_not_run_into_each_other(one, other):
 )
 def test_equal_keys(one, other):
     assert key_id(["k"], [one]) == key_id(["k"], [other])
+
+
+#: Made by 0.1.0 of whole numbers and fractions of up to 28 digits.
+GOLDEN = {
+    "0": "73c44b065be34bacadd0a856f4635e9e",
+    "-0.00": "73c44b065be34bacadd0a856f4635e9e",
+    "7": "0e0672638f6e06630763c3c51c0af1fb",
+    "7.00": "0e0672638f6e06630763c3c51c0af1fb",
+    "-12.5": "95e2feb0517b6cf01ce2894016e69913",
+    "1.50": "4d0c34fe99bffaa907cd87a2cfdfc108",
+    "0.1": "2bb2efced613dd55ef059fed4ff42111",
+    "1E-7": "580d8926745c628c10ac623ad0cc1b1c",
+    "1E+3": "cd77cd8e1cb5b534475ee1864e52d6be",
+    "123.4500": "c3a51caab4150b4c8307cba741d721c0",
+    "1234567890123456789012345678": "d48453bb3f9e3f06cf8e0efc3353a687",
+    "1234567890123456789012345678.00": "d48453bb3f9e3f06cf8e0efc3353a687",
+    "123456789012345678901234567.8": "65c8a72be0b291594f231aceba263dcf",
+    "-0.0000000000000000000000000001": "8cdfbce8d4ea2013ebe904dd4cbab617",
+    "9.999999999999999999999999999": "b1619b40a2e3e175207c543ab01ff097",
+    "1E-28": "459c1bef7436d6dc89c1cd50c58602ce",
+    "1E+300": "c21506a0cdc1a05640b3777bc704c020",
+    "1E-5000": "29ae522b3663451e96d9945e5dd91fbb",
+}
+
+
+@pytest.mark.parametrize("text", GOLDEN)
+@pytest.mark.parametrize("precision", [1, 28, 100])
+def test_ids_of_decimals_stay_the_same_whatever_the_callers_context(text, precision):
+    with localcontext() as context:
+        context.prec = precision
+        context.traps[Inexact] = context.traps[Rounded] = True
+        assert key_id(["k"], [Decimal(text)]) == GOLDEN[text]
+
+
+DECIMALS = st.builds(
+    lambda digits, places, sign: Decimal(f"{sign}{digits}").scaleb(-places, Context(prec=100)),
+    st.integers(10**28, 10**76 - 1) | st.integers(0, 10**28),
+    st.integers(0, 40),
+    st.sampled_from(["", "-"]),
+)
+
+
+@given(DECIMALS, DECIMALS, st.integers(-3, 3))
+def test_ids_of_decimals_of_a_databases_widest_columns_are_alike_only_if_they_are(one, other, step):
+    neighbour = Context(prec=100).add(one, Decimal(step).scaleb(one.as_tuple().exponent, Context(prec=100)))
+    for another in (other, neighbour):
+        assert (key_id(["k"], [one]) == key_id(["k"], [another])) == (one == another)
+    if one == one.to_integral_value():
+        assert key_id(["k"], [one]) == key_id(["k"], [int(one)])
+
+
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_zeros_at_the_end_say_nothing(number, zeros):
+    assert key_id(["k"], [Decimal(f"{number}.5{'0' * zeros}")]) == key_id(["k"], [Decimal(f"{number}.5")])
+    assert key_id(["k"], [Decimal(f"{number}E+{zeros}")]) == key_id(["k"], [number * 10**zeros])
+
+
+@pytest.mark.parametrize("kind", [int, Decimal])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_whole_number_has_4300_digits_at_most(kind, sign):
+    longest = 10**4300 - 1
+    assert key_id(["order"], [kind(sign * longest)]) == key_id(["order"], [sign * longest])
+    with pytest.raises(InvalidMessage, match="order: has more than 4,300 digits, and cannot be part of a key"):
+        key_id(["order"], [kind(sign * (longest + 1))])
+
+
+@pytest.mark.parametrize("text", ["1E+999999999999999999", "-1E+5000", "1E-999999999999999999"])
+def test_a_decimal_without_end_is_refused_at_once(text):
+    with pytest.raises(InvalidMessage, match="4,300 digits"):
+        key_id(["order"], [Decimal(text)])
+
+
+def test_a_time_outside_the_calendar_is_refused():
+    for edge, hours in ((datetime.max, -1), (datetime.min, 1)):
+        with pytest.raises(InvalidMessage, match=r"at: .* outside the years 1 to 9999"):
+            key_id(["at"], [edge.replace(tzinfo=timezone(timedelta(hours=hours)))])
 
 
 @pytest.mark.parametrize(

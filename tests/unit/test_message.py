@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from airflow_delayed.message import (
     from_microseconds,
     microseconds,
     parse_moment,
+    parse_time,
 )
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -110,10 +112,29 @@ def test_delay_is_read(given, expected):
     assert delay_of(given) == expected
 
 
-@pytest.mark.parametrize("given", [-1, "-1", timedelta(seconds=-1), "soon", float("nan"), float("inf"), True, 1e300])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(-1, "-1", timedelta(seconds=-1), "soon", float("nan"), float("inf"), True, 1e300, "1e300", "nan", "inf"),
+        *(-1e-7, -1e-300, "-1e-7", "-0.0000001", "-1e-999999999", -5e-324, 10**5000, "9" * 5000, "1e999999999"),
+    ],
+    ids=lambda value: repr(value)[:20] if not isinstance(value, int) else "whole",
+)
 def test_bad_delay_is_refused(given):
     with pytest.raises(InvalidMessage, match="delay"):
         delay_of(given)
+
+
+@given(st.floats(max_value=0, exclude_max=True) | st.decimals(max_value=0, allow_nan=False).filter(bool).map(str))
+def test_a_delay_below_zero_is_refused_however_small(seconds):
+    with pytest.raises(InvalidMessage):
+        delay_of(seconds)
+
+
+@given(st.decimals(min_value=0, max_value=10**9, allow_nan=False))
+def test_a_delay_in_text_is_rounded_up_exactly(seconds):
+    span = Fraction(delay_of(str(seconds)) // timedelta(microseconds=1), 10**6)
+    assert 0 <= span - Fraction(seconds) < Fraction(1, 10**6)
 
 
 def test_due_time_beyond_the_calendar_is_refused():
@@ -124,6 +145,54 @@ def test_due_time_beyond_the_calendar_is_refused():
 @pytest.mark.parametrize("text", ["2026-03-01T12:00:00Z", "2026-03-01T13:00:00+01:00", " 2026-03-01 12:00:00+00:00"])
 def test_moment_is_read_from_text(text):
     assert parse_moment("due_at", text) == DUE
+
+
+@given(AWARE, st.text("0123456789", min_size=1, max_size=15), st.sampled_from(".,"), st.sampled_from(["Z", "+00:00"]))
+def test_a_fraction_of_a_microsecond_is_rounded_up(moment, digits, point, offset):
+    """.NET writes seven digits; no message may be early."""
+    text = f"{moment:%Y-%m-%dT%H:%M:%S}".rjust(19, "0") + f"{point}{moment.microsecond:06}{digits}{offset}"
+    expected = moment + timedelta(microseconds=1 if int(digits) else 0)
+    assert parse_moment("due_at", text) == expected
+
+
+@given(AWARE.filter(lambda moment: moment.year > 1970), st.integers(1, 10**6 - 1), st.sampled_from("+-"))
+def test_a_fraction_of_a_microsecond_in_an_offset_is_never_early(moment, digits, sign):
+    text = f"{moment:%Y-%m-%dT%H:%M:%S}{sign}00:00:00.000000{digits:06}"
+    found = parse_moment("due_at", text)
+    exact = -Fraction(digits, 10**6) if sign == "+" else Fraction(digits, 10**6)
+    assert 0 <= microseconds(found) - microseconds(moment.replace(microsecond=0)) - exact < 2
+
+
+def test_a_naive_fraction_of_a_microsecond_is_rounded_up_too():
+    assert parse_time("due_at", "2026-03-01T12:00:00.0000001") == datetime(2026, 3, 1, 12, 0, 0, 1)
+
+
+@pytest.mark.parametrize("offset", ["", "Z"])
+def test_a_fraction_at_the_end_of_the_calendar_is_refused(offset):
+    last = "9999-12-31T23:59:59.999999"
+    assert parse_time("due_at", f"{last}000{offset}").replace(tzinfo=None) == datetime.max
+    for digits in ("1", "0000001"):
+        with pytest.raises(InvalidMessage, match=r"due_at: .* ends after the year 9999"):
+            parse_time("due_at", last + digits + offset)
+
+
+class Finer(datetime):
+    """A time with nanoseconds, as pandas has it."""
+
+    nanosecond = 1
+
+
+def test_a_nanosecond_at_the_end_of_the_calendar_is_refused():
+    last = Finer(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    with pytest.raises(InvalidMessage, match=r"due_at: .* ends after the year 9999"):
+        parse_moment("due_at", last)
+    assert parse_moment("due_at", Finer(2026, 3, 1, 12, tzinfo=UTC)) == DUE + timedelta(microseconds=1)
+
+
+def test_an_error_shows_a_long_text_in_part():
+    with pytest.raises(InvalidMessage) as caught:
+        parse_time("due_at", "x" * 10_000)
+    assert len(str(caught.value)) < 300
 
 
 def test_moment_without_offset_is_refused_and_the_error_says_what_to_do():

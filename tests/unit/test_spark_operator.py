@@ -357,6 +357,43 @@ def test_arguments_that_cannot_be(arguments: dict, said: str) -> None:
         DelayedSparkSendOperator(**{**MINIMAL, **arguments})
 
 
+SECRETS = [
+    {"source_options": {"password": "hush"}},
+    {"source_options": {"header": "true", "fs.s3a.secret.key": "hush"}},
+    {"source_options": {"url": "jdbc:postgresql://host/db?user=me&password=hush"}},
+    {"source_options": {"url": "jdbc:mysql://me:hush@host/db"}},
+    {"source_options": {"connect": "Endpoint=sb://x;AccountKey=hush"}},
+    {"source": "s3a://me:hush@bucket/rows"},
+    {"source": "https://host/rows?sig=hush"},
+    {"manifest": "sftp://me:hush@host/manifest.json"},
+    {"attempts": "s3://me:hu/sh@bucket/attempts"},
+]
+
+
+@pytest.mark.parametrize("arguments", SECRETS)
+def test_a_secret_that_would_be_shown_is_refused_with_a_way_out(run, arguments: dict) -> None:
+    way = "command line and Airflow's UI would show it. Spark's own configuration has a place for it"
+    with pytest.raises(ValueError, match=way) as caught:
+        DelayedSparkSendOperator(**{**MINIMAL, **arguments})
+    assert "hush" not in str(caught.value)
+    # or as it was rendered
+    operator = DelayedSparkSendOperator(**MINIMAL)
+    for name, value in arguments.items():
+        setattr(operator, name, value)
+    hook = operator._hook = Hook(operator, SUMMARY)
+    with pytest.raises(AirflowFailException, match=way):
+        operator.execute(context())
+    assert not hasattr(hook, "args")
+
+
+def test_what_holds_no_secret_is_taken(run) -> None:
+    options = {"header": "true", "keyspace": "shop", "user": "me", "url": "jdbc:postgresql://host/db", "sep": ";"}
+    given = {"source_options": options, "source": "abfss://box@account/rows", "attempts": "s3://aws_default@bucket/a@b"}
+    _, hook = run(**given)
+    assert dict(hook.args.read) == options
+    assert (hook.args.source, dict(hook.args.set)["attempts"]) == ("abfss://box@account/rows", "s3://bucket/a@b")
+
+
 def test_it_can_be_expanded() -> None:
     with DAG("d"):
         mapped = DelayedSparkSendOperator.partial(task_id="send", conn_id="broker").expand(source=["a", "b"])

@@ -27,10 +27,15 @@ FOLDER = "{{ dag_run.conf.folder }}"
 with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret": secret}):
     common = {"conn_id": "discreet_rabbitmq", "destination": "discreet", "delay": 3600, "retries": 0}
     DelayedSendOperator(
-        task_id="sent", messages=[ROW], headers={"shown": "{{ dag_run.conf.shown }}"}, outlets=[Asset("told")], **common
+        task_id="sent",
+        messages=[ROW],
+        headers={"shown": "{{ dag_run.conf.shown }}"},
+        show_headers=True,
+        outlets=[Asset("told")],
+        **common,
     )
     DelayedSendOperator(task_id="waits", messages=[ROW], lead=timedelta(minutes=1), deferrable=True, **common)
-    DelayedSendOperator(task_id="planned", messages=[ROW], dry_run=True, **common)
+    DelayedSendOperator(task_id="planned", messages=[ROW], headers=ROW["headers"], dry_run=True, **common)
     for name in ("rows.jsonl", "types.jsonl", "types.parquet", "rows.parquet"):
         DelayedSendOperator(task_id=f"refused_{name.replace('.', '_')}", source=f"{FOLDER}/{name}", **common)
     DelayedSendOperator(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import random
 import re
 from datetime import datetime, timedelta
@@ -174,13 +175,14 @@ def test_json_lines(tmp_path, packed):
         ("[1]", "line", "must be a JSON object"),
         ('{"value": "a", "destination": "q", "delay_seconds": 1, "x": 1}', "fields", "unknown columns x"),
         ('{"destination": "q", "delay_seconds": 1}', "fields", "no column value"),
+        ('{"value": "\udcff"}', "line", "is not text in UTF-8"),
         ('{"value": "a", "destination": "q", "delay_seconds": 1, "message_id": null}', "message_id", "null"),
     ],
 )
 def test_bad_line_is_a_problem_of_its_own(tmp_path, text, column, says):
     good = '{"value": "a", "destination": "q", "delay_seconds": 1}'
     path = tmp_path / "rows.jsonl"
-    path.write_text(f"{good}\n\n{text}\n{good}")
+    path.write_text(f"{good}\n\n{text}\n{good}", errors="surrogateescape")
     before, problem, after = messages(source(path))
     assert (problem.place, problem.column) == (f"{path} row 3", column)
     assert says in problem.problem
@@ -190,11 +192,11 @@ def test_bad_line_is_a_problem_of_its_own(tmp_path, text, column, says):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("rows.jsonl", b'{"value": "\xff"}'),
         ("rows.jsonl.gz", gzip.compress(b'{"value": "a"}' * 1000)[:-20]),
+        ("rows.jsonl.xz", lzma.compress(b'{"value": "a"}' * 1000)[:-20]),
         ("rows.parquet", b"PAR1"),
     ],
-    ids=["jsonl", "gzip", "parquet"],
+    ids=["gzip", "xz", "parquet"],
 )
 def test_torn_file_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

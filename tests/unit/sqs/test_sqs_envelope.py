@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sqs.entries import (
     FORMS,
@@ -164,6 +164,106 @@ def test_a_native_message_is_no_envelope_whatever_it_looks_like():
     text = '{"Body":"e30=","Headers":{"NServiceBus.MessageId":"x"}}'
     arrived = decode({"Body": text, "MessageId": "i", "MessageAttributes": {"MessageTypeFullName": string("T")}})
     assert (arrived.body, arrived.headers) == (text.encode(), {"MessageTypeFullName": "T"})
+
+
+# half of a surrogate pair too
+ANY_TEXT = st.text(st.characters(exclude_categories=[]) | st.sampled_from(["\ud800", "\udfff"]), max_size=8)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.sampled_from(["e30=", "empty message"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(ANY_TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+ENVELOPES = st.fixed_dictionaries(
+    {
+        "Headers": ANY_JSON
+        | st.dictionaries(ANY_TEXT, ANY_JSON).map(lambda some: {**some, "NServiceBus.MessageId": "x"})
+    },
+    optional={"Body": ANY_JSON, "S3BodyKey": ANY_JSON},
+).map(json.dumps)
+
+
+@given(
+    body=ENVELOPES,
+    headers=st.dictionaries(st.sampled_from("bcdefghij"), st.just("value"), max_size=9),
+    form=st.sampled_from(FORMS),
+)
+def test_whatever_looks_like_an_envelope_is_packed_and_read_back(body, headers, form):
+    parcel = pack(message(body.encode(), headers), form)
+    arrived = decode(received(direct(parcel.body, parcel.attributes, 0)))
+    assert (arrived.body, arrived.headers, arrived.message_id) == (body.encode(), headers, "m1")
+
+
+def test_half_of_a_surrogate_pair_in_what_looks_like_an_envelope():
+    body = rb'{"Body":"\ud800","Headers":{"NServiceBus.MessageId":"x"}}'
+    parcel = pack(message(body))
+    assert decode(received(direct(parcel.body, parcel.attributes, 0))).body == body
+    with pytest.raises(InvalidMessage, match="body: holds half of a surrogate pair"):
+        decode({"Body": body.decode(), "MessageId": "sqs-id"})
+
+
+def test_an_envelope_that_one_reader_may_read_and_another_not_is_sent_as_none():
+    """Python's limit of depth counts from where it is called."""
+    body = b'{"Body":' + b"[" * 900 + b"]" * 900 + b',"Headers":{"NServiceBus.MessageId":"x"}}'
+    for nested in (0, 100, 200, 300):
+        parcel = within(nested, lambda: pack(message(body)))
+        assert decode(received(direct(parcel.body, parcel.attributes, 0))).body == body
+
+
+def within(calls, work):
+    return within(calls - 1, work) if calls else work()
+
+
+@pytest.mark.parametrize(
+    "received, column, says",
+    [
+        ({"Headers": "[]"}, "headers", "must be a JSON object, not list"),
+        ({"Headers": '"ab"'}, "headers", "must be a JSON object, not str"),
+        ({"Headers": "5"}, "headers", "must be a JSON object, not int"),
+        ({"Headers": "{"}, "headers", "cannot be read as JSON"),
+        ({"Headers": "[" * 100_000}, "headers", "cannot be read as JSON"),
+        ({"Headers": "9" * 5000}, "headers", "cannot be read as JSON"),
+        ({"Headers": '{"a":{"b":1}}'}, "headers", "the value of 'a' must be text, not dict"),
+        ({"Headers": r'{"a":"\ud800"}'}, "headers", "surrogate"),
+        ({"Headers": r'{"\ud800":"a"}'}, "headers", "surrogate"),
+        ({"Encoding": "base64", "Body": "a"}, "body", "is not base64"),
+        ({"Encoding": "base64", "Body": "ü"}, "body", "is not base64"),
+        ({"Body": '{"Headers":{"NServiceBus.MessageId":"x","a":[1]}}'}, "headers", "must be text, not list"),
+        ({"Body": r'{"S3BodyKey":"\ud800","Headers":{"NServiceBus.MessageId":"x"}}'}, "S3BodyKey", "surrogate"),
+    ],
+)
+def test_a_message_that_cannot_be_read_has_one_error(received, column, says):
+    names = {"Headers": "NServiceBus.AmazonSQS.Headers", "Encoding": "AirflowDelayed.BodyEncoding"}
+    attributes = {names[name]: string(value) for name, value in received.items() if name in names}
+    with pytest.raises(InvalidMessage, match=says) as caught:
+        decode({"Body": received.get("Body", "x"), "MessageAttributes": attributes, "MessageId": "sqs-id"})
+    assert caught.value.column == column
+
+
+@given(
+    body=ANY_TEXT | ANY_JSON.map(json.dumps) | ENVELOPES,
+    attributes=st.dictionaries(
+        st.sampled_from(
+            [
+                "NServiceBus.MessageId",
+                "NServiceBus.AmazonSQS.Headers",
+                "AirflowDelayed.BodyEncoding",
+                "AirflowDelayed.DueAt",
+                "MessageTypeFullName",
+                "Kind",
+            ]
+        ),
+        (ANY_TEXT | ANY_JSON.map(json.dumps) | st.just("base64")).map(string)
+        | st.just({"DataType": "Binary", "BinaryValue": b"x"}),
+    ),
+)
+def test_whatever_was_received_is_text_or_the_one_error(body, attributes):
+    try:
+        arrived = decode({"Body": body, "MessageAttributes": attributes, "MessageId": "sqs-id"})
+    except InvalidMessage:
+        return
+    assert isinstance(arrived.body, bytes)
+    for text in (*arrived.headers, *arrived.headers.values(), arrived.message_id, arrived.s3_body_key or ""):
+        text.encode()
 
 
 @given(st.datetimes(timezones=st.just(timezone.utc)))

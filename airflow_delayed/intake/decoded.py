@@ -1,0 +1,68 @@
+"""How large a Parquet file's rows become when they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+#: Bytes that are read at a time to find a column's dictionary.
+_BUFFER = 1 << 16
+
+
+def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> int:
+    """Return how many rows of a row group are about so many bytes at most, at least one.
+
+    A text that many rows share is stored once, in the dictionary of its column: by the size of the file alone a row may
+    be a thousandth of what it becomes. So a row counts with the longest text of the dictionary.
+    """
+    rows = metadata.row_group(group)
+    every = (rows.column(index) for index in range(rows.num_columns))
+    columns = [column for column in every if _name_of(column.path_in_schema, names) is not None]
+    stored = sum(column.total_uncompressed_size for column in columns)
+    # each value of a row might be all that is stored
+    if not rows.num_rows or stored * max((column.num_values for column in columns), default=1) <= size:
+        return max(int(rows.num_rows), 1)
+    width = stored / rows.num_rows
+    shared = {column.path_in_schema: column for column in columns if _may_grow(column)}
+    for path, longest in _longest(metadata, group, list(shared), names, handle):
+        width += longest * shared[path].num_values / rows.num_rows
+    return max(1, int(size / max(width, 1)))
+
+
+def pieces(records: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in parts of at most so many bytes, or of one row."""
+    if records.num_rows < 2 or records.nbytes <= size:
+        yield records
+        return
+    half = records.num_rows // 2
+    yield from pieces(records.slice(0, half), size)
+    yield from pieces(records.slice(half), size)
+
+
+def _name_of(path: str, names: Sequence[str]) -> str | None:
+    return next((name for name in names if path == name or path.startswith(f"{name}.")), None)
+
+
+def _may_grow(column: Any) -> bool:
+    return bool(column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page)
+
+
+def _longest(
+    metadata: pq.FileMetaData, group: int, paths: list[str], names: Sequence[str], handle: Any
+) -> Iterator[tuple[str, int]]:
+    """Yield the length of the longest text in the dictionary of each column; only the group's first row is read."""
+    if not paths:
+        return
+    file = pq.ParquetFile(handle, metadata=metadata, read_dictionary=paths, buffer_size=_BUFFER)
+    for records in islice(file.iter_batches(1, row_groups=[group], columns=paths), 1):
+        for path in paths:
+            column = records.column(_name_of(path, names))
+            if pa.types.is_map(column.type):
+                column = column.keys if path.endswith(".key") else column.items
+            if pa.types.is_dictionary(column.type):
+                yield path, pc.max(pc.binary_length(column.dictionary)).as_py() or 0
