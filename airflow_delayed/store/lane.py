@@ -272,7 +272,7 @@ class Lane:
         rest = sorted(rows, key=lambda row: row["Time"])
         while rest and gate.may_send():
             end = self._desk.clock() + self.window
-            left = rest[0]["Time"] - CONNECT - end
+            left = rest[0]["Time"] - (end + CONNECT)
             if left > timedelta(0):
                 self._desk.sleep(left.total_seconds())
                 continue

@@ -14,7 +14,7 @@ from airflow_delayed.store.by_id import by_key
 from airflow_delayed.store.changes import Found
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState, state_of
+from airflow_delayed.store.states import given_up, state_of
 
 _LOOKED_AT = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry")
 
@@ -96,5 +96,5 @@ def _stands(found: Found, criteria: Criteria, now: datetime) -> bool:
     if criteria.states is None or found.held or not found.row:
         return True
     if found.where == "failed":
-        return MessageState(found.row["Reason"]) in criteria.states
+        return given_up(found.row["Reason"]) in criteria.states
     return state_of({**found.row, "ClaimedUntil": None}, now) in criteria.states
