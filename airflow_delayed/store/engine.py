@@ -133,11 +133,14 @@ def database_errors(conn_id: str, engine: Engine, tables: Tables | Table | None 
     :raises TransportUnavailable: the database cannot be reached, or is busy.
     :raises TopologyError: tables are given, and are not there or of another version.
     """
+    driver = engine.dialect.loaded_dbapi
     try:
         yield
-    except (DBAPIError, TimeoutError) as error:
+    # SQLAlchemy passes on the driver's own error where it gives a connection back
+    except (DBAPIError, TimeoutError, driver.Error) as error:
         said = f"connection {conn_id!r}: {first_line(error)}"
-        away = isinstance(error, OperationalError | InterfaceError | TimeoutError) or error.connection_invalidated
+        lost = (OperationalError, InterfaceError, TimeoutError, driver.OperationalError, driver.InterfaceError)
+        away = isinstance(error, lost) or getattr(error, "connection_invalidated", False)
         if tables is not None:
             with suppress(DBAPIError, TimeoutError):
                 check_ready(conn_id, engine, tables)
