@@ -71,6 +71,9 @@ def page(
             if criteria.given:
                 there = {one.message_id for one in _of_ids(connection, tables, Criteria(), ids, now)}
             gone = _gone(connection, tables, [one for one in ids if one not in there])
+            # what was stored and claimed since the first look has a lease, which looks the same
+            leased = _of_ids(connection, tables, Criteria(), [one.message_id for one in gone], now)
+            gone = [one for one in gone if one.message_id not in {one.message_id for one in leased}]
     shown = found[:limit]
     return Page(at=now, messages=shown, remembered=gone, next=shown[-1].token if len(found) > limit else None)
 
@@ -226,8 +229,11 @@ def known(
         for found in listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time):
             return found
         with looking(engine) as connection:
-            for gone in _gone(connection, tables, [message_id]):
-                return gone
+            gone = _gone(connection, tables, [message_id])
+        if gone:
+            # what was stored and claimed since the first look has a lease, which looks the same
+            there = listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time)
+            return next(there, gone[0])
     return None
 
 

@@ -164,13 +164,13 @@ def test_there_is_no_other_on_conflict(store: Store):
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_who_does_not_get_a_row_in_time_says_so_and_changes_nothing(store: Store, monkeypatch):
     store.installed().send([first("waiting"), first("held")])
-    monkeypatch.setattr("airflow_delayed.store.contention.PATIENCE", 0)
     hook, other = store.hook(on_conflict="replace"), store.hook()
     with other.engine.begin() as connection:
         assert len(leases.lock(connection, other.tables, ["held"])) == 1
-        with pytest.raises(TransportUnavailable, match=r"(?i)lock.* timeout"):
-            hook.send([second("waiting"), second("held"), first("new")])
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr("airflow_delayed.store.contention.PATIENCE", 0)
+            with pytest.raises(TransportUnavailable, match=r"(?i)lock.* timeout"):
+                hook.send([second("waiting"), second("held"), first("new")])
         # who changes nothing is done all the same
         assert store.hook().send([first("held")]).duplicates == 1
         assert content(hook) == {"waiting": of(first("waiting")), "held": of(first("held"))}
