@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -26,27 +26,23 @@ from support.stores import Store, Transport, message, store_fixture  # noqa: F40
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store import leases
 from airflow_delayed.store.report import DispatchFailed
 
-ROUNDS = length("rounds of the history checker on each database", int(__import__("os").environ.get("RR", "12")), 400)
+ROUNDS = length("rounds of the history checker on each database", 4, 400)
 CLIENTS, CALLS, IDS = 4, 10, 3
-KINDS = ["replace", "replace", "keep", "cancel", "erase", "retry", "retry", "get", "die", "purge"]
-#: So much later than it expires a message may arrive in a queue table: what lies between two statements.
-SLOW = 0.3
-
+KINDS = ["replace", "replace", "keep", "cancel", "erase", "retry", "retry", "get", "die", "purge", "peek"]
 #: What is known of an id: where it is ("none", "waiting", "held", "failed", "past"), its content, what became of it.
 State = tuple[str, str | None, str | None]
 NONE: State = ("none", None, None)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     begin: float
     end: float
     name: str
-    content: str | None
-    #: "lost": the session ended, and it was done or not.
-    answer: str
+    content: str
+    answer: str  # "lost": the session ended, and it was done or not
 
 
 Outcomes = Iterator[tuple[str, State]]
@@ -78,10 +74,8 @@ def changes(state: State, call: Call) -> Outcomes:
         yield ("unchanged", state) if where == "waiting" else ("retried", ("waiting", old, None))
     elif call.name == "erase" and where == "past":
         # two at once may both say what it was before
-        said = ("already removed", "erased", "handed over") if past == "erased" else (removed,)
-        yield from (
-            (one, ("past", None, "erased")) for one in (("erased",) if past in ("cancelled", "purged") else said)
-        )
+        said = {"erased": ("already removed", "erased", "handed over"), "handed over": (removed,)}
+        yield from ((one, ("past", None, "erased")) for one in said.get(past or "", ("erased",)))
     elif where != "held":
         yield removed, state
 
@@ -96,22 +90,19 @@ def dispatches(state: State, call: Call) -> Outcomes:
         yield call.answer, ("past", old, "handed over") if call.answer == "delivered" else ("failed", old, None)
 
 
-def looks(state: State, call: Call) -> Outcomes:
-    where, _, past = state
-    yield {"none": "nothing", "past": past or "", "held": "in flight"}.get(where, where), state
-
-
-def purges(state: State, call: Call) -> Outcomes:
-    if state[0] == "failed":
-        yield "purged", ("past", state[1], "purged")
+def others(state: State, call: Call) -> Outcomes:
+    where, old, past = state
+    if call.name == "get":
+        yield {"none": "nothing", "past": past or "", "held": "in flight"}.get(where, where), state
+    elif where == "failed":
+        yield "purged", ("past", old, "purged")
 
 
 RULES: dict[str, Callable[[State, Call], Outcomes]] = {
     **dict.fromkeys(("replace", "keep"), sends),
     **dict.fromkeys(("cancel", "erase", "retry"), changes),
     **dict.fromkeys(("die", "claim", "settle"), dispatches),
-    "get": looks,
-    "purge": purges,
+    **dict.fromkeys(("get", "purge"), others),
 }
 
 
@@ -154,18 +145,14 @@ def explained(calls: Sequence[Call], state: State, *, doubt: bool) -> bool:
     return search(frozenset(range(len(calls))), state)
 
 
-@dataclass
 class Broker(Transport):
     """Refuses a third of all messages, and keeps when it was given which."""
-
-    took: list[tuple[float, str, str, bool]] = field(default_factory=list)
-    chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     def send(self, messages) -> SendReport:
         report, refused = SendReport(), []
         for one in messages:
-            well = self.chance.random() > 1 / 3
-            self.took.append((time.monotonic(), one.message_id, one.body.decode(), well))
+            well = random.random() > 1 / 3
+            self.sent.append((time.monotonic(), one.message_id, one.body.decode(), "delivered" if well else "refused"))
             report.add(one) if well else refused.append((one.message_id, "refused"))
         if refused:
             raise SendFailed("broker", report, refused)
@@ -192,9 +179,14 @@ class Client:
         if kind == "purge":
             found = hook.purge(timedelta(0), reason=["failed"])
             return {one: how.value for one, how in found.items() if how == "purged"}
-        if kind == "die":
-            with suppress(DBAPIError):  # who dies does not do it again
+        with suppress(DBAPIError):  # what is in the way here is not done again
+            if kind == "die":
                 return dict.fromkeys(hold(hook, name, lease=timedelta(seconds=0.2)), "")
+            if kind == "peek":
+                with hook.engine.begin() as connection:
+                    leases.lock(connection, hook.tables, [name])
+                    time.sleep(0.02)
+        if kind in ("die", "peek"):
             return {}
         return {name: getattr(hook, kind)([name])[name].value}
 
@@ -217,7 +209,9 @@ class Round:
     def call(self, client: Client, kind: str, name: str, content: str) -> None:
         begin = time.monotonic()
         try:
-            answers = client.call(kind, message(name, self.now, body=content.encode()))
+            # nobody hands over the first before tomorrow
+            due = self.now + timedelta(days=name == self.ids[0])
+            answers = client.call(kind, message(name, due, body=content.encode()))
         except TransportUnavailable:
             if not self.kills:
                 raise
@@ -232,18 +226,16 @@ class Round:
             self.call(self.clients[number], chance.choice(KINDS), chance.choice(self.ids), f"{number}.{step}")
 
     def dispatch(self) -> None:
-        broker = Broker(chance=self.chance)
         patient = {f"time_to_trigger_{one}_circuit_breaker": timedelta(seconds=30) for one in ("store", "fetch")}
         patient["claim_timeout"] = timedelta(seconds=1 if self.kills else 30)
         while not self.over.is_set():
-            begin, broker.took = time.monotonic(), []
+            begin, broker = time.monotonic(), Broker()
             with suppress(DispatchFailed):
                 self.store.dispatcher(self.clients[0].keeping, broker, number_of_retries=0, **patient).run()
-            for at, name, content, well in broker.took:
+            for at, name, content, became in broker.sent:
                 if name in self.calls:
-                    answer = "delivered" if well else "refused"
-                    claimed, settled = Call(begin, at, "claim", content, ""), (at, time.monotonic(), "settle", content)
-                    self.calls[name] += [claimed, Call(*settled, answer)]
+                    self.calls[name].append(Call(begin, at, "claim", content, ""))
+                    self.calls[name].append(Call(at, time.monotonic(), "settle", content, became))
 
     def kill(self) -> None:
         """End a session now and then."""
