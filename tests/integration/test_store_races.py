@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from support.standing import give_up
+from support.standing import give_up, hold
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TransportUnavailable
@@ -265,3 +265,26 @@ def test_a_session_that_ends_after_the_last_statement_is_told_as_such(store: Sto
     with pytest.raises(TransportUnavailable, match=f"connection '{store.conn_id}': "):
         hook.get("m") if look == "get" else list(hook.list())
     assert hook.get("m").state == "failed"
+
+
+@servers_only
+@pytest.mark.parametrize("what", ["get", "page", "cancel"])
+def test_what_is_stored_and_claimed_between_two_looks_is_in_flight(store: Store, what):
+    """Of such a message first only the lease is seen, which says what it says once the message is handed over."""
+    hook, other = store.installed(), store.hook()
+    hook.get("m")  # what is asked once for each connection is asked now
+
+    def claimed() -> None:
+        other.send([message("m", LATER)])
+        assert hold(other, "m")
+
+    # a change looks for those whose rows others have, too
+    last_look = "UNION ALL" if what == "cancel" else r'FROM [^\n]*delayed_messages["`]'
+    when(hook.engine, last_look, claimed, "after_cursor_execute")
+    if what == "page":
+        page = hook.page(ids=["m"])
+        assert page.remembered == []
+    else:
+        found = hook.get("m").state.value if what == "get" else hook.cancel(["m"])["m"]
+        assert found == "in flight"
+    assert hook.get("m").state == "in flight"
