@@ -226,7 +226,11 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
             retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
 
     def count(self) -> int:
-        """Return how many messages are in the table, whoever delivers them; expired and failed ones too."""
+        """Return how many messages wait or are being handed over, whoever delivers them.
+
+        Those count too that have expired and that no dispatcher has moved to the failed ones yet; the failed ones do
+        not. See :meth:`counts` for all of them.
+        """
         with (
             database_errors(self.conn_id, self.engine, self.tables),
             self.engine.connect().execution_options(read_only=True) as connection,

@@ -77,6 +77,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     :param remember: how long the ids of what was handed over or cancelled are remembered; by default
         ``[delayed] remember``, 14 days.
     :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
+    :param allowed_destinations: names, or patterns with ``*``, ``?`` and ``[...]``: a message to another destination is
+        given up with the reason, as above, before anything of it is sent. Whoever may insert into the store's table can
+        otherwise reach each queue that the connections may write to. None: all destinations.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
     :param deferrable: with ``until``, make one pass here, of half a minute at most, and do the rest in the triggerer,
@@ -86,7 +89,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     :raises ValueError: one of these cannot be.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "deliver_conn_ids", "error_destination", "table", "schema")
+    template_fields: Sequence[str] = (
+        *("conn_id", "deliver_conn_ids", "error_destination", "allowed_destinations", "table", "schema"),
+    )
     operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
@@ -107,6 +112,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         max_rate: float | None = None,
         remember: timedelta | None = None,
         claim_timeout: timedelta = timedelta(seconds=30),
+        allowed_destinations: Sequence[str] | str | None = None,
         table: str = "delayed_messages",
         schema: str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
@@ -130,6 +136,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         self.max_rate = max_rate
         self.remember = config.remember() if remember is None else remember
         self.claim_timeout = claim_timeout
+        self.allowed_destinations = allowed_destinations
         self.table = table
         self.schema = schema
         self.deferrable = deferrable

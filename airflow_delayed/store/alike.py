@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, overload
 
 from airflow_delayed.errors import InvalidMessage
@@ -37,7 +38,10 @@ class Alike(Sequence[DelayedMessage]):
         distinct = dict(zip(kinds, rows, strict=True))
         if len(distinct) * _LEAST > len(rows):
             return None
-        if not all(row["ExpiresAt"] is None and row["Time"].tzinfo is UTC for row in rows):
+        times = [row["Time"] for row in rows]
+        if {type(time) for time in times} != {datetime} or not all(time.tzinfo is UTC for time in times):
+            return None
+        if not all(row["ExpiresAt"] is None for row in rows):
             return None
         if not _IDS.fullmatch(" ".join([*(row["Id"] for row in rows), ""])):
             return None

@@ -126,9 +126,18 @@ def _record(row: Mapping[str, Any]) -> AuditRecord:
         at=row["At"],
         who=row["Who"],
         action=row["Action"],
-        selection=json.loads(row["Selection"]),
-        counts=json.loads(row["Counts"]),
+        selection=_object(row["Selection"]),
+        counts={name: many for name, many in _object(row["Counts"]).items() if isinstance(many, int)},
     )
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for what somebody else wrote and is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _place(token: str) -> int:

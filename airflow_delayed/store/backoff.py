@@ -17,8 +17,9 @@ def pause(failures: int, chance: float, *, first: timedelta = FIRST, longest: ti
     :param failures: 1 or more.
     :param chance: from 0 to less than 1.
     """
-    # beyond 40 doublings every pause is the longest, and no number overflows
-    full = min(longest, first * 2 ** min(failures - 1, 40)) if first else first
+    # more doublings than lead to the longest pause change nothing, and would overflow
+    doublings = max(0, min(failures - 1, (longest // first).bit_length())) if first else 0
+    full: timedelta = min(longest, first * 2**doublings)
     return full - full * chance / 2
 
 

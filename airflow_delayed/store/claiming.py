@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
+    LargeBinary,
     Select,
     Table,
     Text,
@@ -31,12 +32,15 @@ from sqlalchemy import (
     or_,
     select,
     type_coerce,
+    update,
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import IntegrityError
 
+from airflow_delayed.message import EPOCH
 from airflow_delayed.store import claims, leases
 from airflow_delayed.store.arrays import array
+from airflow_delayed.store.drivers import raw_of
 from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
 
 
@@ -104,12 +108,23 @@ def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: da
     statement, said = _claim_locked(tables, *_form(wanted)).limit(wanted.limit), _said(wanted, now)
     for pause in (*LOOK_AGAIN, None):
         rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, said).all()]
+        _make_nameable(connection, tables, rows)
         if rows or pause is None or not _overlooked(connection, tables, wanted, now):
             break
         time.sleep(pause)
     # the first statement may have looked before another dispatcher had noted what it claimed
     taken = leases.held(connection, tables, [row["Id"] for row in rows], now)
     return [row for row in rows if row["Id"] not in taken]
+
+
+def _make_nameable(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
+    """Give each row an id by which it can be named: SQLite keeps ids that are no text."""
+    if connection.dialect.name != "sqlite":
+        return
+    table = tables.messages
+    for row in rows:
+        if (raw := raw_of(row["Id"])) is not None:
+            connection.execute(update(table).where(cast(table.c.Id, LargeBinary) == raw).values(Id=row["Id"]))
 
 
 def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: datetime) -> bool:
@@ -234,5 +249,6 @@ def next_entry(
     again: datetime | None = connection.execute(
         select(func.min(table.c.NextTry, type_=UtcTime())).where(ours, table.c.Time <= end, table.c.NextTry > now)
     ).scalar()
-    moments = [None if first is None else first - window, again]
+    # before 1970 there is no room for the window on the first day of all
+    moments = [None if first is None else max(first, EPOCH) - window, again]
     return min((moment for moment in moments if moment is not None), default=None)

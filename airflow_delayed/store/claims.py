@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Select,
     Table,
     func,
     insert,
@@ -22,7 +23,7 @@ from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
 from airflow_delayed.store import copying
 from airflow_delayed.store.arrays import among, as_table
-from airflow_delayed.store.by_id import delete_rows
+from airflow_delayed.store.by_id import by_key, delete_rows
 from airflow_delayed.store.packets import pieces, portions_by_size
 from airflow_delayed.store.schema import MYSQL
 
@@ -108,12 +109,20 @@ def _there(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]
     }
 
 
-def present(connection: Connection, table: Table, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str | None]]:
-    """Return digest and delivering connection of each id that is there."""
+def present(
+    connection: Connection, table: Table, ids: Sequence[str], *, lock: bool = False
+) -> dict[str, tuple[bytes | None, str | None]]:
+    """Return digest and delivering connection of each id that is there.
+
+    :param lock: lock these rows, and wait for those that another transaction has.
+    """
     there: dict[str, tuple[bytes | None, str | None]] = {}
     for some in portions(connection, ids):
         known = among(connection, table.c.Id, some)
-        statement = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(known)
+        statement: Select[Any] = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(known)
+        if lock:
+            locked = statement.order_by(table.c.Id).with_for_update()
+            statement = by_key(locked.with_hint(table, "WITH (UPDLOCK, ROWLOCK)", "mssql"), table)
         for row in connection.execute(statement):
             there[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.DeliverConnId)
     return there

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Table, func, select
 
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import DelayedError, InvalidMessage
+from airflow_delayed.message import check_text
+from airflow_delayed.store.rows import headers_of
 from airflow_delayed.store.schema import MYSQL, Tables
 
 #: Headers of more bytes are not read.
@@ -69,10 +70,14 @@ def _read(connection: Connection, table: Table, message_id: str, body_limit: int
 
 def _headers(data: bytes) -> Mapping[str, str] | None:
     try:
-        found = json.loads(data)
-    except ValueError:
+        found = headers_of(data)
+        for text in (*found, *found.values()):
+            if not isinstance(text, str):
+                return None
+            check_text("headers", text)
+    except InvalidMessage:
         return None
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
+    return found
 
 
 def length(column: ColumnElement[bytes], dialect_name: str) -> ColumnElement[Any]:

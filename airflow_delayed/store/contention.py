@@ -90,8 +90,12 @@ def _impatient(connection: Connection) -> Iterator[None]:
         connection.execute(text(begin))
     try:
         yield
-    finally:
+    except BaseException:
         if end:
             # after a lost connection there is nothing to be set back
             with suppress(SQLAlchemyError):
                 connection.execute(text(end))
+        raise
+    if end:
+        # if the connection is lost here, the commit would not tell so
+        connection.execute(text(end))

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.store.drivers import tolerate
 from airflow_delayed.store.schema import MYSQL, Tables
 from airflow_delayed.store.versions import check_ready
 
@@ -50,8 +51,11 @@ def prepare(engine: Engine) -> Engine:
     On SQLite each transaction takes the write lock at its begin, unless its connection has the option
     ``read_only=True``; the driver's own habit is to begin late, so that two could read the same rows as due. On
     PostgreSQL times are read in UTC, for the year 9999 in another zone can be one that Python does not have. On MySQL
-    and MariaDB a value that does not fit is an error, however lenient the server's own sql_mode is.
+    and MariaDB a value that does not fit is an error, however lenient the server's own sql_mode is; but a time such as
+    0000-00-00 that is there already can be moved to another table. Values that Python cannot hold spoil no query, see
+    :mod:`airflow_delayed.store.drivers`.
     """
+    tolerate(engine)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
@@ -83,7 +87,8 @@ def _postgres_connect(connection: Any, _record: object) -> None:
 
 def _mysql_connect(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
-    cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
+    lenient = "REPLACE(REPLACE(@@sql_mode, 'NO_ZERO_IN_DATE', ''), 'NO_ZERO_DATE', '')"
+    cursor.execute(f"SET SESSION sql_mode = CONCAT({lenient}, ',STRICT_ALL_TABLES')")
     cursor.close()
 
 
@@ -128,11 +133,14 @@ def database_errors(conn_id: str, engine: Engine, tables: Tables | Table | None 
     :raises TransportUnavailable: the database cannot be reached, or is busy.
     :raises TopologyError: tables are given, and are not there or of another version.
     """
+    driver = engine.dialect.loaded_dbapi
     try:
         yield
-    except (DBAPIError, TimeoutError) as error:
+    # SQLAlchemy passes on the driver's own error where it gives a connection back
+    except (DBAPIError, TimeoutError, driver.Error) as error:
         said = f"connection {conn_id!r}: {first_line(error)}"
-        away = isinstance(error, OperationalError | InterfaceError | TimeoutError) or error.connection_invalidated
+        lost = (OperationalError, InterfaceError, TimeoutError, driver.OperationalError, driver.InterfaceError)
+        away = isinstance(error, lost) or getattr(error, "connection_invalidated", False)
         if tables is not None:
             with suppress(DBAPIError, TimeoutError):
                 check_ready(conn_id, engine, tables)

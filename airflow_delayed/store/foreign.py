@@ -10,7 +10,6 @@ and are left out. A header that is null is left out as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, get_args
@@ -21,6 +20,9 @@ from sqlalchemy.types import NullType
 from airflow_delayed.errors import InvalidMessage, SourceError, UnsupportedColumns
 from airflow_delayed.message import UTC, DelayedMessage, parse_time
 from airflow_delayed.store import header_xml
+from airflow_delayed.store.drivers import NoTime
+from airflow_delayed.store.rows import headers_of
+from airflow_delayed.store.settling import MAX_RETRY_COUNT
 
 #: How a foreign table keeps headers: NServiceBus's XML, or one JSON object of text by text; both as UTF-8.
 HeaderFormat = Literal["xml", "json"]
@@ -129,18 +131,12 @@ class Reader:
         if self._format == "xml":
             found = header_xml.read(data).items()
             return {key: value for key, value in found if value is not None and not key.startswith(_PROPERTIES)}
-        try:
-            headers = json.loads(data)
-        except ValueError:
-            headers = None
-        if not isinstance(headers, dict):
-            raise InvalidMessage("headers", "are not a JSON object in UTF-8")
-        return headers
+        return headers_of(data)
 
 
 def retries_of(row: Mapping[str, Any]) -> int:
     """Return how often handing a row over has failed."""
-    return row["RetryCount"] if isinstance(row["RetryCount"], int) else 0
+    return min(row["RetryCount"], MAX_RETRY_COUNT) if isinstance(row["RetryCount"], int) else 0
 
 
 def _bytes(column: str, value: object) -> bytes:
@@ -156,5 +152,7 @@ def _bytes(column: str, value: object) -> bytes:
 def _time(value: object) -> datetime:
     if value is None:
         raise InvalidMessage("due_at", "is null: it says not when it is due")
+    if isinstance(value, NoTime):
+        raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     moment = parse_time("due_at", value)
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -8,6 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, Table, func, select
 
 from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.ordered import BOTH, Conditions, Place, Where, behind, first, of_table, only_run
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import place_of, token_of
@@ -85,7 +86,11 @@ class IdPages:
                 size=size,
                 more=self._more(table),
             )
-            return [] if statement is None else [(row.Time, row.Id) for row in connection.execute(statement)]
+            if statement is None:
+                return []
+            found = [(row.Time, row.Id) for row in connection.execute(statement)]
+        # the database finds a time beyond the last one behind each place, so these would come again and again
+        return found if place is None or place[0] < LAST else [one for one in found if one > place]
 
     def left(self) -> int:
         """Count what the limit left out, up to a million."""

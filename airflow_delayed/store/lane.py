@@ -235,7 +235,8 @@ class Lane:
         found, done = verdicts.Read(), Handover()
         for rows in self._in_time([row for batch in batches for row in batch.rows], gate):
             now = desk.clock()
-            some = verdicts.read(rows, {**self._closed, **done.closed}, now)
+            refused = self._policy.refused(row["Destination"] for row in rows)
+            some = verdicts.read(rows, {**self._closed, **done.closed, **refused}, now)
             found.merge(some)
             began = desk.monotonic()
             sent = hand_over(self._transport, some.messages, now, gate) if some.messages else Handover()
@@ -272,7 +273,7 @@ class Lane:
         rest = sorted(rows, key=lambda row: row["Time"])
         while rest and gate.may_send():
             end = self._desk.clock() + self.window
-            left = rest[0]["Time"] - CONNECT - end
+            left = rest[0]["Time"] - (end + CONNECT)
             if left > timedelta(0):
                 self._desk.sleep(left.total_seconds())
                 continue

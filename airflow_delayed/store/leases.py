@@ -26,10 +26,12 @@ HANDED_OVER = "handed over"
 _KEPT = ("Id", "Destination", "Time", "Digest", "Outcome", "At", "Dispatcher", "ClaimedUntil")
 
 
-def lock(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Lock messages for a change, passing over those whose row another transaction has, and return what names them.
+def lock(connection: Connection, tables: Tables, ids: Sequence[str], *, wait: bool = False) -> list[dict[str, Any]]:
+    """Lock messages for a change, and return what names them.
 
     Whether a dispatcher holds one is still to be asked, see :func:`held`.
+
+    :param wait: wait for those whose row another transaction has, instead of passing over them.
     """
     table, found = tables.messages, []
     columns = [table.c[name] for name in ("Id", "Destination", "Time", "Digest")]
@@ -38,10 +40,10 @@ def lock(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[dic
             select(*columns)
             .where(among(connection, table.c.Id, some))
             .order_by(table.c.Id)
-            .with_for_update(skip_locked=True)
-            .with_hint(table, "WITH (READPAST, UPDLOCK, ROWLOCK)", "mssql")
+            .with_for_update(skip_locked=not wait)
+            .with_hint(table, f"WITH ({'' if wait else 'READPAST, '}UPDLOCK, ROWLOCK)", "mssql")
         )
-        found += [dict(row._mapping) for row in connection.execute(statement)]
+        found += [dict(row._mapping) for row in connection.execute(by_key(statement, table))]
     return found
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, Select, Table, bindparam, select
 
 from airflow_delayed.store import claims
 from airflow_delayed.store.criteria import Criteria
+from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import looking
 from airflow_delayed.store.ordered import BOTH, Place, Where, first, of_table, only_run, with_runs
 from airflow_delayed.store.schema import Tables, value_of
@@ -70,6 +71,9 @@ def page(
             if criteria.given:
                 there = {one.message_id for one in _of_ids(connection, tables, Criteria(), ids, now)}
             gone = _gone(connection, tables, [one for one in ids if one not in there])
+            # what was stored and claimed since the first look has a lease, which looks the same
+            leased = _of_ids(connection, tables, Criteria(), [one.message_id for one in gone], now)
+            gone = [one for one in gone if one.message_id not in {one.message_id for one in leased}]
     shown = found[:limit]
     return Page(at=now, messages=shown, remembered=gone, next=shown[-1].token if len(found) > limit else None)
 
@@ -140,6 +144,9 @@ def _page(
         )
         if statement is not None:
             found += [stored(row, where, now, origin) for row in connection.execute(statement, values)]
+    if place is not None and place[0] >= LAST:
+        # the database finds a time beyond the last one behind each place, so these would come again and again
+        found = [one for one in found if _behind(one, place)]
     return _sorted(found)[:size]
 
 
@@ -222,8 +229,11 @@ def known(
         for found in listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time):
             return found
         with looking(engine) as connection:
-            for gone in _gone(connection, tables, [message_id]):
-                return gone
+            gone = _gone(connection, tables, [message_id])
+        if gone:
+            # what was stored and claimed since the first look has a lease, which looks the same
+            there = listed(engine, tables, Criteria(), ids=[message_id], database_time=database_time)
+            return next(there, gone[0])
     return None
 
 
@@ -266,10 +276,19 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
-                conn_ids=tuple(json.loads(row.ConnIds)),
+                conn_ids=_names(row.ConnIds),
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
             )
             for row in connection.execute(statement)
         ]
+
+
+def _names(text: str) -> tuple[str | None, ...]:
+    """Return the names in a JSON list; none for what somebody else wrote and is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return tuple(name for name in found if name is None or isinstance(name, str)) if isinstance(found, list) else ()

@@ -14,7 +14,7 @@ from airflow_delayed.store.by_id import by_key
 from airflow_delayed.store.changes import Found
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState, state_of
+from airflow_delayed.store.states import given_up, state_of
 
 _LOOKED_AT = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry")
 
@@ -25,7 +25,8 @@ def look(
     """Return where each id is, its row locked if nobody else has it, without those that a filter does not mean.
 
     The order of the statements matters: each sees what was committed before it. First the messages, then the failed
-    ones; then those that are there and were passed over; then who holds a lease and what is remembered.
+    ones; then those that are there and were passed over; then who holds a lease and what is remembered; and of what is
+    only remembered, whether it is there by now.
     """
     found: dict[str, Found] = {}
     left_out: set[str] = set()
@@ -51,6 +52,9 @@ def look(
             elif one.where == "messages" and row_.ClaimedUntil is not None:
                 held = row_.ClaimedUntil > now
                 found[row_.Id] = replace(one, held=held, abandoned=not held)
+    # what was stored and claimed since the first look has a lease, which looks as if it had been handed over
+    for message_id in _there(connection, tables, [one.message_id for one in found.values() if one.where == "past"]):
+        found[message_id] = Found(message_id=message_id, held=True)
     for message_id in asked:
         if message_id not in left_out:
             found.setdefault(message_id, Found(message_id=message_id))
@@ -96,5 +100,5 @@ def _stands(found: Found, criteria: Criteria, now: datetime) -> bool:
     if criteria.states is None or found.held or not found.row:
         return True
     if found.where == "failed":
-        return MessageState(found.row["Reason"]) in criteria.states
+        return given_up(found.row["Reason"]) in criteria.states
     return state_of({**found.row, "ClaimedUntil": None}, now) in criteria.states

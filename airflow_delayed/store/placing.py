@@ -89,7 +89,8 @@ def _look_back(
 ) -> None:
     """Take back what was just stored and is known from before; whoever makes it known has removed it first."""
     names = [name for name in given if name in placed.new]
-    failed = claims.present(connection, tables.failed, names)
+    # who cancels, erases or purges a failed message has its row, and is waited for; its memory is looked at after that
+    failed = claims.present(connection, tables.failed, names, lock=on_conflict == "replace")
     past = leases.remembered(connection, tables, names)
     other = {name for name, found in failed.items() if found != _content(given[name])}
     changed = {
@@ -112,11 +113,10 @@ def _look_back(
 
 
 def _free(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> set[str]:
-    """Lock what waits and nobody else has, and return it."""
-    locked = {row["Id"] for row in leases.lock(connection, tables, names)}
-    missed = [name for name in names if name not in locked]
-    if missed and len(claims.present(connection, tables.messages, missed)) < len(missed):
-        raise Overtaken(some(missed, separator=", "))
+    """Lock what waits, once nobody else has its row, and return what no dispatcher is handing over."""
+    locked = {row["Id"] for row in leases.lock(connection, tables, names, wait=True)}
+    if gone := [name for name in names if name not in locked]:
+        raise Overtaken(some(gone, separator=", "))
     return locked - leases.held(connection, tables, sorted(locked), now)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from fnmatch import fnmatchcase
+from math import inf
 from typing import Any, Literal
+
+from airflow_delayed.errors import some
 
 _HALF_A_MINUTE = timedelta(seconds=30)
 
@@ -34,6 +38,9 @@ class DispatchPolicy:
     :param max_rate: messages a second at most; None: no limit.
     :param remember: how long ids are remembered that were handed over or cancelled.
     :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
+    :param allowed_destinations: names of destinations, or patterns with ``*``, ``?`` and ``[...]``; a message to
+        another one is given up with the reason, before anything of it is sent. None: all destinations. What is given
+        up goes to ``error_destination`` whether that is among them or not.
     :raises ValueError: one of them cannot be; the error names it.
     """
 
@@ -49,6 +56,7 @@ class DispatchPolicy:
     max_rate: float | None = None
     remember: timedelta = timedelta(days=14)
     claim_timeout: timedelta = _HALF_A_MINUTE
+    allowed_destinations: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.lookahead < timedelta(0):
@@ -69,14 +77,34 @@ class DispatchPolicy:
             raise ValueError(
                 f"maximum_recovery_failures_per_second={self.maximum_recovery_failures_per_second} must be more than 0"
             )
-        if self.max_rate is not None and not self.max_rate > 0:
-            raise ValueError(f"max_rate={self.max_rate} must be more than 0 messages a second, or None")
+        if self.max_rate is not None and not 0 < self.max_rate < inf:
+            raise ValueError(f"max_rate={self.max_rate} must be more than 0 messages a second, and finite, or None")
         if self.remember < timedelta(0):
             raise ValueError(f"remember={self.remember} must not be negative")
         if self.claim_timeout < timedelta(seconds=1):
             raise ValueError(f"claim_timeout={self.claim_timeout} must be a second or more")
         if self.error_destination == "":
             raise ValueError("error_destination is empty; name a destination, or leave it out")
+        self._check_destinations()
+
+    def _check_destinations(self) -> None:
+        if isinstance(self.allowed_destinations, str):
+            object.__setattr__(self, "allowed_destinations", [self.allowed_destinations])
+        if self.allowed_destinations is not None and not all(self.allowed_destinations or [""]):
+            raise ValueError(
+                "allowed_destinations is empty, or has an empty name: nothing could be handed over; name destinations"
+                " or patterns, or leave it out to allow all"
+            )
+
+    def refused(self, destinations: Iterable[str]) -> dict[str, str]:
+        """Return those that ``allowed_destinations`` does not name, each with the reason."""
+        if (allowed := self.allowed_destinations) is None:
+            return {}
+        return {
+            one: f"destination {one!r} is not among the allowed_destinations of the dispatcher: {some(allowed)}"
+            for one in set(destinations)
+            if one not in allowed and not any(fnmatchcase(one, pattern) for pattern in allowed)
+        }
 
     def state(self) -> dict[str, Any]:
         """Return it as JSON can hold it; times in seconds."""

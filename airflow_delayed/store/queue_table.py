@@ -33,16 +33,18 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import mssql, mysql
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.delivery import State
+from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.engine import first_line
 from airflow_delayed.store.handover import Failure
 from airflow_delayed.store.install import compare
+from airflow_delayed.store.rows import check_queue_name
 from airflow_delayed.store.schema import bytes_column
 
 MESSAGE_ID = "NServiceBus.MessageId"
@@ -122,7 +124,13 @@ class QueueTables:
         """Return a destination's table, or what is wrong with it."""
         if destination not in self._tables:
             table = queue_table(destination, self._schema, connection.dialect.name)
-            (finding, *_) = compare(connection, table, names_only=True)
+            try:
+                check_queue_name(destination)
+                (finding, *_) = compare(connection, table, names_only=True)
+            except (LimitExceeded, ProgrammingError) as error:
+                # MariaDB has no tables whose names end with a blank, for one
+                reason = first_line(error) if isinstance(error, ProgrammingError) else str(error)
+                return f"there can be no table {destination!r}: {reason}"
             advice = "run TopologyInstallOperator with create_destinations=True"
             if finding.state is State.MISSING:
                 self._tables[destination] = f"there is no table {destination!r}; {advice}"
@@ -173,5 +181,5 @@ def _insert_new(connection: Connection, table: Table, messages: Sequence[Delayed
 def _says(text: str, headers: dict[str, str]) -> bool:
     try:
         return bool(json.loads(text) == headers)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -102,7 +102,7 @@ class DispatchFailed(DelayedError):
         kept: str = "in the table of failed messages; retry them when the cause is gone",
     ) -> None:
         cases = [f"connection {name!r} is not available: {reason}" for name, reason in unavailable.items()]
-        cases += [f"message {message_id}: {reason}" for message_id, reason in failures.items()]
+        cases += [" ".join(f"message {message_id}: {reason}".split()) for message_id, reason in failures.items()]
         advice = []
         if report.failed:
             advice.append(f"The {report.failed:,} are {kept}")

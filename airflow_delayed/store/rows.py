@@ -9,6 +9,7 @@ from typing import Any
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
 
 #: ``json.dumps`` would make an encoder for each message.
@@ -66,19 +67,30 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     }
 
 
+def headers_of(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that a column of headers holds, whatever its values are.
+
+    :raises InvalidMessage: it holds something else.
+    """
+    try:
+        # text is read at once, while bytes are looked at first: they could be UTF-16
+        headers = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        headers = None
+    if not isinstance(headers, dict):
+        raise InvalidMessage("headers", "are not a JSON object in UTF-8")
+    return headers
+
+
 def to_message(row: Mapping[str, Any]) -> DelayedMessage:
     """Return the message of a row.
 
     :raises InvalidMessage: the row was not written by this package and says something that cannot be sent.
     """
     given = bytes(row["Headers"])
-    try:
-        # text is read at once, while bytes are looked at first: they could be UTF-16
-        headers = json.loads(given.decode()) if given != b"{}" else {}
-    except ValueError:
-        raise InvalidMessage("headers", "are not a JSON object in UTF-8") from None
-    if not isinstance(headers, dict):
-        raise InvalidMessage("headers", "are not a JSON object in UTF-8")
+    headers = headers_of(given) if given != b"{}" else {}
+    if isinstance(row["Time"], NoTime):
+        raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     return DelayedMessage(
         destination=row["Destination"],
         body=bytes(row["State"]),

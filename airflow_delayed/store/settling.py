@@ -12,7 +12,20 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, any_, bindparam, cast, delete, insert, literal, literal_column, select, update
+from sqlalchemy import (
+    Connection,
+    Table,
+    any_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    insert,
+    literal,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningDelete
 from sqlalchemy.types import UserDefinedType
@@ -27,6 +40,8 @@ Row = dict[str, Any]
 #: Reasons in the table of failed messages.
 FAILED = "failed"
 EXPIRED = "expired"
+#: Of the column RetryCount: it is not counted any further.
+MAX_RETRY_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +168,11 @@ def _count_failures(connection: Connection, tables: Tables, verdict: Verdict) ->
     counted = [{"of": one.row["Id"], "reason": shortened(one.reason), "next": one.next_try} for one in verdict.again]
     counted += [{"of": row["Id"], "reason": shortened(reason), "next": None} for row, reason in verdict.failed]
     if counted:
+        more = case((table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + 1), else_=table.c.RetryCount)
         statement = (
             update(table)
             .where(table.c.Id == bindparam("of"))
-            .values(RetryCount=table.c.RetryCount + 1, NextTry=bindparam("next"), LastError=bindparam("reason"))
+            .values(RetryCount=more, NextTry=bindparam("next"), LastError=bindparam("reason"))
         )
         connection.execute(statement, sorted(counted, key=lambda one: str(one["of"])))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,11 +10,13 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.store import versions
+from airflow_delayed.store import takeover, versions
 from airflow_delayed.store.contention import retried
 from airflow_delayed.store.install import compare, create, with_state
 from airflow_delayed.store.queue_table import queue_table
 from airflow_delayed.store.schema import Tables
+
+log = logging.getLogger(__name__)
 
 #: Where each change of a table stands by itself, two installs can be in each other's way at every one.
 _TRIES = 12
@@ -34,7 +37,7 @@ def install(
     """Make what is missing, one table after the other, and return what was found and done; what differs stays as it is.
 
     It may be repeated, and run by several at once. Tables of an older version are brought up with their rows; of a
-    newer one nothing is touched.
+    newer one nothing is touched. The log has a warning for each table that somebody else owns, or that has triggers.
 
     :param queues: names of queue tables, made only with ``create_queues``.
     """
@@ -60,7 +63,12 @@ def install(
             versions.record(connection, tables)
         return TopologyReport(tuple(done))
 
-    return _read(engine, work) if dry_run else _repeated(engine, work)
+    report = _read(engine, work) if dry_run else _repeated(engine, work)
+    with engine.connect().execution_options(read_only=True) as connection:
+        ours = [*tables, *(queue_table(name, schema, connection.dialect.name) for name in queues)]
+        for warning in takeover.warnings(connection, ours):
+            log.warning("%s", warning)
+    return report
 
 
 def look(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, schema: str | None = None) -> TopologyReport:

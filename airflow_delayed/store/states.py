@@ -49,6 +49,11 @@ class MessageState(str, Enum):
     EXPIRED = "expired"
 
 
+def given_up(reason: str) -> MessageState:
+    """Return how a message of the table of failed ones stands, by its column Reason."""
+    return MessageState.EXPIRED if reason == MessageState.EXPIRED.value else MessageState.FAILED
+
+
 def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
     """Return how a message of the table of messages stands.
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, null
 from airflow_delayed.message import from_microseconds, microseconds
 from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState, claimed_until, state_of
+from airflow_delayed.store.states import MessageState, claimed_until, given_up, state_of
 
 #: The columns that are read, of the tables of messages and of failed ones.
 SHOWN = (
@@ -141,7 +141,7 @@ def stored(
         *of_run,
     ) = row
     if where == "failed":
-        state = MessageState(stands)
+        state = given_up(stands)
     else:
         timed = {"Time": due_at, "ExpiresAt": expires_at, "NextTry": next_try, "ClaimedUntil": stands}
         state = state_of(timed, now)

@@ -64,7 +64,10 @@ class TableLane:
         desk = self._desk
         wanted = claiming.Wanted(deliver_conn_id=None, due_by=now, limit=limit)
         rows = claiming.claim_locked(connection, desk.tables, wanted, now)
-        found = verdicts.read(rows, {}, now)
+        if rows:
+            # on MySQL and MariaDB the claim may have waited, and messages expired meanwhile
+            now = desk.now(connection)
+        found = verdicts.read(rows, self._policy.refused(row["Destination"] for row in rows), now)
         done = self._deliver(connection, found)
         verdict = verdicts.judge(rows, verdicts.Results.of(found, done), self._policy.number_of_retries, now)
         refused = 0

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from airflow_delayed.store.report import DispatchReport
-from airflow_delayed.store.settling import Verdict
+from airflow_delayed.store.settling import Verdict, shortened
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,16 @@ class Tally:
             one = min(verdict.again, key=lambda one: one.next_try)
             self._warn(
                 f"{len(verdict.again):,} messages are tried again, the first at {one.next_try:%H:%M:%S} UTC:"
-                f" {one.row['Id']}: {one.reason}"
+                f" {shortened(one.row['Id'])}: {one.reason}"
             )
         if verdict.aside:
             self._warn(
-                f"{len(verdict.aside):,} messages went to the error destination, such as {verdict.aside[0]['Id']}"
+                f"{len(verdict.aside):,} messages went to the error destination, such as"
+                f" {shortened(verdict.aside[0]['Id'])}"
             )
         if verdict.failed:
             row, reason = verdict.failed[0]
-            self._warn(f"{len(verdict.failed):,} messages are given up, such as {row['Id']}: {reason}")
+            self._warn(f"{len(verdict.failed):,} messages are given up, such as {shortened(row['Id'])}: {reason}")
 
     def _warn(self, text: str) -> None:
         log.warning("connection %r: %s", self._conn_id, text)

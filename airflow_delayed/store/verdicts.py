@@ -32,9 +32,9 @@ class Read:
 
 
 def read(rows: Sequence[Row], closed: Mapping[str, str], now: datetime) -> Read:
-    """Return the messages of rows, without those that have expired, or whose destination is known to be missing.
+    """Return the messages of rows, without those that have expired, or that go to a closed destination.
 
-    :param closed: destinations that cannot receive, and why.
+    :param closed: destinations that cannot receive, or may not, and why.
     """
     if not closed and (alike := Alike.of(rows)) is not None:
         return Read(alike)

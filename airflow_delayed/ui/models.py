@@ -198,7 +198,7 @@ class MessageDetail(Answer):
     at: datetime
     message: Message | None
     remembered: Remembered | None
-    headers: Headers | None
+    headers: Headers | None = Field(description="Null: the message is gone, or its headers cannot be read")
     body_bytes: int | None
     history: list[Happening] = Field(description="Oldest first")
 

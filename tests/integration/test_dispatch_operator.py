@@ -39,6 +39,10 @@ def operator(store: Store, **options) -> StoreDispatchOperator:
         ({"consistency": "maybe"}, "consistency='maybe' must be"),
         ({"number_of_retries": -1}, "number_of_retries=-1 must be 0 or more"),
         ({"max_rate": 0}, "max_rate=0 must be more than 0"),
+        ({"max_rate": float("inf")}, "max_rate=inf must be more than 0 messages a second, and finite"),
+        ({"max_rate": float("nan")}, "max_rate=nan must be more than 0 messages a second, and finite"),
+        ({"allowed_destinations": []}, "allowed_destinations is empty"),
+        ({"allowed_destinations": ["q", ""]}, "allowed_destinations is empty, or has an empty name"),
         ({"claim_timeout": SECOND / 2}, "claim_timeout=.* must be a second or more"),
         ({"remember": -SECOND}, "remember=.* must not be negative"),
         (
@@ -73,8 +77,10 @@ def test_its_names_are_templates():
         deliver_conn_ids=["{{ x }}_broker"],
         table="{{ x }}_table",
         schema="{{ x }}_schema",
+        allowed_destinations=["{{ x }}-*"],
     )
     task.render_template_fields({"x": "a"})
+    assert task.allowed_destinations == ["a-*"]
     assert (task.conn_id, task.deliver_conn_ids) == ("a_store", ["a_broker"])
     assert (task.table, task.schema) == ("a_table", "a_schema")
 
@@ -113,6 +119,40 @@ def test_what_fails_fails_the_task_after_the_others(store: Store):
         operator(store, deliver_conn_ids=[store.conn_id]).execute({})
     assert len(store.rows(hook, "q")) == 1
     assert set(store.given_up(hook)) == {"a"}
+
+
+@on_postgres_too
+def test_a_row_reaches_allowed_destinations_alone(store: Store, monkeypatch):
+    """Whoever may insert into the store's table says where a message goes; who dispatches says where it may."""
+    transport = Transport()
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: transport)
+    hook = store.installed("reminders", "admin", deliver_conn_id=None)
+    names = ["reminders", "billing-1", "admin", "Reminders", "billing", "re*"]
+    hook.send(message(f"own-{name}", hook.now() - SECOND, destination=name) for name in ("reminders", "admin"))
+    store.hook("broker").send(message(name, hook.now() - SECOND, destination=name) for name in names)
+    task = operator(
+        store, deliver_conn_ids=["broker", store.conn_id], allowed_destinations=["{{ x }}", "billing-[0-9]"]
+    )
+    task.render_template_fields({"x": "reminders"})
+    with pytest.raises(AirflowFailException) as caught:
+        task.execute({})
+    assert sorted(transport.ids) == ["billing-1", "reminders"]
+    assert (len(store.rows(hook, "reminders")), store.rows(hook, "admin")) == (1, [])
+    refused = {"admin": "admin", "Reminders": "Reminders", "billing": "billing", "re*": "re*", "own-admin": "admin"}
+    assert caught.value.__cause__.failures == {
+        name: f"destination {destination!r} is not among the allowed_destinations of the dispatcher: reminders;"
+        " billing-[0-9]"
+        for name, destination in refused.items()
+    }
+    assert store.given_up(hook).keys() == refused.keys()
+
+
+def test_what_is_not_allowed_goes_to_the_error_destination_if_there_is_one(store: Store):
+    hook = store.installed("admin", "errors", deliver_conn_id=None)
+    hook.send([message("a", hook.now() - SECOND, destination="admin")])
+    options = {"allowed_destinations": "reminders", "error_destination": "errors"}
+    assert operator(store, deliver_conn_ids=store.conn_id, **options).execute({})["error_destination"] == 1
+    assert (store.rows(hook, "admin"), len(store.rows(hook, "errors"))) == ([], 1)
 
 
 def test_what_is_given_up_goes_to_the_error_destination(store: Store, caplog):

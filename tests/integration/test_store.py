@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import traceback
 from datetime import datetime, timedelta, timezone
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, run_sql, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import State, delivery_for, store_for
 from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
@@ -51,6 +53,45 @@ def test_install_twice(store: Store):
     assert [finding.state for finding in first] == [State.CREATED] * 8
     assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 8
     assert hook.verify(["reminders"]).ok
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_install_warns_of_tables_that_somebody_else_owns(store: Store, postgres_url, caplog):
+    hook, user = store.hook(None), f"intruder_{uuid4().hex[:8]}"
+    hook.install(["reminders"], create_destinations=True)
+    assert "belongs to" not in caplog.text
+    try:
+        run_sql(postgres_url, f"CREATE ROLE {user}")
+        for table in ("delayed_messages_failed", "reminders"):
+            store.sql(hook, f'ALTER TABLE {{s}}"{table}" OWNER TO {user}')
+        assert hook.install(["reminders"]).ok
+        for table in ("delayed_messages_failed", "reminders"):
+            assert f"table {store.schema}.{table} belongs to the database user '{user}'" in caplog.text
+        assert caplog.text.count("belongs to") == 2
+    finally:
+        run_sql(postgres_url, f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP ROLE {user}")
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_install_warns_of_triggers(store: Store, caplog):
+    hook = store.hook(None)
+    hook.install(["reminders"], create_destinations=True)
+    if hook.engine.dialect.name == "postgresql":
+        body = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+        store.sql(hook, f"CREATE FUNCTION {{s}}listen() {body}")
+        what = "FOR EACH ROW EXECUTE FUNCTION {s}listen()"
+    else:
+        what = "FOR EACH ROW SET @heard = 1"
+    for table in ("delayed_messages", "reminders"):
+        store.sql(
+            hook,
+            f'CREATE TRIGGER {{s}}"on_{table}" AFTER INSERT ON {{s}}"{table}" {what}'.replace(
+                "TRIGGER {s}", "TRIGGER " if hook.engine.dialect.name == "postgresql" else "TRIGGER {s}"
+            ),
+        )
+    assert hook.install(["reminders"]).ok
+    for table in ("delayed_messages", "reminders"):
+        assert re.search(rf"table .*\.{table} has triggers, .*on_{table}", caplog.text)
 
 
 def test_install_makes_no_destination_unless_told(store: Store):

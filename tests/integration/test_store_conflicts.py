@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select, update
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import MessageConflict
+from airflow_delayed.errors import MessageConflict, TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import claims, leases
@@ -162,17 +162,19 @@ def test_there_is_no_other_on_conflict(store: Store):
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
-def test_nobody_waits_for_a_row_that_another_has(store: Store):
-    """Were the lock waited for, this test would not come to its end."""
+def test_who_does_not_get_a_row_in_time_says_so_and_changes_nothing(store: Store, monkeypatch):
     store.installed().send([first("waiting"), first("held")])
     hook, other = store.hook(on_conflict="replace"), store.hook()
     with other.engine.begin() as connection:
         assert len(leases.lock(connection, other.tables, ["held"])) == 1
-        report = hook.send([second("waiting"), second("held"), first("new")])
-        assert (report.replaced, report.refused, report.sent) == (1, 1, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr("airflow_delayed.store.contention.PATIENCE", 0)
+            with pytest.raises(TransportUnavailable, match=r"(?i)lock.* timeout"):
+                hook.send([second("waiting"), second("held"), first("new")])
+        # who changes nothing is done all the same
         assert store.hook().send([first("held")]).duplicates == 1
-        assert {one.message_id for one in hook.list()} == {"waiting", "held", "new"}
-    assert hook.send([second("held")]).replaced == 1
+        assert content(hook) == {"waiting": of(first("waiting")), "held": of(first("held"))}
+    assert hook.send([second("waiting"), second("held"), first("new")]).replaced == 2
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)

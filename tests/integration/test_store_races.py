@@ -1,15 +1,28 @@
-"""Changing one's mind while dispatchers are at work: each message is changed or arrives, never both, never neither."""
+"""Changing one's mind while others are at work: each message is changed or arrives, never both, never neither.
+
+A transaction is held open where another one can meet it: at its commit, or by a connection of the test's own.
+"""
 
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from support.standing import give_up, hold
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store import claims, leases
+from airflow_delayed.store.engine import engine_options, prepare
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MANY = 800
@@ -105,3 +118,173 @@ def test_two_who_cancel_the_same(store: Store):
         assert outcomes.count("cancelled") == 1, (name, outcomes)
         # in flight: the other one had the row for over half a second
         assert set(outcomes) <= {"cancelled", "already cancelled", "in flight"}
+
+
+servers_only = pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+#: Changes of a message that has failed, with the state that remains of it.
+CHANGES: dict[str, tuple[Callable[[DelayedStoreHook], object], str]] = {
+    "cancel": (lambda hook: hook.cancel(["m"]), "cancelled"),
+    "erase": (lambda hook: hook.erase(["m"]), "erased"),
+    "purge": (lambda hook: hook.purge(timedelta(0), reason=["failed", "expired"]), "purged"),
+}
+
+
+@contextmanager
+def beside(work: Callable[[], object]) -> Iterator[list[object]]:
+    """Do some work in a thread, which has ended with the block; its answer, or its error, is in the list then."""
+    answers: list[object] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        thread.join(120)
+
+
+def when(engine: Engine, pattern: str, then: Callable[[], object], name: str = "before_cursor_execute") -> None:
+    """Do something before or after the first statement that looks so."""
+    left = [then]
+
+    def look(connection, cursor, statement, parameters, context, executemany) -> None:
+        if left and re.search(pattern, statement, re.DOTALL):
+            left.pop()()
+
+    event.listen(engine, name, look)
+
+
+@servers_only
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("reason", ["failed", "expired"])
+def test_a_replace_does_not_bring_back_what_is_being_removed(store: Store, change, reason):
+    hook = store.installed()
+    hook.send([message("m", LATER)])
+    give_up(hook, "m", reason=reason)
+    changing, replacing = store.hook(), store.hook(on_conflict="replace")
+    at_commit, go = threading.Event(), threading.Event()
+
+    @event.listens_for(changing.engine, "commit")
+    def commit(connection: Connection) -> None:
+        at_commit.set()
+        assert go.wait(60)
+
+    # it has looked at what is committed, and meets the lock now
+    when(replacing.engine, "(DELETE|FOR UPDATE).*_failed|_failed.*FOR UPDATE", go.set)
+    work, state = CHANGES[change]
+    with beside(lambda: work(changing)) as changed:
+        assert at_commit.wait(60)
+        with beside(lambda: replacing.send([message("m", LATER, body=b"new")])) as sent:
+            pass
+    assert changed[0].changed == 1
+    assert (sent[0].sent, sent[0].replaced) == (0, 0)
+    assert list(hook.list()) == []
+    assert hook.get("m").state == state
+
+
+@servers_only
+def test_a_replace_waits_for_who_has_the_row(store: Store):
+    """Nobody hands it over: another client looked at it for a while, with a lock."""
+    hook = store.installed()
+    hook.send([message("m", LATER)])
+    replacing = store.hook(on_conflict="replace")
+    overtaken = threading.Event()
+
+    def asked() -> None:
+        event.listen(replacing.engine, "rollback", lambda connection: overtaken.set())
+
+    when(replacing.engine, "FOR UPDATE", asked)
+    with hook.engine.begin() as other:
+        assert leases.lock(other, hook.tables, ["m"])
+        with beside(lambda: (replacing.send([message("m", LATER, body=b"new")]), overtaken.set())[0]) as sent:
+            assert overtaken.wait(60)
+            other.commit()
+    assert (sent[0].replaced, sent[0].refused) == (1, 0)
+    assert hook.content("m", body_limit=10).body == b"new"
+
+
+@pytest.mark.parametrize("store", ["mariadb"], indirect=True)
+def test_what_expires_while_a_claim_waits_is_not_handed_over(store: Store, monkeypatch):
+    """MariaDB passes over a row that another one only looks at, and so a claim looks again for some seconds."""
+    hook = store.installed("q", deliver_conn_id=None)
+    now = hook.now()
+    hook.send([message("m", now - timedelta(seconds=1), expires_at=now + timedelta(hours=1))])
+    passed, other = [timedelta(0)], store.hook().engine.connect()
+    assert leases.lock(other, hook.tables, ["m"])
+
+    def pause(seconds: float) -> None:
+        other.rollback()
+        passed[0] = timedelta(hours=2)
+
+    monkeypatch.setattr("airflow_delayed.store.claiming.time.sleep", pause)
+    with other:
+        report = store.dispatcher(hook, database_time=lambda one: claims.database_time(one) + passed[0]).run()
+    assert passed[0]
+    assert (report.dispatched, report.expired) == (0, 1)
+    assert store.rows(hook, "q") == []
+
+
+def end_session(store: Store, number: int) -> None:
+    """End a session of the database, and see to it that it is over."""
+    postgres = store.hook().engine.dialect.name == "postgresql"
+    with store.hook().engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(f"SELECT pg_terminate_backend({number}, 60000)" if postgres else f"KILL {number}"))
+
+
+@pytest.mark.parametrize("store", ["mariadb"], indirect=True)
+def test_a_connection_lost_before_the_commit_is_told_as_such(store: Store):
+    hook = store.installed()
+    hook.send([message("m", LATER)])
+    numbers = []
+    event.listen(hook.engine, "begin", lambda one: numbers.append(one.connection.dbapi_connection.thread_id()))
+    when(hook.engine, "innodb_lock_wait_timeout = DEFAULT", lambda: end_session(store, numbers[-1]))
+    with pytest.raises(TransportUnavailable, match=f"connection '{store.conn_id}': "):
+        hook.cancel(["m"])
+    assert store.hook().cancel(["m"]) == {"m": "cancelled"}
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize("look", ["get", "list"])
+def test_a_session_that_ends_after_the_last_statement_is_told_as_such(store: Store, look):
+    hook = store.installed()
+    hook.send([message("m", LATER)])
+    give_up(hook, "m")
+    # psycopg2 asks the server when a connection is given back
+    url = hook.engine.url.set(drivername="postgresql+psycopg2")
+    hook.close()
+    hook.engine = prepare(create_engine(url, **engine_options("postgresql")))
+    hook.get("m")  # what is asked once for each connection is asked now
+    numbers = []
+    event.listen(hook.engine, "checkout", lambda one, *_: numbers.append(one.info.backend_pid))
+    when(hook.engine, "SELECT.*_failed", lambda: end_session(store, numbers[-1]), "after_cursor_execute")
+    with pytest.raises(TransportUnavailable, match=f"connection '{store.conn_id}': "):
+        hook.get("m") if look == "get" else list(hook.list())
+    assert hook.get("m").state == "failed"
+
+
+@servers_only
+@pytest.mark.parametrize("what", ["get", "page", "cancel"])
+def test_what_is_stored_and_claimed_between_two_looks_is_in_flight(store: Store, what):
+    """Of such a message first only the lease is seen, which says what it says once the message is handed over."""
+    hook, other = store.installed(), store.hook()
+    hook.get("m")  # what is asked once for each connection is asked now
+
+    def claimed() -> None:
+        other.send([message("m", LATER)])
+        assert hold(other, "m")
+
+    # a change looks for those whose rows others have, too
+    last_look = "UNION ALL" if what == "cancel" else r'FROM [^\n]*delayed_messages["`]'
+    when(hook.engine, last_look, claimed, "after_cursor_execute")
+    if what == "page":
+        page = hook.page(ids=["m"])
+        assert page.remembered == []
+    else:
+        found = hook.get("m").state.value if what == "get" else hook.cancel(["m"])["m"]
+        assert found == "in flight"
+    assert hook.get("m").state == "in flight"

@@ -126,6 +126,16 @@ def test_two_triggers_at_once_send_nothing_twice(store: Store, through):
     assert hook.count() == 0
 
 
+def test_a_trigger_sends_to_allowed_destinations_alone(store: Store, through):
+    hook, transport = store.installed(), Transport()
+    hook.send(message(name, hook.now() - SECOND, destination=name) for name in ("reminders", "admin"))
+    through(transport)
+    policy = DispatchPolicy(lookahead=timedelta(0), allowed_destinations=["remind*"]).state()
+    event = asyncio.run(payload(trigger(store, "broker", policy=json.loads(json.dumps(policy)))))
+    assert (event["status"], transport.ids) == ("given up", ["reminders"])
+    assert "destination 'admin' is not among the allowed_destinations" in event["error"]
+
+
 def test_a_trigger_that_is_ended_brings_to_an_end_what_it_sends_and_frees_the_rest(store: Store, through, monkeypatch):
     # as long as a slow machine takes
     monkeypatch.setattr(store_dispatch, "GRACE", PATIENCE)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from airflow.models.log import Log
 from airflow.utils.session import create_session
-from sqlalchemy import select
+from sqlalchemy import select, text, update
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
 from support.standing import give_up, hand_over, hold, pause
 from support.stores import Store, message, on_postgres_too
@@ -310,3 +310,26 @@ def test_a_database_ends_by_itself_what_nobody_waits_for(store: Store, page: Pag
     question, wanted = limits[hook.engine.dialect.name]
     (row,) = store.sql(hook, question)
     assert row[0] == wanted
+
+
+@on_postgres_too
+def test_what_cannot_be_read_is_shown_as_unreadable(store: Store, hook: DelayedStoreHook, page: Page):
+    beyond = {"sqlite": "'tomorrow'", "postgresql": "'infinity'", "mysql": "'0000-00-00'"}[hook.engine.dialect.name]
+    poison = {
+        "due": {"Headers": b"[" * 5000},
+        "overdue": {"Headers": b'{"a": "\\ud800"}'},
+        "soon": {"Time": text(beyond)},
+    }
+    with hook.engine.begin() as connection:
+        if connection.dialect.name == "mysql":
+            connection.execute(text("SET SESSION sql_mode = ''"))
+        for name, columns in poison.items():
+            connection.execute(update(hook.table).where(hook.table.c.Id == name).values(**columns))
+        connection.execute(update(hook.tables.failed).values(Headers=b"\xff", Reason="sabotage"))
+    found = page.get(url(store, "messages"))
+    assert len(found["messages"]) == 7
+    for name in names(found):
+        detail = page.get(url(store, "message"), id=name)
+        assert (detail["headers"] is None) == (name in ("due", "overdue", "failed"))
+    assert {one["message_id"]: one["state"] for one in found["messages"]}["failed"] == "failed"
+    page.get(url(store, "summary"))

@@ -1,4 +1,4 @@
-"""docs/airflow: its code makes what it says, and its tables name every field and parameter."""
+"""docs/airflow and docs/security.md: their code makes what it says, and the tables name every field and parameter."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def test_the_code_makes_a_dag_with_a_watcher_and_amazons_watcher() -> None:
     assert isinstance(sqs, Asset)
     assert rabbit.watchers[0].trigger.serialize()[1] == {"conn_id": "rabbitmq_default", "queue": "orders"}
     assert sqs.watchers[0].trigger.serialize()[1]["waiter_delay"] == 1
+
+
+def test_the_page_of_security_and_its_code() -> None:
+    page = WATCH.parents[1] / "security.md"
+    assert list(pages.run(page)) == [None]
+    for link in pages.links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert not anchor or anchor in pages.anchors(target), link
+    assert page.name in pages.links(WATCH.parents[1] / "README.md")
 
 
 @pytest.mark.parametrize("page", sorted(WATCH.parent.glob("*.md")), ids=lambda page: page.stem)

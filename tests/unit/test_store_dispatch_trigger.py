@@ -15,6 +15,8 @@ from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 #: What a task that was deferred by the first version has in the database.
 FIRST_VERSION = kept("store_dispatch")[0]["kwargs"]
+#: What a policy has had since then.
+SINCE = {"allowed_destinations": None}
 
 
 def stored(trigger: StoreDispatchTrigger) -> StoreDispatchTrigger:
@@ -28,7 +30,7 @@ def test_arguments_are_stored_and_read_back():
     assert arguments == FIRST_VERSION
     policy = DispatchPolicy.restored(arguments["policy"])
     assert (policy.lookahead, policy.claim_timeout) == (timedelta(seconds=15), timedelta(seconds=20))
-    assert policy.state() == FIRST_VERSION["policy"]
+    assert policy.state() == {**FIRST_VERSION["policy"], **SINCE}
     report = DispatchReport.restored(arguments["summary"])
     assert report.first_due == datetime(2029, 1, 1, tzinfo=timezone.utc)
     assert report.summary() == FIRST_VERSION["summary"]
@@ -39,7 +41,7 @@ def test_arguments_may_grow():
     assert stored(StoreDispatchTrigger("store", ["broker"])).serialize()[1]["until"] == "empty"
     later = {**FIRST_VERSION, "version": 2, "of_later": True, "policy": {**FIRST_VERSION["policy"], "of_later": 1}}
     assert stored(StoreDispatchTrigger(**later)).serialize()[1] == later
-    assert DispatchPolicy.restored(later["policy"]).state() == FIRST_VERSION["policy"]
+    assert DispatchPolicy.restored(later["policy"]).state() == {**FIRST_VERSION["policy"], **SINCE}
     assert DispatchPolicy.restored({}) == DispatchPolicy()
     assert DispatchReport.restored({}) == DispatchReport()
 

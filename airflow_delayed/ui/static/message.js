@@ -54,8 +54,9 @@ function history({ history: lines }) {
     line.detail && h("small", { class: "muted" }, ` ${line.detail}`))))];
 }
 
-function headers({ headers: given }) {
-  if (!given) return null;
+function headers({ headers: given, message }) {
+  if (!given) return message && [h("h3", {}, "Headers"), h("p", { class: "notice" },
+    "They cannot be read: they are no JSON object of text, or have over a million bytes.")];
   const { names, values, cut } = given;
   return [h("h3", {}, `Headers (${names.length})`),
     names.length > 0 && !values && h("p", { class: "muted" }, "Their values are shown to those who may read the connection."),

@@ -103,6 +103,14 @@ def test_a_rate_breaker_says_what_and_when():
     )
 
 
+@given(st.integers(1, 10_000), st.timedeltas(SECOND / 1000, timedelta(days=10_000)), st.timedeltas(SECOND))
+def test_no_pause_is_longer_than_the_longest_whatever_the_first_one_is(failures, first, longest):
+    # half of the longest time that Python has is left for the doubling
+    longest = min(longest, timedelta.max / 4)
+    assert min(first, longest) <= pause(failures, 0, first=first, longest=longest) <= longest
+    assert pause(10_000, 0, first=first, longest=longest) == longest
+
+
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_pauses_double_up_to_the_longest_and_chance_takes_at_most_half(failures, chance):
     full = min(timedelta(minutes=5), SECOND * 2 ** min(failures - 1, 20))

@@ -105,7 +105,7 @@ def test_what_makes_no_message_is_named(columns, problem):
     assert "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"hush", b"[]", b'"a"', b"\xff", b'{"a": 1}', b'{"a": null}'])
+@pytest.mark.parametrize("data", [b"hush", b"[]", b"[" * 5000, b'"a"', b"\xff", b'{"a": 1}', b'{"a": null}'])
 def test_headers_that_are_no_json_object_of_texts(data):
     with pytest.raises(InvalidMessage, match="headers: ") as caught:
         Reader("json").message({**ROW, "Headers": data})

@@ -1,0 +1,212 @@
+"""What a driver returns for values that Python's own types cannot hold, so that one row never spoils a query.
+
+Who may insert into a table may put there what this package never writes: PostgreSQL keeps the times ``infinity`` and
+``44 BC``, MariaDB keeps ``0000-00-00``, SQLite keeps anything in any column. Drivers raise an error for some of these
+when rows are fetched, and no row of the query is to be had. Here such a value becomes one that can be read: a time
+becomes a :class:`NoTime`, what is no text becomes a text that no message may have as its id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import DateTime, Dialect, Engine, Integer, LargeBinary, String, event
+from sqlalchemy.dialects import mysql, sqlite
+
+from airflow_delayed.message import MICROSECOND, UTC
+from airflow_delayed.store.schema import MYSQL
+
+#: Begins what stands for an id or another text that is none. Its blank makes it an id that no message may have.
+NO_TEXT = "not text: "
+#: The number of the type DATETIME in MySQL's protocol.
+_DATETIME = 12
+_MICROSECONDS = (datetime.max - datetime.min) // MICROSECOND + 1
+
+
+class NoTime(datetime):
+    """Stands for a time that cannot be read, at the nearest place in the order of times that Python can hold."""
+
+
+#: Before and after all times that can be read.
+FIRST = NoTime(1, 1, 1, tzinfo=UTC)
+LAST = NoTime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+
+
+def tolerate(engine: Engine) -> None:
+    """Have an engine's driver return values for what it would raise an error for; call it once for an engine."""
+    name = engine.dialect.name
+    if name == "postgresql":
+        event.listen(engine, "connect", _psycopg2 if engine.dialect.driver == "psycopg2" else _psycopg)
+    elif name == "sqlite":
+        event.listen(engine, "connect", _sqlite)
+        kinds = {DateTime: _SqliteTime, String: _SqliteText, Integer: _SqliteInteger, LargeBinary: _SqliteBytes}
+        engine.dialect.colspecs = {**engine.dialect.colspecs, **kinds}
+    elif name in MYSQL:
+        event.listen(engine, "connect", _MYSQL.get(engine.dialect.driver, _no_change))
+        engine.dialect.colspecs = {**engine.dialect.colspecs, mysql.DATETIME: _MysqlTime}
+
+
+def _nearest(text: str) -> datetime:
+    """Return the NoTime for what is kept as PostgreSQL's text of a time."""
+    return FIRST if text.startswith("-") or text.endswith("BC") else LAST
+
+
+def _psycopg(connection: Any, _record: object) -> None:
+    from psycopg import DataError
+    from psycopg.adapt import Loader
+    from psycopg.pq import Format
+
+    def tolerant(name: str) -> type[Loader]:
+        oid = connection.adapters.types[name].oid
+        plain = connection.adapters.get_loader(oid, Format.TEXT)
+
+        class Tolerant(Loader):
+            def __init__(self, oid: int, context: Any = None) -> None:
+                super().__init__(oid, context)
+                self._load = plain(oid, context).load
+
+            def load(self, data: Any) -> Any:
+                try:
+                    return self._load(data)
+                except DataError:
+                    return _nearest(bytes(data).decode())
+
+        return Tolerant
+
+    for name in ("timestamptz", "timestamp", "date"):
+        connection.adapters.register_loader(name, tolerant(name))
+
+
+def _psycopg2(connection: Any, _record: object) -> None:
+    from psycopg2 import extensions  # type: ignore[import-untyped]
+
+    def tolerant(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def load(value: str | None, cursor: Any) -> Any:
+            # the driver has an ordinary time for what is infinite
+            if value is not None and value.endswith("infinity"):
+                return _nearest(value)
+            try:
+                return plain(value, cursor)
+            except ValueError:
+                return _nearest(str(value))
+
+        return load
+
+    for plain in (extensions.PYDATETIMETZ, extensions.PYDATETIME, extensions.PYDATE):
+        made = extensions.new_type(plain.values, f"TOLERANT_{plain.name}", tolerant(plain))
+        extensions.register_type(made, connection)
+
+
+def _sqlite(connection: Any, _record: object) -> None:
+    connection.text_factory = _as_text
+
+
+def _mysqldb(connection: Any, _record: object) -> None:
+    plain = connection.converter[_DATETIME]
+    connection.converter[_DATETIME] = lambda value: plain(value) or value
+
+
+def _mysqlconnector(connection: Any, _record: object) -> None:
+    class Tolerant(type(connection.converter)):  # type: ignore[misc]
+        def _datetime_to_python(self, value: bytes, dsc: Any = None) -> Any:
+            return super()._datetime_to_python(value, dsc) or bytes(value).decode()
+
+    connection.converter_class = Tolerant
+
+
+def _no_change(connection: Any, _record: object) -> None:
+    """Leave pymysql as it is: it returns the text of a time that is none."""
+
+
+_MYSQL = {"mysqldb": _mysqldb, "mysqlconnector": _mysqlconnector}
+
+
+def _as_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"{NO_TEXT}x'{data.hex()}'"
+
+
+def raw_of(text: str) -> bytes | None:
+    """Return the bytes that a text of :data:`NO_TEXT` stands for; None: it is another text."""
+    if not text.startswith(f"{NO_TEXT}x'"):
+        return None
+    try:
+        return bytes.fromhex(text[len(NO_TEXT) + 2 : -1])
+    except ValueError:
+        return None
+
+
+def _time_of(value: object) -> datetime:
+    """Return a NoTime in the place that SQLite's or MySQL's order gives to a value that is no time."""
+    if not isinstance(value, str):
+        return FIRST if isinstance(value, int | float) else LAST
+    place = bisect_left(range(_MICROSECONDS), value, key=lambda number: _moment(number).isoformat(" ", "microseconds"))
+    moment = _moment(min(place, _MICROSECONDS - 1))
+    return NoTime.combine(moment.date(), moment.time(), UTC)
+
+
+def _moment(number: int) -> datetime:
+    return datetime.min + timedelta(microseconds=number)
+
+
+class _SqliteTime(sqlite.DATETIME):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Read what can be read."""
+        plain: Any = super().result_processor(dialect, coltype)
+
+        def process(value: Any) -> datetime | None:
+            try:
+                found: datetime | None = plain(value)
+            except (ValueError, TypeError):
+                return _time_of(value)
+            # what is written here has no zone
+            return found if found is None or found.tzinfo is None else _time_of(value)
+
+        return process
+
+
+class _SqliteText(String):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Have numbers and bytes as text."""
+
+        def process(value: Any) -> str | None:
+            if value is None or isinstance(value, str):
+                return value
+            return f"{NO_TEXT}x'{value.hex()}'" if isinstance(value, bytes) else str(value)
+
+        return process
+
+
+class _SqliteInteger(Integer):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Take anything else for 0."""
+
+        def process(value: Any) -> int | None:
+            return value if value is None or isinstance(value, int) else 0
+
+        return process
+
+
+class _SqliteBytes(LargeBinary):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Have text as UTF-8, and numbers as they are written."""
+
+        def process(value: Any) -> bytes | None:
+            return value if value is None or isinstance(value, bytes) else str(value).encode()
+
+        return process
+
+
+class _MysqlTime(mysql.DATETIME):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Read what the driver returns as text."""
+
+        def process(value: Any) -> datetime | None:
+            return _time_of(value) if isinstance(value, str) else value
+
+        return process
