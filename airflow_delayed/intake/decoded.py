@@ -28,8 +28,8 @@ def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names:
         if size > max(UNPACKED_IN_ANY_CASE, MAX_RATIO * packed):
             raise SourceError(
                 f"{file.name}: column {column.path_in_schema} unpacks from {packed:,} to {size:,} bytes in one row"
-                f" group, and at most {MAX_RATIO} times its size is unpacked; write it with less compression, or in smaller"
-                " row groups, if its content is right"
+                f" group, and at most {MAX_RATIO} times its size is unpacked; write it with less compression or in"
+                " smaller row groups, if its content is right"
             )
 
 

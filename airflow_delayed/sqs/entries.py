@@ -175,8 +175,8 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if not _NAME.fullmatch(name):
             raise LimitExceeded(
                 "headers",
-                f"SQS refuses the name {short(name)}: it allows 256 ASCII letters, digits, '_', '-' and '.', with no '.'"
-                " at the ends or twice in a row, and no 'AWS.' or 'Amazon.' in front",
+                f"SQS refuses the name {short(name)}: it allows 256 ASCII letters, digits, '_', '-' and '.', with no"
+                " '.' at the ends or twice in a row, and no 'AWS.' or 'Amazon.' in front",
             )
         # the value is not shown: a header may hold what must not be in a log
         if not value:
