@@ -84,10 +84,10 @@ def _wrong_id(message_id: object) -> InvalidMessage:
 def _check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not isinstance(name, str) or not name:
-            raise InvalidMessage("headers", f"the name {name!r} must be text that is not empty")
+            raise InvalidMessage("headers", f"the name {short(name)} must be text that is not empty")
         if not isinstance(value, str):
             # the value is not shown: a header may hold what must not be in a log
-            raise InvalidMessage("headers", f"the value of {name!r} must be text, not {type(value).__name__}")
+            raise InvalidMessage("headers", f"the value of {short(name)} must be text, not {type(value).__name__}")
         check_text("headers", name)
         check_text("headers", value)
 

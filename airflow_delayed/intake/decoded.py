@@ -10,8 +10,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_delayed.errors import SourceError
+from airflow_delayed.intake.files import SourceFile
+from airflow_delayed.intake.lines import MAX_RATIO, UNPACKED_IN_ANY_CASE
+
 #: Bytes that are read at a time to find a column's dictionary.
 _BUFFER = 1 << 16
+
+
+def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
+    """Check what a row group's columns unpack to, before any of it is unpacked.
+
+    :raises SourceError: it is far more than their size.
+    """
+    for column in _columns(metadata, group, names):
+        size, packed = column.total_uncompressed_size, column.total_compressed_size
+        if size > max(UNPACKED_IN_ANY_CASE, MAX_RATIO * packed):
+            raise SourceError(
+                f"{file.name}: column {column.path_in_schema} unpacks from {packed:,} to {size:,} bytes in one row"
+                f" group, and at most {MAX_RATIO} times its size is unpacked; write it with less compression or in"
+                " smaller row groups, if its content is right"
+            )
 
 
 def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> int:
@@ -21,8 +40,7 @@ def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequenc
     be a thousandth of what it becomes. So a row counts with the longest text of the dictionary.
     """
     rows = metadata.row_group(group)
-    every = (rows.column(index) for index in range(rows.num_columns))
-    columns = [column for column in every if _name_of(column.path_in_schema, names) is not None]
+    columns = _columns(metadata, group, names)
     stored = sum(column.total_uncompressed_size for column in columns)
     # each value of a row might be all that is stored
     if not rows.num_rows or stored * max((column.num_values for column in columns), default=1) <= size:
@@ -42,6 +60,12 @@ def pieces(records: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     half = records.num_rows // 2
     yield from pieces(records.slice(0, half), size)
     yield from pieces(records.slice(half), size)
+
+
+def _columns(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> list[Any]:
+    rows = metadata.row_group(group)
+    every = (rows.column(index) for index in range(rows.num_columns))
+    return [column for column in every if _name_of(column.path_in_schema, names) is not None]
 
 
 def _name_of(path: str, names: Sequence[str]) -> str | None:

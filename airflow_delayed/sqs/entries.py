@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.errors import InvalidMessage, LimitExceeded, short
 from airflow_delayed.message import DelayedMessage, check_text, parse_moment
 from airflow_delayed.sqs import envelope
 from airflow_delayed.sqs.envelope import is_base64, looks_wrapped, text_headers, unwrap, wrap
@@ -164,7 +164,9 @@ def _text(body: bytes) -> str | None:
 def _check_own(headers: Mapping[str, str]) -> None:
     for name in headers:
         if name.startswith(OWN):
-            raise LimitExceeded("headers", f"the name {name!r} is one that the transport sets itself; leave it out")
+            raise LimitExceeded(
+                "headers", f"the name {short(name)} is one that the transport sets itself; leave it out"
+            )
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
@@ -173,8 +175,8 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if not _NAME.fullmatch(name):
             raise LimitExceeded(
                 "headers",
-                f"SQS refuses the name {name!r}: it allows 256 ASCII letters, digits, '_', '-' and '.', with no '.' at"
-                " the ends or twice in a row, and no 'AWS.' or 'Amazon.' in front",
+                f"SQS refuses the name {short(name)}: it allows 256 ASCII letters, digits, '_', '-' and '.', with no"
+                " '.' at the ends or twice in a row, and no 'AWS.' or 'Amazon.' in front",
             )
         # the value is not shown: a header may hold what must not be in a log
         if not value:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from urllib.parse import quote
 
-import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
@@ -123,10 +123,8 @@ def test_errors_of_a_signed_source_do_not_show_the_signature():
 
 
 def test_rows_and_rejects_of_a_signed_source_do_not_show_the_signature(monkeypatch):
-    monkeypatch.setattr(
-        Signed, "_open", lambda self, path, mode="rb", **options: fsspec.filesystem("memory").open("/x")
-    )
-    fsspec.filesystem("memory").pipe("/x", json.dumps({"value": "x"}).encode())
+    content = json.dumps({"value": "x"}).encode()
+    monkeypatch.setattr(Signed, "_open", lambda self, path, mode="rb", **options: io.BytesIO(content))
     (batch,) = open_source(Signed(), SIGNED, shown_as=shown(SIGNED)).batches(Wanted())
     assert batch.place(0) == "https://host/rows.jsonl row 1"
     with pytest.raises(InputError, match=r"rejects=https://host/rows\.jsonl is there already") as caught:

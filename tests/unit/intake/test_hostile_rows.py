@@ -138,7 +138,7 @@ def test_whatever_a_row_holds_it_is_a_message_or_a_problem_that_can_be_written(r
     reader = RowReader(RowRules(anchor=NOW, destination="mail", id_columns=id_columns))
     found = list(reader.read(batch_of(rows, "rows")))
     assert len(found) == len(rows)
-    with Rejects(fsspec.filesystem("memory"), "/rejects.jsonl", "run") as rejects:
+    with Rejects(fsspec.filesystem("memory"), "/hostile-rows/rejects.jsonl", "run") as rejects:
         for one in found:
             if isinstance(one, Problem):
                 rejects.add(one)

@@ -173,6 +173,26 @@ def test_large_values_of_parquet_come_in_small_batches(tmp_path):
     assert sum(batch.size for batch in batches) == 7000
 
 
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_a_value_of_parquet_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, compression, dictionary):
+    value = b"x" * (100 * MB)
+    parquet(tmp_path / "rows.parquet", [value], compression=compression, use_dictionary=dictionary)
+    del value
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    with pytest.raises(
+        SourceError, match=r"rows\.parquet: column value unpacks from .* to 10[0-9],[0-9]{3},[0-9]{3} bytes"
+    ):
+        count(source(tmp_path))
+    assert pool.bytes_allocated() - before < 20 * MB
+    # one that is not read does not matter
+    parquet(tmp_path / "rows.parquet", ["a"])
+    table = pq.read_table(tmp_path / "rows.parquet").append_column("more", pa.array([b"x" * (100 * MB)]))
+    pq.write_table(table, tmp_path / "rows.parquet", compression=compression, use_dictionary=dictionary)
+    assert count(source(tmp_path), Wanted(ignore_others=True)) == (1, [])
+
+
 def test_short_rows_of_parquet_come_in_large_batches(tmp_path):
     parquet(tmp_path / "rows.parquet", [f"text {number}" for number in range(100_000)])
     assert max(batch.size for batch in source(tmp_path).batches(Wanted())) == 8192
