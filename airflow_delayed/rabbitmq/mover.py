@@ -56,7 +56,6 @@ class Mover:
         self._target = target
         self._named = None if destinations is None else frozenset(destinations)
         self._bound: frozenset[str] | None = frozenset()
-        self._why_unknown: str | None = None
         self._clock = clock
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
@@ -81,7 +80,8 @@ class Mover:
             missing = _missing(topology.level_name(levels.TOP_LEVEL))
             raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
-        self._ask_bound(needed=not dry_run)
+        if not dry_run:
+            self._ask_bound()
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
             return read(found, key, topology=topology, level=names[queue], now=now)
@@ -113,7 +113,7 @@ class Mover:
         if not self._source.existing([queue]):
             raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE, topology=self._source.topology.name)
         self._target.require()
-        self._ask_bound(needed=not dry_run)
+        self._ask_bound(dry_run=dry_run)
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
             return read_waited(found, key, now=now)
@@ -127,15 +127,15 @@ class Mover:
         self._report.dry_run = dry_run
         return self._report
 
-    def _ask_bound(self, *, needed: bool) -> None:
-        """Learn which destinations are bound, if none are named."""
+    def _ask_bound(self, *, dry_run: bool = False) -> None:
+        """Learn which destinations are bound, if none are named; a dry run does without."""
         if self._named is not None:
             return
-        self._bound, self._why_unknown = self._target.bound()
-        if self._bound is None and needed:
+        self._bound, why = self._target.bound()
+        if self._bound is None and not dry_run:
             raise TransportUnavailable(
                 f"connection {self._target.conn_id!r}: which destinations are bound, the management API alone tells:"
-                f" {self._why_unknown}. Name those that may be sent to: destinations=[...]. Nothing was moved"
+                f" {why}. Name those that may be sent to: destinations=[...]. Nothing was moved"
             )
 
     def _look(self, queue: str, limit: int | None) -> None:

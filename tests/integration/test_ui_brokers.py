@@ -55,7 +55,7 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     }
     done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
     assert (done["moved"], done["left"]) == (0, {"destination 'gone': missing": 3})
-    empty_vhost.declare("gone")
+    hook.install(["gone"], create_destinations=True)
     done = page.post("/api/v1/rabbitmq/rabbit/redrive", "op", dry_run=False)
     assert (done["moved"], done["left"]) == (3, {})
     assert sorted(one.message_id for one in empty_vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
