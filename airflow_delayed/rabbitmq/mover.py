@@ -15,7 +15,7 @@ from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, Topolo
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.moved import MoveReport
-from airflow_delayed.rabbitmq.place import Place, same
+from airflow_delayed.rabbitmq.place import Destinations, Place, same
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.received import Reading, read, read_waited
 from airflow_delayed.rabbitmq.rewriter import Rewriter, Taken
@@ -55,7 +55,7 @@ class Mover:
         self._source = source
         self._target = target
         self._named = None if destinations is None else frozenset(destinations)
-        self._bound: frozenset[str] | None = frozenset()
+        self._known = Destinations()
         self._clock = clock
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
@@ -131,11 +131,11 @@ class Mover:
         """Learn which destinations are bound, if none are named; a dry run does without."""
         if self._named is not None:
             return
-        self._bound, why = self._target.bound()
-        if self._bound is None and not dry_run:
+        self._known = self._target.destinations()
+        if self._known.bound is None and not dry_run:
             raise TransportUnavailable(
                 f"connection {self._target.conn_id!r}: which destinations are bound, the management API alone tells:"
-                f" {why}. Name those that may be sent to: destinations=[...]. Nothing was moved"
+                f" {self._known.why}. Name those that may be sent to: destinations=[...]. Nothing was moved"
             )
 
     def _look(self, queue: str, limit: int | None) -> None:
@@ -226,14 +226,18 @@ class Mover:
     def _problem_of(self, destination: str) -> str | None:
         if self._named is not None and destination not in self._named:
             return f"destination {destination!r}: not among destinations=[...]"
+        # who makes names up is not to have each of them looked for
+        if self._named is None and self._known.there is not None and destination not in self._known.there:
+            return f"destination {destination!r}: missing"
         if destination not in self._problems:
             self._problems[destination] = self._target.problem(destination) or self._unbound(destination)
         return self._problems[destination]
 
     def _unbound(self, destination: str) -> str | None:
-        if self._named is not None or (self._bound is not None and destination in self._bound):
+        bound = self._known.bound
+        if self._named is not None or (bound is not None and destination in bound):
             return None
-        how = "not bound" if self._bound is not None else "unknown whether bound without the management API"
+        how = "not bound" if bound is not None else "unknown whether bound without the management API"
         return f"destination {destination!r}: {how}; name it in destinations=[...]"
 
     def _on_confirm(self, message: DelayedMessage) -> None:
