@@ -71,9 +71,14 @@ class Aside:
             added[DESTINATION] = reading.destination
         if reading.due_at is not None:
             added[DUE_AT] = reading.due_at.isoformat(timespec="microseconds")
-        # it is to wait here until somebody looks, so it does not expire
-        written = original.again(without=_LEFT_OUT, added=added, user=self._user, expires=False)
-        if sum(map(len, written.encode())) > self._most:
+        # what the broker wrote on the way is the first to go if a frame has no room for ours, and then ours
+        without = _LEFT_OUT | BROKERS_OWN
+        for left_out, written in ((_LEFT_OUT, added), (without, added), (without, {})):
+            # it is to wait here until somebody looks, so it does not expire
+            properties = original.again(without=left_out, added=written, user=self._user, expires=False)
+            if sum(map(len, properties.encode())) <= self._most:
+                break
+        if not written:
             log.warning(
                 "message %s of queue %r: its headers leave no room for ours; it goes to queue %r without them (%s)",
                 one_line(taken.message_id),
@@ -81,5 +86,4 @@ class Aside:
                 queue,
                 one_line(str(added)),
             )
-            written = original.again(without=_LEFT_OUT | BROKERS_OWN, added={}, user=self._user, expires=False)
-        self._channel.basic_publish("", queue, taken.body, written, mandatory=True)
+        self._channel.basic_publish("", queue, taken.body, properties, mandatory=True)

@@ -15,7 +15,7 @@ from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, Topolo
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.moved import MoveReport
-from airflow_delayed.rabbitmq.place import Place, same
+from airflow_delayed.rabbitmq.place import Destinations, Place, same
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.received import Reading, read, read_waited
 from airflow_delayed.rabbitmq.rewriter import Rewriter, Taken
@@ -55,8 +55,7 @@ class Mover:
         self._source = source
         self._target = target
         self._named = None if destinations is None else frozenset(destinations)
-        self._bound: frozenset[str] | None = frozenset()
-        self._why_unknown: str | None = None
+        self._known = Destinations()
         self._clock = clock
         self._problems: dict[str, str | None] = {}
         self._report = MoveReport(str(source), str(target))
@@ -81,7 +80,8 @@ class Mover:
             missing = _missing(topology.level_name(levels.TOP_LEVEL))
             raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
-        self._ask_bound(needed=not dry_run)
+        if not dry_run:
+            self._ask_bound()
 
         def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
             return read(found, key, topology=topology, level=names[queue], now=now)
@@ -113,7 +113,7 @@ class Mover:
         if not self._source.existing([queue]):
             raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE, topology=self._source.topology.name)
         self._target.require()
-        self._ask_bound(needed=not dry_run)
+        self._ask_bound(dry_run=dry_run)
 
         def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
             return read_waited(found, key, now=now)
@@ -127,15 +127,15 @@ class Mover:
         self._report.dry_run = dry_run
         return self._report
 
-    def _ask_bound(self, *, needed: bool) -> None:
-        """Learn which destinations are bound, if none are named."""
+    def _ask_bound(self, *, dry_run: bool = False) -> None:
+        """Learn which destinations are bound, if none are named; a dry run does without."""
         if self._named is not None:
             return
-        self._bound, self._why_unknown = self._target.bound()
-        if self._bound is None and needed:
+        self._known = self._target.destinations()
+        if self._known.bound is None and not dry_run:
             raise TransportUnavailable(
                 f"connection {self._target.conn_id!r}: which destinations are bound, the management API alone tells:"
-                f" {self._why_unknown}. Name those that may be sent to: destinations=[...]. Nothing was moved"
+                f" {self._known.why}. Name those that may be sent to: destinations=[...]. Nothing was moved"
             )
 
     def _look(self, queue: str, limit: int | None) -> None:
@@ -226,14 +226,18 @@ class Mover:
     def _problem_of(self, destination: str) -> str | None:
         if self._named is not None and destination not in self._named:
             return f"destination {destination!r}: not among destinations=[...]"
+        # who makes names up is not to have each of them looked for
+        if self._named is None and self._known.there is not None and destination not in self._known.there:
+            return f"destination {destination!r}: missing"
         if destination not in self._problems:
             self._problems[destination] = self._target.problem(destination) or self._unbound(destination)
         return self._problems[destination]
 
     def _unbound(self, destination: str) -> str | None:
-        if self._named is not None or (self._bound is not None and destination in self._bound):
+        bound = self._known.bound
+        if self._named is not None or (bound is not None and destination in bound):
             return None
-        how = "not bound" if self._bound is not None else "unknown whether bound without the management API"
+        how = "not bound" if bound is not None else "unknown whether bound without the management API"
         return f"destination {destination!r}: {how}; name it in destinations=[...]"
 
     def _on_confirm(self, message: DelayedMessage) -> None:

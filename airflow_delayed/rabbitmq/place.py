@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Destinations:
+    """The destinations of a topology by name; None if the management API does not tell, and why not."""
+
+    there: frozenset[str] | None = None
+    bound: frozenset[str] | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """One end of a move.
 
@@ -67,16 +76,17 @@ class Place:
             return None
         return f"destination {destination!r}: " + ("missing" if found.state is State.MISSING else str(found.found))
 
-    def bound(self) -> tuple[frozenset[str] | None, str | None]:
-        """Return the destinations that are bound; None if the management API does not tell, and why not."""
+    def destinations(self) -> Destinations:
+        """Ask the management API which destinations there are, and which of them are bound."""
         facts = self.facts()
-        if facts.bindings is None:
-            return None, facts.why
-        before, queues = self.topology.binding_key("x").removesuffix("x"), self.topology.routing == "direct"
+        queues = self.topology.routing == "direct"
+        there = facts.queues if queues else facts.exchanges
+        if facts.bindings is None or there is None:
+            return Destinations(why=facts.why)
+        before = self.topology.binding_key("x").removesuffix("x")
         ways = [each for each in facts.bindings if each.source == self.topology.delivery_exchange]
-        return frozenset(
-            each.target for each in ways if each.is_queue == queues and each.key == before + each.target
-        ), None
+        bound = frozenset(each.target for each in ways if each.is_queue == queues and each.key == before + each.target)
+        return Destinations(frozenset(there), bound)
 
     def existing(self, queues: Iterable[str]) -> list[str]:
         """Return which of these queues there are."""

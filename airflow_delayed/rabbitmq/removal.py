@@ -185,11 +185,11 @@ class Removal:
         for arrived in self._arrived:
             if arrived.queue not in self._deleted:
                 continue
+            # straight into its queue, with the key that it came with (see properties.address); headers that fill a
+            # frame have no room for another one
+            added = {} if arrived.key == arrived.queue else {"BCC": [arrived.queue]}
             # without the user who sent it: the broker takes that property from the same user alone
-            properties = Received.of(arrived.properties).again(
-                without={DELIVERY_COUNT}, added={"BCC": [arrived.queue]}, user=None
-            )
-            # straight into its queue, with the key that it came with (see properties.address)
+            properties = Received.of(arrived.properties).again(without={DELIVERY_COUNT}, added=added, user=None)
             channel.basic_publish("", arrived.key, arrived.body, properties, mandatory=True)
         channel.close()
 

@@ -332,22 +332,6 @@ def test_what_cannot_be_read_is_set_aside(hook: RabbitMQDelayHook, vhost: Virtua
     assert {found.message_id for _, _, found, _ in waiting(vhost, DELAYED)} == {"untold", "good0", "fine0"}
 
 
-def test_no_queue_is_bound_because_a_message_that_waits_names_it(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    celery = using(hook, "celery")
-    celery.install(["admin-jobs", "orders"], create_destinations=True)
-    hook.install(["orders"])
-    celery.send([*messages("admin-jobs", [1000], prefix="a"), *messages("orders", [1000])])
-    report = hook.migrate("celery", "delayed")
-    assert report.by_destination == {"orders": 1}
-    assert report.set_aside == {"destination 'admin-jobs': not bound; name it in destinations=[...]": 1}
-    sources = [each["source"] for each in vhost.manage("GET", "queues/{vhost}/admin-jobs/bindings")]
-    assert DELAYED.delivery_exchange not in sources
-
-    # as whoever migrates may wish
-    celery.send(messages("admin-jobs", [1000], prefix="b"))
-    assert hook.migrate("celery", "delayed", destinations=["admin-jobs"]).moved == 1
-
-
 def test_a_message_that_the_target_refuses_is_set_aside_alone(
     hook: RabbitMQDelayHook, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

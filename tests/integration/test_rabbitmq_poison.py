@@ -145,9 +145,8 @@ def test_what_does_not_tell_when_it_is_due_is_set_aside_as_it_is(
     celery = RabbitMQDelayHook("rabbit", topology="celery")
     celery.install(["orders"])
     untimed = [each for name, each in poison.CRAFTED.items() if name != "our own headers out of range"]
-    # as large as a frame can be, which leaves no room for the reason
-    room = 131_072 - 8 - 12 - 2 - 4 - len(poison.table({"large": b"x" + poison.long(b"")}))
-    large = poison.raw(poison.table({"large": b"x" + poison.long(b"\xff" * room)}))
+    # there is no room for the reason
+    large = poison.whole_frame()
     publish(vhost, CELERY, [*untimed, large], delay=100_000)
     celery.send(messages("orders", [100_000] * 3, prefix="good"))
     report = hook.migrate("celery", "delayed")

@@ -128,6 +128,21 @@ def test_no_queue_is_bound_because_a_message_names_it(hook: RabbitMQDelayHook, v
     assert vhost.count("admin-jobs") == 2
 
 
+def test_no_queue_is_bound_because_a_message_that_waits_names_it(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    celery = RabbitMQDelayHook(hook.conn_id, topology="celery")
+    celery.install(["admin-jobs", "orders"], create_destinations=True)
+    hook.install(["orders"])
+    celery.send([*messages("admin-jobs", [1000], prefix="a"), *messages("orders", [1000])])
+    report = hook.migrate("celery", "delayed")
+    assert report.by_destination == {"orders": 1}
+    assert report.set_aside == {"destination 'admin-jobs': not bound; name it in destinations=[...]": 1}
+    assert bound(vhost, "admin-jobs") == ["celery_delayed_delivery"]
+
+    # as whoever migrates may wish
+    celery.send(messages("admin-jobs", [1000], prefix="b"))
+    assert hook.migrate("celery", "delayed", destinations=["admin-jobs"]).moved == 1
+
+
 def test_a_dry_run_may_be_repeated_for_ever(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     """The broker drops a message that is returned too often."""
     policy = {"pattern": f"^{UNROUTABLE}$", "definition": {"delivery-limit": 3}, "apply-to": "queues"}

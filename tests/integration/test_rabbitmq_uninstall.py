@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from support import poison
 from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State
@@ -258,6 +259,31 @@ def test_a_message_that_comes_while_uninstall_runs_is_kept(
         # it goes on from where it was
         (arrival,) = vhost.collect("orders", enough=1)
         assert (arrival.message_id, arrival.body) == ("late", b"late")
+
+
+@pytest.mark.parametrize("name", ["a time beyond all calendars", "a whole frame"])
+def test_whatever_comes_while_uninstall_runs_is_kept_as_it_is(
+    vhost: VirtualHost, using: Callable[..., RabbitMQDelayHook], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    hook = using()
+    hook.install([])
+    level = hook.topology.level_name(27)
+    sent = (poison.CRAFTED | {"a whole frame": poison.whole_frame()})[name]
+    delete = BlockingChannel.queue_delete
+
+    def late(self: BlockingChannel, queue: str, **options: object) -> object:
+        if queue == level:
+            with vhost.channel() as channel:
+                channel.confirm_delivery()
+                channel.basic_publish("", level, b"late", sent, mandatory=True)
+        return delete(self, queue, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockingChannel, "queue_delete", late)
+        with pytest.raises(MessagesWaiting, match=f"1 in {level}. They came meanwhile"):
+            hook.uninstall()
+    assert hook.verify([]).ok
+    assert vhost.count(level) == 1
 
 
 def test_what_is_sent_all_the_while_is_not_lost(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:

@@ -68,6 +68,12 @@ def nested(depth: int, kind: bytes = b"F") -> bytes:
     return value
 
 
+def whole_frame() -> Raw:
+    """Return properties that leave no room in their frame."""
+    room = 131_072 - 8 - 12 - 2 - 4 - len(table({"large": b"x" + long(b"")}))
+    return raw(table({"large": b"x" + long(b"\xff" * room)}))
+
+
 _LATE = b"T" + b"\xff" * 8
 #: Each of these ended a connection of pika's, or a program that trusted it.
 CRAFTED: dict[str, Raw] = {
