@@ -20,7 +20,7 @@ values: st.SearchStrategy[Any] = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
     | short
-    | st.datetimes(timezones=st.just(timezone.utc)),
+    | st.datetimes(datetime(1970, 1, 1), timezones=st.just(timezone.utc)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(short, inner, max_size=3),
     max_leaves=5,
 ).map(lambda value: value.replace(microsecond=0) if isinstance(value, datetime) else value)
