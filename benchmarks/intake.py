@@ -124,7 +124,8 @@ class File:
         from airflow_delayed.sending import Sending
 
         os.environ["AIRFLOW_CONN_BENCHMARK"] = json.dumps({"conn_type": "rabbitmq", "host": "localhost"})
-        ti = SimpleNamespace(dag_id="dag", run_id="run", task_id="send", map_index=-1, max_tries=0)
+        ti = SimpleNamespace(dag_id="dag", run_id="run", task_id="send", map_index=-1, max_tries=0, try_number=1)
+        ti.xcom_push = lambda key, value: None
         task = DelayedSendOperator(task_id="send", conn_id="benchmark", source=str(self.path), dry_run=True)
         with (
             patch.object(RabbitMQDelayHook, "verify", lambda *_, **__: TopologyReport()),
