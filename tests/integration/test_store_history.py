@@ -1,8 +1,7 @@
 """A checker of histories: clients, dispatchers and lost sessions at once, and an order that explains every answer.
 
-Each call is kept with when it began and ended, and what it answered. For each id an order of its calls is searched in
-which one that ended before another began comes first, and in which each answer is what the store, doing one call after
-the other, would have said. If there is none, the store has contradicted itself.
+For each id an order of its calls is searched in which one that ended before another began comes first, and each answer
+is what the store, doing one call after the other, would have said. If there is none, it has contradicted itself.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -24,7 +23,8 @@ from support.standing import give_up, hold
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import SendFailed, TransportUnavailable
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import leases
 from airflow_delayed.store.report import DispatchFailed
@@ -34,7 +34,6 @@ CLIENTS, CALLS, IDS = 4, 10, 3
 KINDS = ["replace", "replace", "keep", "cancel", "erase", "retry", "retry", "get", "die", "purge", "peek"]
 #: What is known of an id: where it is ("none", "waiting", "held", "failed", "past"), its content, what became of it.
 State = tuple[str, str | None, str | None]
-NONE: State = ("none", None, None)
 
 
 class Call(NamedTuple):
@@ -45,6 +44,8 @@ class Call(NamedTuple):
     answer: str  # "lost": the session ended, and it was done or not
 
 
+#: One of those who work with a store at the same time, with connections of its own: a hook for each on_conflict.
+Client = dict[str, DelayedStoreHook]
 Outcomes = Iterator[tuple[str, State]]
 #: What a change says of an id whose message is gone.
 REMOVED = {None: "absent", "cancelled": "already cancelled", "handed over": "handed over"}
@@ -80,41 +81,29 @@ def changes(state: State, call: Call) -> Outcomes:
         yield removed, state
 
 
-def dispatches(state: State, call: Call) -> Outcomes:
-    where, old, _ = state
-    if call.name == "die" and where == "waiting":
-        yield "", ("dead", old, None)
-    elif call.name == "claim" and where == "waiting" and old == call.content:
-        yield "", ("held", old, None)
-    elif call.name == "settle" and where == "held" and old == call.content:
-        yield call.answer, ("past", old, "handed over") if call.answer == "delivered" else ("failed", old, None)
-
-
 def others(state: State, call: Call) -> Outcomes:
     where, old, past = state
     if call.name == "get":
         yield {"none": "nothing", "past": past or "", "held": "in flight"}.get(where, where), state
-    elif where == "failed":
+    elif call.name == "purge" and where == "failed":
         yield "purged", ("past", old, "purged")
+    elif call.name == "die" and where == "waiting":
+        yield "", ("dead", old, None)
+    elif call.name == "claim" and (where, old) == ("waiting", call.content):
+        yield "", ("held", old, None)
+    elif call.name == "settle" and (where, old) == ("held", call.content):
+        yield call.answer, ("past", old, "handed over") if call.answer == "delivered" else ("failed", old, None)
 
 
-RULES: dict[str, Callable[[State, Call], Outcomes]] = {
-    **dict.fromkeys(("replace", "keep"), sends),
-    **dict.fromkeys(("cancel", "erase", "retry"), changes),
-    **dict.fromkeys(("die", "claim", "settle"), dispatches),
-    **dict.fromkeys(("get", "purge"), others),
-}
+RULES = {"replace": sends, "keep": sends, "cancel": changes, "erase": changes, "retry": changes}
 
 
 def outcomes(state: State, call: Call, *, doubt: bool) -> Outcomes:
-    """Yield what the store may answer in this state, and the state after it.
-
-    :param doubt: of what waits, a dispatcher that nobody knows of may have the lease.
-    """
+    """Yield answers with the state after each; with ``doubt``, what waits may have a lease that nobody knows of."""
     both = state[0] == "dead" or (doubt and state[0] in ("waiting", "held"))
     for where in ("waiting", "held") if both else (state[0],):
         before: State = (where, *state[1:])
-        for answer, then in RULES[call.name](before, call):
+        for answer, then in RULES.get(call.name, others)(before, call):
             # as long as nothing has happened, it is not known whether a dead dispatcher's lease has ended
             yield answer, state if then == before else then
 
@@ -124,16 +113,12 @@ def explained(calls: Sequence[Call], state: State, *, doubt: bool) -> bool:
     seen: set[tuple[frozenset[int], State]] = set()
 
     def search(left: frozenset[int], state: State) -> bool:
-        if not left:
-            return True
-        if (left, state) in seen:
-            return False
+        if not left or (left, state) in seen:
+            return not left
         seen.add((left, state))
         first_end = min(calls[number].end for number in left)
-        for number in left:
+        for number in (one for one in left if calls[one].begin <= first_end):
             call = calls[number]
-            if call.begin > first_end:
-                continue
             # what became of a message is written down only if the lease was not lost
             if (call.answer == "lost" or (doubt and call.name == "settle")) and search(left - {number}, state):
                 return True
@@ -149,57 +134,42 @@ class Broker(Transport):
     """Refuses a third of all messages, and keeps when it was given which."""
 
     def send(self, messages) -> SendReport:
-        report, refused = SendReport(), []
-        for one in messages:
-            well = random.random() > 1 / 3
-            self.sent.append((time.monotonic(), one.message_id, one.body.decode(), "delivered" if well else "refused"))
-            report.add(one) if well else refused.append((one.message_id, "refused"))
-        if refused:
-            raise SendFailed("broker", report, refused)
-        return report
+        taken = list(messages)
+        self.refused |= {one.message_id for one in taken if random.random() < 1 / 3}
+        self.took += [(time.monotonic(), one.message_id, one.body.decode()) for one in taken]
+        return super().send(taken)
 
 
-class Client:
-    """One of those who work with a store at the same time, each with connections of its own."""
-
-    def __init__(self, store: Store) -> None:
-        self.keeping, self.replacing = (store.hook(on_conflict=mode) for mode in ("keep", "replace"))
-
-    def call(self, kind: str, one: DelayedMessage) -> dict[str, str]:
-        """Do something with a message, and return what was answered, by id."""
-        hook, name = self.keeping, one.message_id
-        if kind in ("keep", "replace"):
-            report = (hook if kind == "keep" else self.replacing).send([one])
-            counts = {"sent": report.sent, "replaced": report.replaced, "refused": report.refused}
-            return {name: next((what for what, many in counts.items() if many), "duplicate")}
-        if kind == "get":
-            found = hook.get(name)
-            state = "nothing" if found is None else str(getattr(found.state, "value", found.state))
-            return {name: "waiting" if state in ("due", "retrying") else state}
-        if kind == "purge":
-            found = hook.purge(timedelta(0), reason=["failed"])
-            return {one: how.value for one, how in found.items() if how == "purged"}
-        with suppress(DBAPIError):  # what is in the way here is not done again
-            if kind == "die":
-                return dict.fromkeys(hold(hook, name, lease=timedelta(seconds=0.2)), "")
-            if kind == "peek":
-                with hook.engine.begin() as connection:
-                    leases.lock(connection, hook.tables, [name])
-                    time.sleep(0.02)
-        if kind in ("die", "peek"):
-            return {}
+def ask(client: Client, kind: str, one: DelayedMessage) -> dict[str, str]:
+    hook, name = client["keep"], one.message_id
+    if kind in client:
+        report = client[kind].send([one])
+        counts = {"sent": report.sent, "replaced": report.replaced, "refused": report.refused}
+        return {name: next((what for what, many in counts.items() if many), "duplicate")}
+    if kind == "get":
+        found = hook.get(name)
+        state = "nothing" if found is None else str(getattr(found.state, "value", found.state))
+        return {name: "waiting" if state in ("due", "retrying") else state}
+    if kind == "purge":
+        gone = hook.purge(timedelta(0), reason=["failed"])
+        return {one: "purged" for one, outcome in gone.items() if outcome == "purged"}
+    if kind not in ("die", "peek"):
         return {name: getattr(hook, kind)([name])[name].value}
+    with suppress(DBAPIError):  # what is in the way here is not done again
+        if kind == "die":
+            return dict.fromkeys(hold(hook, name, lease=timedelta(seconds=0.2)), "")
+        with hook.engine.begin() as connection:
+            leases.lock(connection, hook.tables, [name])
+            time.sleep(0.02)
+    return {}
 
 
 class Round:
-    """Some ids, and everything that is done to them at once.
-
-    :param kills: sessions of the database are ended meanwhile.
-    """
+    """Some ids, and everything that is done to them at once; with ``kills``, sessions of the database are ended."""
 
     def __init__(self, store: Store, clients: Sequence[Client], number: int, *, kills: bool) -> None:
         self.store, self.clients, self.kills = store, clients, kills
-        self.hook = clients[-1].keeping  # the session of this one is left alone
+        self.hook = clients[-1]["keep"]  # the session of this one is left alone
         self.chance = random.Random(number)
         self.now = self.hook.now() - timedelta(seconds=1)
         self.ids = [f"r{number}-{one}" for one in range(IDS)]
@@ -209,16 +179,14 @@ class Round:
     def call(self, client: Client, kind: str, name: str, content: str) -> None:
         begin = time.monotonic()
         try:
-            # nobody hands over the first before tomorrow
-            due = self.now + timedelta(days=name == self.ids[0])
-            answers = client.call(kind, message(name, due, body=content.encode()))
+            due = self.now + timedelta(days=name == self.ids[0])  # the first one is not handed over before tomorrow
+            answers = ask(client, kind, message(name, due, body=content.encode()))
         except TransportUnavailable:
             if not self.kills:
                 raise
             answers = dict.fromkeys(self.ids if kind == "purge" else [name], "lost")
         for one, answer in answers.items():
-            if one in self.calls:
-                self.calls[one].append(Call(begin, time.monotonic(), kind, content, answer))
+            self.calls.get(one, []).append(Call(begin, time.monotonic(), kind, content, answer))
 
     def work(self, number: int) -> None:
         chance = random.Random(f"{self.ids} {number}")
@@ -230,44 +198,39 @@ class Round:
         patient["claim_timeout"] = timedelta(seconds=1 if self.kills else 30)
         while not self.over.is_set():
             begin, broker = time.monotonic(), Broker()
+            broker.took = []
             with suppress(DispatchFailed):
-                self.store.dispatcher(self.clients[0].keeping, broker, number_of_retries=0, **patient).run()
-            for at, name, content, became in broker.sent:
-                if name in self.calls:
-                    self.calls[name].append(Call(begin, at, "claim", content, ""))
-                    self.calls[name].append(Call(at, time.monotonic(), "settle", content, became))
+                self.store.dispatcher(self.clients[0]["keep"], broker, number_of_retries=0, **patient).run()
+            for at, name, content in broker.took:
+                became = "refused" if name in broker.refused else "delivered"
+                settled = Call(at, time.monotonic(), "settle", content, became)
+                self.calls.get(name, []).extend([Call(begin, at, "claim", content, ""), settled])
 
     def kill(self) -> None:
-        """End a session now and then."""
-        engine = self.hook.engine
-        end = "SELECT pg_terminate_backend" if engine.dialect.name == "postgresql" else "KILL"
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        end = "SELECT pg_terminate_backend" if self.hook.engine.dialect.name == "postgresql" else "KILL"
+        with self.hook.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             while not self.over.wait(0.02):
                 with suppress(DBAPIError, IndexError):
                     connection.execute(text(f"{end}({self.chance.choice(list(SESSIONS))})"))
 
     def play(self) -> None:
-        """Do it all, and find an order for each id."""
         failed = self.ids[1:]
         self.hook.send(message(name, self.now, body=b"old") for name in failed)
         give_up(self.hook, *failed)
         with ThreadPoolExecutor(CLIENTS + 2) as threads:
             others = [threads.submit(self.dispatch), *([threads.submit(self.kill)] if self.kills else [])]
-            clients = [threads.submit(self.work, number) for number in range(CLIENTS)]
-            wait(clients)
+            wait(clients := [threads.submit(self.work, number) for number in range(CLIENTS)])
             self.over.set()
-        for one in (*others, *clients):
-            one.result()
+        assert [one.exception() for one in (*others, *clients) if one.exception()] == []
         for name in self.ids:
             self.call(self.clients[-1], "get", name, "")
             calls = sorted(self.calls[name], key=lambda call: call.begin)
-            state: State = ("failed", "old", None) if name in failed else NONE
+            state: State = ("failed", "old", None) if name in failed else ("none", None, None)
             told = "".join(f"\n{one.begin:.4f} {one.end:.4f} {one.name} {one.content}: {one.answer}" for one in calls)
             assert explained(calls, state, doubt=self.kills), f"no order explains {name}, {state[0]} at first:{told}"
 
 
-#: Those of the databases that may be ended.
-SESSIONS: set[int] = set()
+SESSIONS: set[int] = set()  # that may be ended
 
 
 def note_session(connection: Connection) -> None:
@@ -277,13 +240,11 @@ def note_session(connection: Connection) -> None:
 
 @pytest.mark.parametrize("kills", [False, True])
 def test_every_answer_has_an_order_that_explains_it(store: Store, kills):
-    if kills and store.installed().engine.dialect.name == "sqlite":
+    if store.installed().engine.dialect.name == "sqlite" and kills:
         pytest.skip("SQLite has no sessions")
-    store.installed()
-    clients = [Client(store) for _ in range(CLIENTS + 1)]
+    clients = [{mode: store.hook(on_conflict=mode) for mode in ("keep", "replace")} for _ in range(CLIENTS + 1)]
     SESSIONS.clear()
-    for one in clients[:-1] if kills else ():
-        for hook in (one.keeping, one.replacing):
-            event.listen(hook.engine, "begin", note_session)
+    for hook in [hook for one in clients[:-1] for hook in one.values()] if kills else ():
+        event.listen(hook.engine, "begin", note_session)
     for number in range(ROUNDS):
         Round(store, clients, number, kills=kills).play()
