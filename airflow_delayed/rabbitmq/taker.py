@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -125,17 +126,13 @@ class Taker:
 
         :raises TransportUnavailable: the queue there does not take it.
         """
-        try:
+        with self._refusals():
             if self._put_back:
                 self._aside.put_back(taken, reading)
                 self._report.add_left(reason)
             else:
                 self._aside.set_aside(taken, reading, reason)
                 self._report.add_set_aside(reason)
-        except (UnroutableError, NackError) as error:
-            raise TransportUnavailable(
-                f"connection {self._conn_id!r}: no queue takes what cannot be moved; is one full, or without a leader?"
-            ) from error
         self._channel.basic_ack(taken.delivery_tag)
         self._count(taken)
 
@@ -144,11 +141,23 @@ class Taker:
 
         It returns there with the end of the connection. Before it has been returned so often that a move would take it
         alone, it goes to the queue's end instead, as a message that nobody has returned.
+
+        :raises TransportUnavailable: the queue does not take it.
         """
         del self.held[taken.delivery_tag]
         if taken.returns + 1 >= RETURNS:
-            self._aside.put_back(taken, reading)
+            with self._refusals():
+                self._aside.put_back(taken, reading)
             self._channel.basic_ack(taken.delivery_tag)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (UnroutableError, NackError) as error:
+            raise TransportUnavailable(
+                f"connection {self._conn_id!r}: no queue takes what cannot be moved; is one full, or without a leader?"
+            ) from error
 
     def settle(self, queue: str, count: int) -> None:
         """Return what was released, and wait until so many messages are ready in the queue again."""
