@@ -30,8 +30,7 @@ test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest ser
 test-latest: setup ## unit tests and the example DAGs on the newest releases of all that the package needs, without constraints
 	@exec .ci/latest $(ARGS)
 
-security: export TEST_LENGTH := long
-security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for some minutes
+security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for about a minute
 	@exec .ci/security $(ARGS)
 
 lint: setup ## ruff (with its security rules), and mypy (strict) on the package

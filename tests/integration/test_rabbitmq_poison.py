@@ -177,6 +177,7 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
     assert len(taken(vhost, "gone")) == len(found)
 
 
+@pytest.mark.fuzz
 @pytest.mark.timeout(900)
 def test_random_properties_to_a_watcher(
     hook: RabbitMQDelayHook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
@@ -189,6 +190,7 @@ def test_random_properties_to_a_watcher(
     assert {message["message_id"] for message in told[::EACH]} == {"good"}
 
 
+@pytest.mark.fuzz
 @pytest.mark.timeout(1800)
 def test_random_properties_to_a_mover(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     RabbitMQDelayHook("rabbit", topology="celery").install(["orders"])
@@ -205,6 +207,7 @@ def randomly(seed: int, good: pika.BasicProperties) -> list[pika.BasicProperties
     return [poison.random(chance) if number % EACH else good for number in range(FRAMES)]
 
 
+@pytest.mark.fuzz
 def test_what_a_broker_passes_on_of_damaged_frames(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     """It closes the connection of the sender for most of them."""
     chance = Random(18)

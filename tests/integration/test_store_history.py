@@ -238,6 +238,7 @@ def note_session(connection: Connection) -> None:
     SESSIONS.add(driver.info.backend_pid if connection.dialect.name == "postgresql" else driver.thread_id())
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("kills", [False, True])
 def test_every_answer_has_an_order_that_explains_it(store: Store, kills):
     if store.installed().engine.dialect.name == "sqlite" and kills:

@@ -173,6 +173,7 @@ def test_sqlite_keeps_anything_in_any_column(store: Store):
 PIECES = [b"{", b"}", b"[", b'"a"', b":", b",", b"1e999", b"\\ud800", b"null", b"\xff", b"\0", b"\n", "ü".encode()]
 
 
+@pytest.mark.fuzz
 def test_random_rows(store: Store):
     """Whatever is in a row, it is delivered or set aside in the same run as its neighbours."""
     hook, transport = store.installed("q"), Transport()

@@ -130,6 +130,7 @@ ANYTHING = st.recursive(
 COLUMNS = ("value", "destination", "due_at", "delay_seconds", "headers", "message_id", "tag", "expires_at", "order")
 
 
+@pytest.mark.fuzz
 @given(
     st.lists(st.dictionaries(st.sampled_from(COLUMNS), ANYTHING, max_size=5), max_size=3),
     st.sampled_from([(), ("order",)]),

@@ -182,6 +182,7 @@ ENVELOPES = st.fixed_dictionaries(
 ).map(json.dumps)
 
 
+@pytest.mark.fuzz
 @given(
     body=ENVELOPES,
     headers=st.dictionaries(st.sampled_from("bcdefghij"), st.just("value"), max_size=9),
@@ -239,6 +240,7 @@ def test_a_message_that_cannot_be_read_has_one_error(received, column, says):
     assert caught.value.column == column
 
 
+@pytest.mark.fuzz
 @given(
     body=ANY_TEXT | ANY_JSON.map(json.dumps) | ENVELOPES,
     attributes=st.dictionaries(
