@@ -112,14 +112,14 @@ def install(watch: Watch) -> None:
     start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     def started(thread: threading.Thread) -> None:
-        thread.run = watch.carried(thread.run)  # type: ignore[method-assign]
+        thread.run = watch.carried(thread.run)
         start(thread)
 
     def submitted(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         return submit(pool, watch.carried(work), *arguments, **named)
 
-    threading.Thread.start = started  # type: ignore[method-assign]
-    ThreadPoolExecutor.submit = submitted  # type: ignore[method-assign,assignment]
+    threading.Thread.start = started
+    ThreadPoolExecutor.submit = submitted
 
 
 @contextmanager
@@ -132,11 +132,11 @@ def written(watch: Watch, marker: bytes) -> Iterator[None]:
             watch.moment()
         return send(sock, data, *flags)
 
-    socket.socket.send = seen  # type: ignore[method-assign,assignment]
+    socket.socket.send = seen
     try:
         yield
     finally:
-        socket.socket.send = send  # type: ignore[method-assign]
+        socket.socket.send = send
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def _send() -> Callable[[int], None]:
             dag_id="dag", run_id=f"run-{number}", task_id="send", map_index=-1, max_tries=0, try_number=1
         )
         ti.xcom_push = lambda key, value: None
-        task.execute({"ti": ti})  # type: ignore[arg-type]
+        task.execute({"ti": ti})
 
     return send
 
