@@ -128,7 +128,7 @@ class CustomDispatcher:
             unavailable[self._conn_id], cause = str(self._sending), lost.__cause__
         finally:
             self._transport.close()
-            log.info("store %r: %s", self._name, self._report.summary())
+            log.info("store %r: %s", self._name, self._report)
         if self._failures or unavailable:
             raise DispatchFailed(
                 self._name,
