@@ -33,10 +33,11 @@ test-latest: setup ## unit tests and the example DAGs on the newest releases of 
 security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for about a minute
 	@exec .ci/security $(ARGS)
 
-lint: setup ## ruff (with its security rules), and mypy (strict) on the package
+lint: setup ## ruff (with its security rules), mypy (strict) on the package, and .ci/guards.py on its structure
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy
+	@.venv/bin/python .ci/guards.py
 
 setup: ## install what the others need into .venv; instant when it is there
 	@.ci/setup

@@ -19,7 +19,7 @@ from airflow_delayed.operators.first_try import first_dispatch
 from airflow_delayed.operators.schedule import scheduled, until_next_run
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.report import DispatchFailed, DispatchReport
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -220,7 +220,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         if event["status"] != "done":
             raise AirflowException(event["error"])
         done: dict[str, Any] = event["summary"]
-        self.log.info("store %r: %s", self.conn_id, done)
+        self.log.info("store %r: %s", self.conn_id, DispatchReport.restored(done))
         if lineage.wanted():
             from airflow_delayed.hooks.store import DelayedStoreHook
 

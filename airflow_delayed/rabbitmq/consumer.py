@@ -9,8 +9,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from random import random
 from typing import TYPE_CHECKING
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.hosts import host_name
 from airflow_delayed.rabbitmq.link import Arrival, Link
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two rounds of tries to connect; the last one from then on.
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: Seconds between two rounds of tries to connect, at first and at most.
+_FIRST_SLEEP, _LONGEST_SLEEP = 1.0, 30.0
 #: Seconds after which a connection was a good one, and the waits start over.
 _GOOD = 60.0
 #: Seconds after which a problem that stays the same is told again.
@@ -63,7 +65,7 @@ class Consumer:
     :param conn_id: names the connection in the log.
     :param hosts: returns the hosts to try; asked before each round, so that a changed connection is seen.
     :param prefetch: how many messages may be in hand at most.
-    :param waits: seconds between two rounds of tries, the last one without end.
+    :param chance: returns a number from 0 to less than 1, which shortens the sleeps between two rounds of tries.
     """
 
     def __init__(
@@ -73,17 +75,17 @@ class Consumer:
         hosts: Callable[[], Awaitable[Sequence[Parameters]]],
         *,
         prefetch: int,
-        waits: Sequence[float] = WAITS,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random,
     ) -> None:
         self._conn_id = conn_id
         self._queue = queue
         self._hosts = hosts
         self._prefetch = prefetch
-        self._waits = waits
         self._monotonic = monotonic
         self._sleep = sleep
+        self._chance = chance
         self._link: Link | None = None
         self._done: OrderedDict[_Key, None] = OrderedDict()
         self._told: tuple[str, float] | None = None
@@ -111,8 +113,8 @@ class Consumer:
                     rounds = 0
                 self._tell(found)
                 await link.close(_CLOSING)
-            await self._sleep(self._waits[min(rounds, len(self._waits) - 1)])
             rounds += 1
+            await self._sleep(next_sleep(rounds, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP, chance=self._chance))
 
     def done(self, delivery: Delivery) -> None:
         """Let the broker forget a message; at once, or when it hands it over again after a lost connection."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import delay_seconds
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 
 #: How often a message that the broker refuses (basic.nack: a level is full or has no leader) is sent.
 TRIES = 5
-_NACK_WAIT_SECONDS = 0.2
+#: Seconds before such a message is sent a second and a last time.
+_FIRST_SLEEP, _LONGEST_SLEEP = 0.5, 4.0
 _CLOSE_SECONDS = 5.0
 #: A source is slow when this much has passed, and this much for each message that it gave.
 _TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
@@ -289,7 +291,8 @@ class Session:
         self._backlog.put_back([entry])
         if not self._paused:
             self._paused = True
-            self._loop.call_later(_NACK_WAIT_SECONDS * 2**entry.refusals, self._resume)
+            seconds = next_sleep(entry.refusals, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP)
+            self._loop.call_later(seconds, self._resume)
 
     def _on_publisher_closed(self, _: Channel, reason: Exception) -> None:
         if not isinstance(reason, ChannelClosedByBroker):

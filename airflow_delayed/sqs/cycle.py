@@ -34,7 +34,7 @@ from airflow_delayed.sqs.entries import (
 from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
 from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
 from airflow_delayed.sqs.parked import delay_of, due_us_of, fill, is_readable, own_id, sent_ms
-from airflow_delayed.sqs.post import FIRST_PAUSE, TRIES, Addressed, Outcome, Poster
+from airflow_delayed.sqs.post import TRIES, Addressed, Outcome, Poster
 from airflow_delayed.sqs.rounds import never
 
 if TYPE_CHECKING:
@@ -172,17 +172,15 @@ class FifoCycle:
 
     def _patiently(self, ask: Callable[[], Any], counts: Counts) -> Any:
         """Make a request; if SQS has too much to do, again after growing pauses."""
-        pause = FIRST_PAUSE
-        for left in reversed(range(TRIES)):
+        for tries in range(1, TRIES + 1):
             counts.fifo_requests += 1
             try:
                 return ask()
             except ClientError as error:
                 fault = fault_of(error)
-                if not left or fault is None or fault.final:
+                if tries == TRIES or fault is None or fault.final:
                     raise
-            self.poster.sleep(pause)
-            pause *= 2
+            self.poster.pause(tries)
         raise AssertionError("unreachable")
 
     def _now_ms(self, message: MessageTypeDef) -> int:
@@ -323,14 +321,12 @@ class FifoCycle:
         left = list(messages)
         # remembered until it is deleted, so also if this is interrupted
         self._sent_on.update((message["MessageId"], None) for message in left)
-        pause = FIRST_PAUSE
-        for tries_left in reversed(range(TRIES)):
+        for tries in range(1, TRIES + 1):
             if not left:
                 break
             left = self._delete_once(left, counts)
-            if left and tries_left:
-                self.poster.sleep(pause)
-                pause *= 2
+            if left and tries < TRIES:
+                self.poster.pause(tries)
         counts.undeleted += len(left)
         for message in left:
             log.warning(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from botocore.exceptions import ClientError
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.sqs.counts import billed
 from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES
 from airflow_delayed.sqs.faults import BUSY, REFUSED, Fault, fault_of
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often an entry is sent at most, and the seconds before its second try; each further pause is twice as long.
+#: How often an entry is sent at most, and the seconds before its second and last try.
 TRIES = 4
-FIRST_PAUSE = 0.2
+_FIRST_SLEEP, _LONGEST_SLEEP = 0.2, 0.8
 
 _NO_ANSWER = Fault("NoAnswer", "the answer names it neither as sent nor as failed", final=False)
 
@@ -50,7 +51,7 @@ class Poster:
 
     def __init__(self, client: SQSClient, sleep: Callable[[float], None]) -> None:
         self._client = client
-        self.sleep = sleep
+        self._sleep = sleep
         #: What was spent so far, in requests as SQS bills them, by the queue's URL.
         self.requests: Counter[str] = Counter()
 
@@ -65,21 +66,24 @@ class Poster:
         :raises botocore.exceptions.BotoCoreError: SQS could not be reached.
         """
         pairs = [(item, address(item)) for item in items]
-        pause = FIRST_PAUSE
-        for left in reversed(range(TRIES)):
+        for tries in range(1, TRIES + 1):
+            last = tries == TRIES
             again: list[T] = []
             # what all of a batch suffers from may be one entry's doing
-            for url, batch in _batches(pairs, 1 if left == 0 else MAX_ENTRIES):
+            for url, batch in _batches(pairs, 1 if last else MAX_ENTRIES):
                 for outcome in self._request(url, batch):
-                    if left and outcome.fault and not outcome.fault.final:
+                    if not last and outcome.fault and not outcome.fault.final:
                         again.append(outcome.item)
                     else:
                         yield outcome
             if not again:
                 return
-            self.sleep(pause)
-            pause *= 2
+            self.pause(tries)
             pairs = [(item, address(item)) for item in again]
+
+    def pause(self, failures: int) -> None:
+        """Sleep after so many failures in a row."""
+        self._sleep(next_sleep(failures, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
 
     def _request(self, url: str, batch: Sequence[tuple[T, Addressed]]) -> Iterator[Outcome[T]]:
         entries = [{**addressed.entry, "Id": str(position)} for position, (_, addressed) in enumerate(batch)]

@@ -37,6 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import IntegrityError
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.message import EPOCH
 from airflow_delayed.store import claims, leases
 from airflow_delayed.store.arrays import array
@@ -106,12 +107,12 @@ def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: da
     """Lock messages until the transaction's end, for those that are removed within it."""
     # not a parameter: SQL Server's TOP takes none
     statement, said = _claim_locked(tables, *_form(wanted)).limit(wanted.limit), _said(wanted, now)
-    for pause in (*LOOK_AGAIN, None):
+    for looks in range(1, _LOOKS + 1):
         rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, said).all()]
         _make_nameable(connection, tables, rows)
-        if rows or pause is None or not _overlooked(connection, tables, wanted, now):
+        if rows or looks == _LOOKS or not _overlooked(connection, tables, wanted, now):
             break
-        time.sleep(pause)
+        time.sleep(next_sleep(looks, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
     # the first statement may have looked before another dispatcher had noted what it claimed
     taken = leases.held(connection, tables, [row["Id"] for row in rows], now)
     return [row for row in rows if row["Id"] not in taken]
@@ -138,8 +139,10 @@ def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: dat
     return connection.execute(there, _said(wanted, now)).first() is not None
 
 
-#: Seconds after which a claim that found nothing looks again: one beside it may look on for as long as it is not run.
-LOOK_AGAIN = tuple(0.001 * 2**number for number in range(11))
+#: How often a claim on MySQL that finds nothing looks, and the seconds in between, two at least in all: a dispatcher
+#: beside it that is not run just now may still hold row locks.
+_LOOKS = 13
+_FIRST_SLEEP, _LONGEST_SLEEP = 0.001, 2.0
 #: What a dispatcher reads of a message.
 CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
 _PLACED = (*CLAIMED, "ctid")

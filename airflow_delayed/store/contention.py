@@ -10,13 +10,15 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.errors import TransportUnavailable
 
 #: For how long a transaction is made anew, in seconds.
 PATIENCE = 30.0
 #: How often after an error that may as well be a rule of the table that others made.
 TRIES = 5
-_LONGEST_PAUSE = 0.2
+#: Seconds before a transaction is made a second time, and at most.
+_FIRST_SLEEP, _LONGEST_SLEEP = 0.02, 0.2
 
 #: What a transaction waits for a lock at most, and what puts an end to that; MySQL counts whole seconds.
 _LIMITS = {
@@ -72,7 +74,7 @@ def retried(
         except DBAPIError as error:
             if not in_the_way(engine, error) or monotonic() >= end:
                 raise
-        sleep(min(0.01 * 2 ** min(tries, 10), _LONGEST_PAUSE))
+        sleep(next_sleep(tries, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
 
 
 def in_the_way(engine: Engine, error: DBAPIError) -> bool:

@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
+from airflow_delayed.backoff import Backoff
 from airflow_delayed.delivery import Clock, DelayedDelivery
 from airflow_delayed.message import utcnow
-from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.breaker import Breaker, RateBreaker
 from airflow_delayed.store.error_copy import error_copy
 from airflow_delayed.store.handover import explained, hand_over
@@ -102,7 +102,7 @@ class CustomDispatcher:
             f"store {name!r}: giving up messages", policy.maximum_recovery_failures_per_second, monotonic, clock
         )
         self._lost = False
-        self._pauses = Pauses()
+        self._backoff = Backoff()
         self._report = DispatchReport()
         self._failures: dict[str, str] = {}
 
@@ -128,7 +128,7 @@ class CustomDispatcher:
             unavailable[self._conn_id], cause = str(self._sending), lost.__cause__
         finally:
             self._transport.close()
-            log.info("store %r: %s", self._name, self._report.summary())
+            log.info("store %r: %s", self._name, self._report)
         if self._failures or unavailable:
             raise DispatchFailed(
                 self._name,
@@ -189,7 +189,7 @@ class CustomDispatcher:
                 elif (error_lost := self._give_up(held, failure.reason, again)) is not None:
                     waiting[name], lost = held, error_lost
             if done.confirmed:
-                self._pauses.over()
+                self._backoff.reset()
             self._note(lost)
         return again
 
@@ -269,7 +269,7 @@ class CustomDispatcher:
             return None
         wait = (due - self._window - self._clock()).total_seconds()
         # due, and yet not handed over: somebody holds it, or it failed
-        return min(LONGEST_SLEEP, wait) if wait > 0 else self._pauses.next()
+        return min(LONGEST_SLEEP, wait) if wait > 0 else self._backoff.next()
 
 
 class _ConnectionLost(Exception):

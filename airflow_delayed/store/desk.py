@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from airflow_delayed.backoff import Backoff
 from airflow_delayed.errors import DelayedError, TopologyError
 from airflow_delayed.store import claiming, leases, settling
-from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch
 from airflow_delayed.store.breaker import Breaker, RateBreaker
 from airflow_delayed.store.clock import CarriedClock
@@ -303,7 +303,7 @@ class Desk:
         :param failed: is told each failure.
         :raises BreakerTripped: it has failed for too long.
         """
-        pauses = Pauses()
+        backoff = Backoff()
         while True:
             try:
                 with database_errors(self._conn_id, self._engine, self.tables.messages):
@@ -316,7 +316,7 @@ class Desk:
                 if breaker.failure(str(error)) or self.stop.is_set():
                     raise BreakerTripped(str(breaker)) from error
                 log.warning("%s; it is tried again", error)
-                self.sleep(min(pauses.next(), breaker.remaining))
+                self.sleep(min(backoff.next(), breaker.remaining))
             else:
                 breaker.success()
                 return done

@@ -295,7 +295,7 @@ class Dispatcher:
         for lane in self._lanes or ():
             lane.close()
         if self._seen is not None:
-            log.info("store %r: %s", self._conn_id, self.report.summary())
+            log.info("store %r: %s", self._conn_id, self.report)
             self._desk.try_to_write(
                 lambda connection, now: heartbeat.seen(
                     connection, self._tables, self.id, self._delivers(), now, ended=True

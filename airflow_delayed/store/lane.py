@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 from threading import Event
 
+from airflow_delayed.backoff import Backoff
 from airflow_delayed.delivery import DelayedDelivery, KeepsOpen
 from airflow_delayed.message import UTC
 from airflow_delayed.store import verdicts
-from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.batch import Batch, Held
 from airflow_delayed.store.breaker import Breaker
 from airflow_delayed.store.desk import Claim, Desk
@@ -108,7 +108,7 @@ class Lane:
         self._transport = transport
         self._bucket = bucket
         self._place = Place()
-        self._pauses = Pauses()
+        self._backoff = Backoff()
         self._goal = desk.policy.batch_size
         self._open: list[Batch] = []
         self._closed: dict[str, str] = {}
@@ -163,7 +163,7 @@ class Lane:
             if self.unavailable or self._desk.stop.is_set():
                 return
             log.warning("connection %r: %s; it is tried again", self.conn_id, explained(lost))
-            self._desk.sleep(min(self._pauses.next(), self._breaker.remaining))
+            self._desk.sleep(min(self._backoff.next(), self._breaker.remaining))
             sent, held = [], self._turn([], hurry)
 
     # -- beside the sending ------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Lane:
         self._closed.update(done.closed)
         if done.confirmed or (done.answered and done.lost is None):
             self._breaker.success()
-            self._pauses.over()
+            self._backoff.reset()
         results = verdicts.Results.of(found, done)
         for batch in batches:
             batch.verdict = verdicts.judge(batch.rows, results, self._policy.number_of_retries, desk.clock())

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_delayed.backoff import Backoff
 from airflow_delayed.store import notice
-from airflow_delayed.store.backoff import Pauses
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Listener:
         self._safety = safety
         self._proof = proof
         self._monotonic = monotonic
-        self._pauses = Pauses(first=1.0, longest=SAFETY)
+        self._backoff = Backoff(first=1.0, longest=SAFETY)
         self._connection: Connection | None = None
         self._driver: Any = None
         self._channel = ""
@@ -146,12 +146,12 @@ class Listener:
             return
         if heard:
             self._heard, self._asked, self._told = self._monotonic(), None, False
-            self._pauses.over()
+            self._backoff.reset()
 
     def _lost(self, why: str) -> None:
         self._drop()
         self._heard = self._asked = None
-        pause = self._pauses.next()
+        pause = self._backoff.next()
         self._again = self._monotonic() + pause
         if not self._told:
             self._told = True

@@ -52,6 +52,24 @@ class DispatchReport:
             assert other.last_due is not None
             self.add_all(conn_id, count, other.first_due, other.last_due)
 
+    def __str__(self) -> str:
+        """Return the counts as a line of the log; of what is not dispatched only those that are not 0."""
+        line = f"{self.dispatched:,} messages dispatched"
+        if self.by_connection:
+            counts = ", ".join(f"{conn_id}: {count:,}" for conn_id, count in self.by_connection.items())
+            line += f" ({counts})"
+        if self.first_due and self.last_due:
+            line += f", due from {self.first_due.isoformat()} to {self.last_due.isoformat()}"
+        others = {
+            "retried": self.retried,
+            "failed": self.failed,
+            "expired": self.expired,
+            "sent to the error destination": self.error_destination,
+            "left for other dispatchers": self.left,
+            "ids forgotten": self.forgotten,
+        }
+        return "; ".join([line, *(f"{count:,} {name}" for name, count in others.items() if count)])
+
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain values, for an XCom."""
         return {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.store import takeover, versions
 from airflow_delayed.store.contention import retried
@@ -21,8 +22,7 @@ log = logging.getLogger(__name__)
 #: Where each change of a table stands by itself, two installs can be in each other's way at every one.
 _TRIES = 12
 #: Seconds between two tries: a change of a table with many rows takes its time.
-_PAUSE = 0.02
-_LONGEST_PAUSE = 0.5
+_FIRST_SLEEP, _LONGEST_SLEEP = 0.02, 0.5
 
 
 def install(
@@ -104,12 +104,12 @@ def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> Topol
 def _repeated(
     engine: Engine, work: Callable[[Connection], TopologyReport], sleep: Callable[[float], None] = time.sleep
 ) -> TopologyReport:
-    for tried in range(_TRIES - 1):
+    for failures in range(1, _TRIES):
         try:
             return retried(engine, work)
         except DBAPIError as error:
             # another install made the same just now, or this one may not; the next try tells which
             if error.connection_invalidated:
                 raise
-        sleep(min(_PAUSE * 2**tried, _LONGEST_PAUSE))
+        sleep(next_sleep(failures, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
     return retried(engine, work)

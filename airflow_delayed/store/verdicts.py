@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import random
 
+from airflow_delayed.backoff import next_sleep
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.alike import Alike
-from airflow_delayed.store.backoff import pause
 from airflow_delayed.store.error_copy import error_copy
 from airflow_delayed.store.handover import Failure, Handover
 from airflow_delayed.store.rows import to_message
 from airflow_delayed.store.settling import Again, Row, Verdict, shortened
+
+#: Seconds before a message is tried a second time, and at most.
+FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
 
 
 @dataclass(slots=True)
@@ -95,7 +98,8 @@ def judge(
         elif failure.final or row["RetryCount"] >= number_of_retries:
             verdict.failed.append((row, failure.reason))
         else:
-            again = now + pause(row["RetryCount"] + 1, chance())
+            seconds = next_sleep(row["RetryCount"] + 1, first=FIRST_RETRY, longest=LONGEST_RETRY, chance=chance)
+            again = now + timedelta(seconds=seconds)
             verdict.again.append(Again(row, failure.reason, again))
     return verdict
 

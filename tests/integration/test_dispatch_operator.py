@@ -104,7 +104,8 @@ def test_its_summary_has_counts_and_no_content(store: Store, caplog):
         "first_due": due.isoformat(),
         "last_due": due.isoformat(),
     }
-    assert "'dispatched': 1" in caplog.text
+    done = f"1 messages dispatched ({store.conn_id}: 1), due from {due.isoformat()} to {due.isoformat()}"
+    assert f"store {store.conn_id!r}: {done}; 1 left for other dispatchers\n" in caplog.text
     for hidden in ("body of", "hush"):
         assert hidden not in caplog.text + json.dumps(summary)
 

@@ -63,10 +63,19 @@ def test_sql_dag_runs(here, tmp_path, connect, run_dag):
     import sqlite3
 
     connect("reminders_db", conn_type="sqlite", host=str(tmp_path / "messages.db"))
-    (dag,) = dags_of(block_with(here, "remind_by_sql")).values()
-    assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}
+    block = block_with(here, "remind_by_sql")
+    assert '"delay_seconds": 60' in block
+    remind, deliver = dags_of(block.replace('"delay_seconds": 60', '"delay_seconds": 0')).values()
+    assert {ti.state for ti in run_dag(remind).get_task_instances()} == {"success"}
     with contextlib.closing(sqlite3.connect(tmp_path / "messages.db")) as database:
         assert database.execute("SELECT count(*) FROM delayed_messages").fetchone() == (2,)
+        # what is due "soon" does not wait for the DAG's next run: the dispatcher stays
+        (dispatch,) = deliver.tasks
+        assert (deliver.schedule, dispatch.until, dispatch.deferrable) == ("@continuous", timedelta(hours=6), True)
+        dispatch.until = timedelta(seconds=1)
+        assert run_dag(deliver).state == "success"
+        assert database.execute("SELECT body FROM reminders").fetchall() == [(b"soon",)]
+        assert database.execute("SELECT count(*) FROM delayed_messages").fetchone() == (1,)
 
 
 def test_changing_ones_mind(here, tmp_path, connect, capsys):

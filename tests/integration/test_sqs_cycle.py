@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 from botocore.exceptions import ClientError, EndpointConnectionError
 from support.forked import Child
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture, grown  # noqa: F401 - fixtures
 from support.sqs_processes import dies_before_its_second_delete
 
 from airflow_delayed.errors import LimitExceeded, TopologyError
@@ -187,7 +187,7 @@ def test_what_this_process_sent_on_and_could_not_delete_it_does_not_send_again(c
     clocked.on("before-call.sqs.DeleteMessageBatch", break_off)
     counts = clocked.hook.cycle(clocked.destination)
     assert (counts.delivered, counts.moved_back, counts.undeleted) == (1, 1, 2)
-    assert clocked.slept == [0.2, 0.4, 0.8]
+    assert grown(clocked.slept, 0.2, 0.4, 0.8)
     failing = False
     clocked.advance(1800)  # longer than SQS itself would know the message that went back
     counts = clocked.hook.cycle(clocked.destination)

@@ -6,7 +6,14 @@ import json
 
 import pytest
 from botocore.exceptions import ClientError
-from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
+from support.sqs import (  # noqa: F401 - fixtures
+    ClockedWorld,
+    World,
+    clocked_fixture,
+    clocked_server_fixture,
+    grown,
+    world_fixture,
+)
 
 from airflow_delayed.errors import InputError, LimitExceeded
 from airflow_delayed.hooks.sqs import SqsDelayHook
@@ -81,5 +88,5 @@ def test_when_sqs_is_too_busy_batches_stay_whole_until_the_last_try(world: World
     sizes = _busy(world, times)
     assert world.hook.send([world.message(0, f"m{number}") for number in range(10)]).sent == 10
     assert sizes == wanted
-    assert world.slept == [0.2, 0.4, 0.8][:times]
+    assert grown(world.slept, *[0.2, 0.4, 0.8][:times])
     assert len(world.ids()) == 10

@@ -35,6 +35,11 @@ def _read(file_path: str) -> Any:
 Loader.FILE_LOADER_CLASS = _Remembering
 
 
+def grown(slept: list[float], *full: float) -> bool:
+    """Whether these are the sleeps between tries, of which chance leaves up to half out."""
+    return len(slept) == len(full) and all(most / 2 <= one <= most for one, most in zip(slept, full, strict=True))
+
+
 @dataclass
 class World:
     """An SQS, a connection to it, and a destination whose name no other test has."""

@@ -100,6 +100,24 @@ def test_nothing_but_names_and_counts_goes_to_the_triggerer():
     assert sorted(vars(arguments)) == sorted(FIRST_VERSION)
 
 
+def test_what_the_trigger_did_is_a_line_of_the_log(capsys):
+    due = "2030-01-31T09:30:00+00:00"
+    done = {"dispatched": 3002, "retried": 1, "failed": 0, "error_destination": 2, "forgotten": 1000}
+    done |= {"by_connection": {"broker": 3000, "store": 2}, "first_due": due, "last_due": due, "left_for_others": 4}
+    for summary, line in (
+        ({"dispatched": 0}, "0 messages dispatched"),
+        (
+            done,
+            f"3,002 messages dispatched (broker: 3,000, store: 2), due from {due} to {due}; 1 retried;"
+            " 2 sent to the error destination; 4 left for other dispatchers; 1,000 ids forgotten",
+        ),
+    ):
+        event = {"status": "done", "summary": summary, "error": ""}
+        assert operator().resume({}, event=event) == summary
+        # where Airflow writes the log of a task
+        assert f"store 'store': {line} " in capsys.readouterr().out
+
+
 def test_a_task_that_is_woken_with_nothing_at_all_begins_again(monkeypatch):
     task = operator()
     monkeypatch.setattr(task, "execute", lambda context: {"dispatched": 3})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -111,7 +112,7 @@ class Enough(Exception):
     pass
 
 
-def pauses(number: int, clock) -> list[float]:
+def pauses(number: int, clock, chance: Callable[[], float] = lambda: 0.0) -> list[float]:
     """The pauses of a consumer that finds no broker."""
     waited: list[float] = []
 
@@ -125,7 +126,7 @@ def pauses(number: int, clock) -> list[float]:
 
     async def run() -> None:
         with pytest.raises(Enough):
-            async for _ in Consumer("c", "q", hosts, prefetch=1, sleep=sleep, monotonic=clock).batches():
+            async for _ in Consumer("c", "q", hosts, prefetch=1, sleep=sleep, monotonic=clock, chance=chance).batches():
                 pass
 
     asyncio.run(run())
@@ -148,6 +149,10 @@ def test_pauses_grow_to_half_a_minute_and_never_end(caplog: pytest.LogCaptureFix
     )
     # 45 rounds of half a minute: told at once, and every ten minutes
     assert len(told) == 3
+
+
+def test_consumers_that_lost_their_broker_together_do_not_come_back_together():
+    assert pauses(6, lambda: 0.0, lambda: 0.5) == [0.75, 1.5, 3, 6, 12, 22.5]
 
 
 def test_what_a_sender_sent_twice_is_told_twice():

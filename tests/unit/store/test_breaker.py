@@ -1,4 +1,4 @@
-"""When a breaker trips, what it says, and how pauses grow."""
+"""When a breaker trips, and what it says; how rates are limited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.backoff import Pauses, pause
 from airflow_delayed.store.breaker import RATE_WINDOW, Breaker, RateBreaker
 from airflow_delayed.store.rate import TokenBucket
 
@@ -101,30 +100,6 @@ def test_a_rate_breaker_says_what_and_when():
         "noting failures has failed more often than 1 times a second by 2030-01-01 00:00:05 UTC, last with: still no"
         " space"
     )
-
-
-@given(st.integers(1, 10_000), st.timedeltas(SECOND / 1000, timedelta(days=10_000)), st.timedeltas(SECOND))
-def test_no_pause_is_longer_than_the_longest_whatever_the_first_one_is(failures, first, longest):
-    # half of the longest time that Python has is left for the doubling
-    longest = min(longest, timedelta.max / 4)
-    assert min(first, longest) <= pause(failures, 0, first=first, longest=longest) <= longest
-    assert pause(10_000, 0, first=first, longest=longest) == longest
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
-def test_pauses_double_up_to_the_longest_and_chance_takes_at_most_half(failures, chance):
-    full = min(timedelta(minutes=5), SECOND * 2 ** min(failures - 1, 20))
-    assert full / 2 <= pause(failures, chance) <= full
-    assert pause(failures, 0) == full
-
-
-def test_pauses_begin_anew_when_it_worked():
-    pauses = Pauses(first=1, longest=100)
-    assert 0.5 <= pauses.next() <= 1
-    assert 1 <= pauses.next() <= 2
-    assert 2 <= pauses.next() <= 4
-    pauses.over()
-    assert 0.5 <= pauses.next() <= 1
 
 
 @given(
