@@ -245,6 +245,11 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             kwargs=carried,
         )
 
+    @property
+    def page_store(self) -> str:
+        """The store that the link to the page shows."""
+        return self.conn_id
+
     def _name(self, store: lineage.TraceableStore) -> None:
         """Tell OpenLineage what is read; the destinations are told by the tasks that sent."""
         if lineage.wanted():

@@ -19,9 +19,9 @@ from airflow_delayed.spark.options import Settings, check_type
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
+    from airflow_delayed.origin import Origin
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.store.conflicts import OnConflict
-    from airflow_delayed.store.origin import Origin
 
 _RABBITMQ = ("rabbitmq", "amqp", "amqps")
 _SQL = ("sqlite", "postgres", "mysql")

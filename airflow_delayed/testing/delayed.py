@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
@@ -37,18 +36,14 @@ class Delayed:
     Not played is what a broker alone can do: hooks' other methods, FifoCycleSensor, RabbitMQMessageTrigger.
 
     :param patch: undone when the test is over.
-    :param folder: for the stores' files.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
-        from airflow_delayed.testing import stand_ins
-
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._now = utcnow().replace(microsecond=0)
         self._patch = patch
         self._sent: list[Sent] = []
         self._stores: dict[tuple[str, str, str | None], None] = {}
         self._runs = 0
-        stand_ins.put(self, patch, folder)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
