@@ -16,7 +16,7 @@ from airflow.sdk import BaseHook
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
+from airflow_delayed.delivery import Clock, Delivery, SendReport, TopologyReport
 from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.hooks.store_adoption import StoreAdoption
@@ -248,7 +248,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
     def dispatcher(
         self,
         deliver_conn_ids: Sequence[str],
-        transports: Callable[[str, Clock], DelayedDelivery],
+        transports: Callable[[str, Clock], Delivery],
         **policy: Any,
     ) -> Dispatcher:
         """Return a dispatcher of this store.

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
-from airflow_delayed.delivery import Clock, DelayedDelivery
+from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.backoff import Pauses
 from airflow_delayed.store.breaker import Breaker, RateBreaker
@@ -64,7 +64,7 @@ class CustomDispatcher:
         store: DelayedMessageStore,
         *,
         name: str,
-        transport: DelayedDelivery,
+        transport: Delivery,
         conn_id: str,
         policy: DispatchPolicy,
         set_up: bool = True,

@@ -9,7 +9,7 @@ from contextlib import closing
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
 from airflow_delayed.testing.records import Held, Sent, fields_of
 
@@ -171,5 +171,5 @@ def _store(conn_id: str, table: str, schema: str | None) -> DelayedStoreHook:
     return DelayedStoreHook(conn_id, table=table, schema=schema)
 
 
-def _transport(conn_id: str, clock: Clock) -> DelayedDelivery:
+def _transport(conn_id: str, clock: Clock) -> Delivery:
     return delivery_for(conn_id, clock=clock)
