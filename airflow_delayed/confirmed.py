@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from airflow_delayed.delivery import DelayedDelivery, SendReport
+from airflow_delayed.delivery import Delivery, SendReport
 from airflow_delayed.errors import DelayedError, SendFailed
 from airflow_delayed.message import DelayedMessage
 
 
 def send_and_note(
-    delivery: DelayedDelivery,
+    delivery: Delivery,
     messages: list[DelayedMessage],
     report: SendReport,
     note: Callable[[list[DelayedMessage]], None] | None = None,

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from airflow_delayed.delivery import SendReport, TopologyReport
+from airflow_delayed.reports import SendReport, TopologyReport
 
 #: How many single cases the text of an error shows; the rest is counted.
 SHOWN = 5

@@ -8,19 +8,15 @@ tables are, by the first part of their ARN.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from os.path import abspath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from airflow_delayed.addresses import parse
 from airflow_delayed.errors import DelayedError
-
-if TYPE_CHECKING:
-    from airflow_delayed.route import Route
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +32,6 @@ class Dataset(NamedTuple):
 
     namespace: str
     name: str
-
-
-@runtime_checkable
-class Traceable(Protocol):
-    """A transport that can tell what a destination is called elsewhere."""
-
-    def dataset(self, destination: str) -> Dataset:
-        """Return a destination's name."""
-        ...
-
-
-@runtime_checkable
-class TraceableStore(Protocol):
-    """A store that can tell what its own table is called elsewhere."""
-
-    def own_dataset(self) -> Dataset:
-        """Return the table's name."""
-        ...
 
 
 def file(url: str) -> Dataset:
@@ -98,20 +76,6 @@ def sqs_queue(partition: str, region: str, url: str) -> Dataset:
     """
     account, name = urlsplit(url).path.rsplit("/", 2)[-2:]
     return Dataset(f"arn:{partition}:sqs:{region}:{account}", name)
-
-
-def outputs(route: Route, counts: Counter[str], *, held: bool) -> list[Dataset]:
-    """Name where messages went: the store's table, if that took any, and the destinations with the most of them.
-
-    :param counts: messages by destination.
-    :param held: the store took some.
-    """
-    found: list[Dataset] = []
-    if held and isinstance(route.store, TraceableStore):
-        found.append(route.store.own_dataset())
-    if isinstance(route.delivery, Traceable):
-        found += [route.delivery.dataset(name) for name, _ in counts.most_common(NAMED)]
-    return found
 
 
 class Traced:

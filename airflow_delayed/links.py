@@ -43,15 +43,13 @@ class StoredMessagesLink(BaseOperatorLink):
 
 
 class DeliveriesLink(BaseOperatorLink):
-    """The page, at the store that a StoreDispatchOperator dispatches; else as a whole."""
+    """The page, at the store that its operator's ``page_store`` names; else as a whole."""
 
     name = "Delayed deliveries"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the link."""
-        from airflow_delayed.operators.dispatch import StoreDispatchOperator
-
-        return page_link(_base_url(), store=operator.conn_id if isinstance(operator, StoreDispatchOperator) else None)
+        return page_link(_base_url(), store=getattr(operator, "page_store", None))
 
 
 def _base_url() -> str:

@@ -12,8 +12,8 @@ from datetime import timedelta
 from functools import cache
 from threading import Event, Thread
 from types import TracebackType
-from typing import Protocol
 
+from airflow_delayed.delivery import DelayStore
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.store.handover import explained
 from airflow_delayed.store.report import DispatchReport
@@ -25,16 +25,6 @@ log = logging.getLogger(__name__)
 EVERY = 30.0
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
-
-
-class Gauged(Protocol):
-    """A store that tells its counts as gauges."""
-
-    conn_id: str
-
-    def gauges(self) -> None:
-        """Tell them."""
-        ...
 
 
 def wanted() -> bool:
@@ -120,7 +110,7 @@ def _lateness(late: timedelta, tags: dict[str, str]) -> None:
     stats().timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
 
 
-def tell_gauges(store: Gauged) -> None:
+def tell_gauges(store: DelayStore) -> None:
     """Tell a store's gauges, if anybody takes them: on a large store the counts take a second."""
     if not wanted():
         return
@@ -134,7 +124,7 @@ def tell_gauges(store: Gauged) -> None:
 class Gauges:
     """Tells a store's gauges every half minute within a ``with`` block, in a thread that holds up no message."""
 
-    def __init__(self, store: Gauged) -> None:
+    def __init__(self, store: DelayStore) -> None:
         self._store = store
         self._stop = Event()
         self._thread: Thread | None = None

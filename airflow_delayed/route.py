@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_delayed.delivery import ChecksMany, DelayedDelivery, HoldingStore
+from airflow_delayed.delivery import DelayStore, Delivery
 from airflow_delayed.extremes import Extremes
+from airflow_delayed.lineage import NAMED, Dataset
 from airflow_delayed.message import MICROSECOND, DelayedMessage, microseconds
 
 
@@ -18,8 +20,8 @@ class Route:
     :param store: takes what is due later than ``hold_over`` from now; without it the transport takes all.
     """
 
-    delivery: DelayedDelivery
-    store: HoldingStore | None = None
+    delivery: Delivery
+    store: DelayStore | None = None
     hold_over: timedelta = timedelta(0)
 
     def holds(self, message: DelayedMessage, now: datetime) -> bool:
@@ -52,13 +54,13 @@ class Route:
     def fits(self, extremes: Extremes, now: datetime) -> bool:
         """Return whether all messages within these bounds pass :meth:`check`; False where that is not sure."""
         if self.store is not None:
-            if not isinstance(self.store, ChecksMany) or not self.store.fits(extremes, now):
+            if not self.store.fits(extremes, now):
                 return False
             if self.holds_all:
                 return True
             # what is due later than that is handed over by then
             extremes = replace(extremes, last_due=min(extremes.last_due, now + self.hold_over))
-        return isinstance(self.delivery, ChecksMany) and self.delivery.fits(extremes, now)
+        return self.delivery.fits(extremes, now)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check a message against the limits of all that it will pass through.
@@ -83,6 +85,16 @@ class Route:
         known = self.store.known([message.message_id for message in direct])
         held += (message for message in direct if message.message_id in known)
         direct[:] = [message for message in direct if message.message_id not in known]
+
+    def outputs(self, counts: Counter[str], *, stored: bool) -> list[Dataset]:
+        """Name where messages went: the store's table, if that took any, and the destinations with the most of them.
+
+        :param counts: messages by destination.
+        :param stored: the store took some.
+        """
+        table = self.store.own_dataset() if stored and self.store is not None else None
+        names = [table, *(self.delivery.dataset(name) for name, _ in counts.most_common(NAMED))]
+        return [name for name in names if name is not None]
 
     def close(self) -> None:
         """Close all connections; the next use makes new ones."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_delayed.confirmed import send_and_note
-from airflow_delayed.delivery import Clock, KeepsOpen, SendReport
+from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage
 from airflow_delayed.garbage import seldom_collected
 from airflow_delayed.identity import digest_of
@@ -286,9 +285,8 @@ class Sending:
             marks = None
         if marks is not None:
             self.start = self._start(marks.get(), found)
-        kept = self.route.delivery.kept_open() if isinstance(self.route.delivery, KeepsOpen) else nullcontext()
         try:
-            with seldom_collected(), kept:
+            with seldom_collected(), self.route.delivery.kept_open():
                 good = self._deliver(found, dry_run, marks)
             self.source.check_unchanged()
         except InputError as error:

@@ -38,8 +38,9 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from airflow_delayed.intake.arrow import to_batch  # noqa: E402
+from airflow_delayed.intake.columns import RowRules  # noqa: E402
 from airflow_delayed.intake.files import SourceFile  # noqa: E402
-from airflow_delayed.intake.rows import RowReader, RowRules  # noqa: E402
+from airflow_delayed.intake.rows import RowReader  # noqa: E402
 
 BATCH = 8192
 #: Different batches that are held in memory, and read again and again.

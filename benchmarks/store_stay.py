@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from operator import length_hint
 
@@ -42,7 +42,7 @@ class Watched:
         self.horizon = inner.horizon
         self.check = inner.check
         self.close = inner.close
-        self.kept_open = getattr(inner, "kept_open", nullcontext)
+        self.kept_open = inner.kept_open
         self.late: list[float] = []
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:

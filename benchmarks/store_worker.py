@@ -34,7 +34,7 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook  # noqa: E402
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
 from airflow_delayed.operators.dispatch import transport  # noqa: E402
-from airflow_delayed.store.origin import Origin  # noqa: E402
+from airflow_delayed.origin import Origin  # noqa: E402
 from airflow_delayed.store.rows import to_row  # noqa: E402
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"

@@ -41,7 +41,7 @@ sys.path.insert(0, str(store_peers.ROOT / "tests"))
 from support.operations_page import Page, serving  # noqa: E402
 
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
-from airflow_delayed.store.origin import SentBy  # noqa: E402
+from airflow_delayed.origin import SentBy  # noqa: E402
 from airflow_delayed.store.stored import SHOWN, token_of  # noqa: E402
 
 CONN_ID = "pages"

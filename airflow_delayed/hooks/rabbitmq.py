@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import BaseHook
 
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, SendReport, TopologyReport
+from airflow_delayed.delivery import Clock, Delivery, SendReport, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 
-class RabbitMQDelayHook(BaseHook):
-    """Delivers messages to RabbitMQ queues at their due time; an :class:`airflow_delayed.delivery.DelayedDelivery`.
+class RabbitMQDelayHook(Delivery, BaseHook):
+    """Delivers messages to RabbitMQ queues at their due time; an :class:`airflow_delayed.delivery.Delivery`.
 
     A destination is a queue. Delays are whole seconds, rounded up, of at most 268,435,455 s, by the sender's clock.
     Needs RabbitMQ 3.10 or later for its quorum queues with a time to live and at-least-once dead-lettering.

@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Finding, SendReport, State, TopologyReport
+from airflow_delayed.delivery import Clock, Delivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import (
     LimitExceeded,
     TopologyError,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _TEST = Config(connect_timeout=3, read_timeout=4, retries={"total_max_attempts": 1})
 
 
-class SqsDelayHook(BaseHook):
+class SqsDelayHook(Delivery, BaseHook):
     """Delayed messages through Amazon SQS, in the way of NServiceBus.AmazonSQS.
 
     Up to 900 s SQS itself holds a message back in its destination. Beyond, with ``unrestricted_delay``, it waits in

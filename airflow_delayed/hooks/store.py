@@ -16,7 +16,7 @@ from airflow.sdk import BaseHook
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage, metrics
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, DelayedDelivery, SendReport, TopologyReport
+from airflow_delayed.delivery import Clock, Delivery, SendReport, TopologyReport
 from airflow_delayed.errors import UnsupportedConnection
 from airflow_delayed.extremes import Extremes
 from airflow_delayed.hooks.store_adoption import StoreAdoption
@@ -24,13 +24,13 @@ from airflow_delayed.hooks.store_answer import StoreAnswer
 from airflow_delayed.hooks.store_operations import StoreOperations
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.origin import Origin
 from airflow_delayed.store import claims, heartbeat, runs, setup, storing
 from airflow_delayed.store.bounds import within_bounds
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.contention import retried
 from airflow_delayed.store.dispatch import Dispatcher
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import conflicting, known
 from airflow_delayed.store.rows import check_limits, check_queue_name
 from airflow_delayed.store.schema import TABLE, store_tables
@@ -248,7 +248,7 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
     def dispatcher(
         self,
         deliver_conn_ids: Sequence[str],
-        transports: Callable[[str, Clock], DelayedDelivery],
+        transports: Callable[[str, Clock], Delivery],
         **policy: Any,
     ) -> Dispatcher:
         """Return a dispatcher of this store.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from airflow_delayed.delivery import HoldingStore
+from airflow_delayed.delivery import DelayStore
 from airflow_delayed.store.adopt import Adopter, AdoptReport
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.engine import database_errors
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
     from airflow_delayed.store.schema import Tables
 
 
-class _Store(HoldingStore, Protocol):
-    conn_id: str
+class StoreAdoption(DelayStore):
+    """What the hook of a store does with the table of another one."""
+
     on_conflict: OnConflict
     tables: Tables
 
     @property
-    def engine(self) -> Engine: ...
-
-
-class StoreAdoption:
-    """What the hook of a store does with the table of another one."""
+    def engine(self) -> Engine:
+        """The connection's engine."""
+        raise NotImplementedError
 
     def adopt(
-        self: _Store,
+        self,
         *,
         table: str,
         schema: str | None = None,

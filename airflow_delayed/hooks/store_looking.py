@@ -10,6 +10,7 @@ from functools import cached_property
 from sqlalchemy import Engine
 
 from airflow_delayed.message import utc
+from airflow_delayed.origin import SentBy
 from airflow_delayed.store import audit, content, counts, dispatched, listing
 from airflow_delayed.store.audit import AuditRecord
 from airflow_delayed.store.clock import CarriedClock
@@ -19,7 +20,6 @@ from airflow_delayed.store.criteria import OWN, Criteria, states_of
 from airflow_delayed.store.dispatched import Dispatched
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.listing import DispatcherSeen, Page
-from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import Remembered, StoredMessage
 

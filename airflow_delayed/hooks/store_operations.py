@@ -11,10 +11,10 @@ from typing import Any
 
 from airflow_delayed.hooks.store_looking import StoreLooking, ids_of
 from airflow_delayed.message import delay_of, due_after, utc
+from airflow_delayed.origin import SentBy
 from airflow_delayed.store.changes import Cancel, Change, Erase, Reschedule, Retry
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.operations import REMEMBERED, Operations
-from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.outcomes import Outcomes
 from airflow_delayed.store.states import MessageState
 

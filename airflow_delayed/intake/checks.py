@@ -16,9 +16,9 @@ from airflow_delayed.identity import key_digests, text_part
 from airflow_delayed.intake import kinds
 from airflow_delayed.intake.batch import Batch
 from airflow_delayed.intake.checked import Checked
+from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.kinds import Unusual
 from airflow_delayed.intake.parts import constant, entries, join, number_part, part
-from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.message import EPOCH, MAX_ID_LENGTH, DelayedMessage, microseconds
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))

@@ -1,9 +1,11 @@
-"""Which columns a source must, may and must not have."""
+"""Which columns a source must, may and must not have, and what holds for all of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import UnsupportedColumns, some
 from airflow_delayed.intake.batch import COLUMNS, REJECTED
@@ -75,3 +77,24 @@ class Wanted:
         if "message_id" in columns and self.id_columns:
             problems.append("a column message_id, and id_columns= too; leave one of them out")
         return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRules:
+    """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
+
+    :param anchor: what relative delays count from: when the task's first try began; None: that is not known.
+    :param scope: what sets this run's messages apart from another's, where ids are made from content.
+    :param zone: what times without an offset mean; without it they are an error.
+    """
+
+    anchor: datetime | None
+    scope: bytes = b""
+    destination: str | None = None
+    due_at: datetime | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: str | None = None
+    id_columns: tuple[str, ...] = ()
+    tag: str | None = None
+    expires_at: datetime | None = None
+    zone: ZoneInfo | None = None

@@ -11,12 +11,11 @@ from itertools import repeat
 from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.identity import content_digest, key_id
 from airflow_delayed.intake.batch import Batch
-from airflow_delayed.intake.columns import NULL_ID
+from airflow_delayed.intake.columns import NULL_ID, RowRules
 from airflow_delayed.localtime import Shift, resolve
 from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
 
@@ -42,27 +41,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.place}, column {self.column}: {self.problem}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowRules:
-    """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
-
-    :param anchor: what relative delays count from: when the task's first try began; None: that is not known.
-    :param scope: what sets this run's messages apart from another's, where ids are made from content.
-    :param zone: what times without an offset mean; without it they are an error.
-    """
-
-    anchor: datetime | None
-    scope: bytes = b""
-    destination: str | None = None
-    due_at: datetime | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    message_id: str | None = None
-    id_columns: tuple[str, ...] = ()
-    tag: str | None = None
-    expires_at: datetime | None = None
-    zone: ZoneInfo | None = None
 
 
 @dataclass(slots=True)

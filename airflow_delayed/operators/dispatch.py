@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.first_try import first_dispatch
 from airflow_delayed.operators.schedule import scheduled, until_next_run
@@ -23,6 +23,8 @@ from airflow_delayed.store.report import DispatchFailed, DispatchReport
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_delayed.hooks.store import DelayedStoreHook
 
 
 #: How long the pass may take that is made before the triggerer goes on; in seconds.
@@ -245,7 +247,12 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             kwargs=carried,
         )
 
-    def _name(self, store: lineage.TraceableStore) -> None:
+    @property
+    def page_store(self) -> str:
+        """The store that the link to the page shows."""
+        return self.conn_id
+
+    def _name(self, store: DelayedStoreHook) -> None:
         """Tell OpenLineage what is read; the destinations are told by the tasks that sent."""
         if lineage.wanted():
             with lineage.never_failing():
@@ -301,6 +308,6 @@ def _failure(error: DispatchFailed) -> Exception:
     return error if error.unavailable else AirflowFailException(str(error))
 
 
-def transport(conn_id: str, clock: Clock) -> DelayedDelivery:
+def transport(conn_id: str, clock: Clock) -> Delivery:
     """Return the transport of a connection, which goes by the store's clock."""
     return delivery_for(conn_id, clock=clock)

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_delayed import compat
 from airflow_delayed.compat import NEVER_EXPIRE
-from airflow_delayed.delivery import KeepsAnchors
+from airflow_delayed.delivery import DelayStore
 from airflow_delayed.mark import Mark
 from airflow_delayed.message import utc
 
@@ -91,7 +91,7 @@ def first_try(
     anew: bool = False,
     keep: bool = True,
     before: FirstTry | None = None,
-    store: object = None,
+    store: DelayStore | None = None,
 ) -> FirstTry:
     """Return when the first try began; the first call makes it so, and logs and keeps the anchor as an XCom.
 
@@ -111,7 +111,7 @@ def first_try(
         anchor, began = before.anchor, began or before.began
     lost = anchor is None and _may_have_sent(context, retries, anew)
     kept = anchor is not None
-    if not kept and ti.try_number > 1 and isinstance(store, KeepsAnchors):
+    if not kept and ti.try_number > 1 and store is not None:
         anchor = store.anchor(turn_of(context) if anew else None)
     found = FirstTry(
         anchor or (None if lost else now),
@@ -137,7 +137,7 @@ def _may_have_sent(context: Context, retries: int, anew: bool) -> bool:
     return cleared and not anew and _may_be_deleted()
 
 
-def _keep(context: Context, anchor: datetime, store: object, *, anew: bool, known: bool) -> None:
+def _keep(context: Context, anchor: datetime, store: DelayStore | None, *, anew: bool, known: bool) -> None:
     """Keep an anchor in the task's state and in the store, and say it where a user finds it: in the log and an XCom.
 
     :param known: the store has it.
@@ -150,7 +150,7 @@ def _keep(context: Context, anchor: datetime, store: object, *, anew: bool, know
                 " ran; in the latter case what it had sent with a relative delay is sent again, with other ids",
                 ti.try_number,
             )
-        if isinstance(store, KeepsAnchors):
+        if store is not None:
             store.keep_anchor(turn_of(context) if anew else None, anchor)
     logger.info("relative delays count from %s", anchor.isoformat())
     ti.xcom_push(key=ANCHOR_XCOM, value=anchor.isoformat())

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
-from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
+from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
 from airflow_delayed.identity import scope_of
 from airflow_delayed.operators.first_try import iteration_of
+from airflow_delayed.origin import Origin
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
-from airflow_delayed.store.origin import Origin
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,10 +37,10 @@ def route_of(operator: DelayedSendOperator | DelayedSparkSendOperator, context: 
         options["on_conflict"] = on_conflict
     delivery = delivery_for(operator.conn_id, **options)
     closing.callback(delivery.close)
-    if delivery.horizon == timedelta(0):
+    if delivery.is_store:
         if operator.store_conn_id is not None and operator.store_conn_id != operator.conn_id:
             raise InputError(f"connection {operator.conn_id!r} holds its messages itself; leave store_conn_id= out")
-        store = cast(HoldingStore, delivery)
+        store = cast(DelayStore, delivery)
         store.origin = origin_of(context)
         return Route(delivery=delivery, store=store)
     if operator.store_conn_id is None:

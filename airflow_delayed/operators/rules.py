@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rows import RowRules
+from airflow_delayed.intake.columns import RowRules, Wanted
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
 from airflow_delayed.operators.first_try import iteration_of, turn_of

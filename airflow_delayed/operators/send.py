@@ -344,5 +344,5 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             return
         with lineage.never_failing():
             counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
-            outputs = lineage.outputs(route, counts, held=bool(sending.held.by_destination))
+            outputs = route.outputs(counts, stored=bool(sending.held.by_destination))
             self._trace([] if self.source is None else [lineage.file(self.source)], outputs)

@@ -17,7 +17,7 @@ from airflow.sdk import XComArg
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException
-from airflow_delayed.delivery import Clock, DelayedDelivery
+from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.errors import (
     DelayedError,
     DestinationMissing,
@@ -275,7 +275,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         :return: whether all could be seen from here.
         """
         seen = True
-        places: list[tuple[str, DelayedDelivery, list[str]]] = [
+        places: list[tuple[str, Delivery, list[str]]] = [
             (self.conn_id, route.delivery, [self.destination] if self.destination else [])
         ]
         if self.store_conn_id and route.store is not None:
@@ -341,7 +341,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
             with lineage.never_failing():
                 # the store has what was replaced, too
                 held = bool(summary["held"] + summary["replaced"])
-                outputs = lineage.outputs(route, Counter(found.get("destinations", {})), held=held)
+                outputs = route.outputs(Counter(found.get("destinations", {})), stored=held)
                 self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
         if route.store is not None:
             told.unvisited(self.log, route.store, self.conn_id, summary["held"], self.hold_over)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_delayed.delivery import Adviser, DelayedDelivery, HoldingStore, State, TopologyReport
+from airflow_delayed.delivery import DelayStore, Delivery, State, TopologyReport
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
@@ -28,14 +28,14 @@ def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
     )
 
 
-def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
+def doubts(log: Log, delivery: Delivery, report: TopologyReport, found: Survey) -> None:
     """Warn of what does not keep messages from being sent, and is better known before."""
     for finding in report:
         if finding.state in (State.WARNING, State.BLOCKED):
             log.warning("%s", finding)
         elif finding.state is State.UNKNOWN:
             log.info("%s", finding)
-    if isinstance(delivery, Adviser) and (advice := delivery.advice(found.far, found.far_delays)):
+    if advice := delivery.advice(found.far, found.far_delays):
         log.warning("%s", advice)
 
 
@@ -50,7 +50,7 @@ def done(log: Log, what: str, sending: Sending) -> None:
     log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
 
 
-def unvisited(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over: timedelta) -> None:
+def unvisited(log: Log, store: DelayStore, conn_id: str, held: int, hold_over: timedelta) -> None:
     """Warn if messages are held and nobody comes for them: no error, for a dispatcher may be started yet."""
     if not held:
         return

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rows import RowRules
+from airflow_delayed.intake.columns import RowRules, Wanted
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import UTC, delay_of, due_after, parse_time, utc
+from airflow_delayed.origin import Origin
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
-from airflow_delayed.store.origin import Origin
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
 NAMES = (

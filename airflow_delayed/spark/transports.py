@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, HoldingStore, SendReport
+from airflow_delayed.delivery import Clock, DelayStore, Delivery, SendReport
 from airflow_delayed.errors import InputError, UnsupportedConnection, UnsupportedOption
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.route import Route
@@ -19,9 +19,9 @@ from airflow_delayed.spark.options import Settings, check_type
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
+    from airflow_delayed.origin import Origin
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.store.conflicts import OnConflict
-    from airflow_delayed.store.origin import Origin
 
 _RABBITMQ = ("rabbitmq", "amqp", "amqps")
 _SQL = ("sqlite", "postgres", "mysql")
@@ -34,7 +34,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
 
 
 class Transport(Protocol):
-    """What an executor needs of a transport, see :class:`airflow_delayed.delivery.DelayedDelivery`."""
+    """What an executor needs of a transport, see :class:`airflow_delayed.delivery.Delivery`."""
 
     @property
     def horizon(self) -> timedelta:
@@ -73,9 +73,9 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     if holds:
         options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
     # what install and verify do is not done here
-    delivery = cast(DelayedDelivery, transport_of(deliver, clock=clock, **options))
+    delivery = cast(Delivery, transport_of(deliver, clock=clock, **options))
     if holds:
-        return Route(delivery=delivery, store=cast(HoldingStore, delivery))
+        return Route(delivery=delivery, store=cast(DelayStore, delivery))
     if settings.store is None:
         return Route(delivery=delivery)
     waits = find(settings.store, settings.connections_file)
@@ -83,7 +83,7 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
     store = Store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
     hold_over = min(settings.hold_over, delivery.horizon)
-    return Route(delivery=delivery, store=cast(HoldingStore, store), hold_over=hold_over)
+    return Route(delivery=delivery, store=cast(DelayStore, store), hold_over=hold_over)
 
 
 def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Transport:

@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, Table, bindparam, delete, func, select, update
 
-from airflow_delayed.delivery import HoldingStore, SendReport
+from airflow_delayed.delivery import DelayStore, SendReport
 from airflow_delayed.errors import DelayedError, InputError, some
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
@@ -82,7 +82,7 @@ class Adopter:
     """
 
     def __init__(
-        self, engine: Engine, source: Table, messages: Table, store: HoldingStore, reader: Reader, batch_size: int = 500
+        self, engine: Engine, source: Table, messages: Table, store: DelayStore, reader: Reader, batch_size: int = 500
     ) -> None:
         if not 1 <= batch_size <= MAX_LEFT:
             raise ValueError(f"batch_size={batch_size} must be 1 to {MAX_LEFT}")

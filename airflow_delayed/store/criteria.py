@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Table, and_, or_
 
 from airflow_delayed.message import utc
+from airflow_delayed.origin import SentBy
 from airflow_delayed.store import runs
-from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import Tables, value_of
 from airflow_delayed.store.states import EXAMPLE, MessageState, in_state
 

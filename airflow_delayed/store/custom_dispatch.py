@@ -16,7 +16,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from airflow_delayed.backoff import Backoff
-from airflow_delayed.delivery import Clock, DelayedDelivery
+from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.breaker import Breaker, RateBreaker
 from airflow_delayed.store.error_copy import error_copy
@@ -64,7 +64,7 @@ class CustomDispatcher:
         store: DelayedMessageStore,
         *,
         name: str,
-        transport: DelayedDelivery,
+        transport: Delivery,
         conn_id: str,
         policy: DispatchPolicy,
         set_up: bool = True,

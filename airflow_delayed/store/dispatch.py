@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Column, ColumnElement, Connection, Engine, and_, or_, select
 
-from airflow_delayed.delivery import Clock, DelayedDelivery
+from airflow_delayed.delivery import Clock, Delivery, with_defaults
 from airflow_delayed.store import claiming, claims, heartbeat, runs
 from airflow_delayed.store.clock import CarriedClock
 from airflow_delayed.store.desk import Desk
@@ -77,7 +77,7 @@ class Dispatcher:
         tables: Tables,
         *,
         conn_id: str,
-        transports: Callable[[str, Clock], DelayedDelivery],
+        transports: Callable[[str, Clock], Delivery],
         deliver_conn_ids: Sequence[str],
         schema: str | None = None,
         ahead: timedelta = timedelta(0),
@@ -321,7 +321,7 @@ class Dispatcher:
     def _lane(self, conn_id: str, bucket: TokenBucket | None) -> Lane | TableLane:
         if conn_id == self._conn_id:
             return TableLane(self._desk, conn_id, self._schema, bucket)
-        transport = self._transports(conn_id, self._clock)
+        transport = with_defaults(self._transports(conn_id, self._clock))
         window = min(self.policy.lookahead, transport.horizon)
         return Lane(self._desk, conn_id, transport, window, bucket, self._ahead)
 

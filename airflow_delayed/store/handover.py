@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from airflow_delayed.delivery import DelayedDelivery
+from airflow_delayed.delivery import Delivery
 from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 
@@ -77,7 +77,7 @@ def explained(error: Exception) -> str:
 
 
 def hand_over(
-    transport: DelayedDelivery, messages: Sequence[DelayedMessage], now: datetime, gate: Gate | None = None
+    transport: Delivery, messages: Sequence[DelayedMessage], now: datetime, gate: Gate | None = None
 ) -> Handover:
     """Send a batch so that a message or a destination at fault does not hold up the others."""
     done = Handover()
@@ -96,7 +96,7 @@ class _Feed:
     def __init__(
         self,
         done: Handover,
-        transport: DelayedDelivery,
+        transport: Delivery,
         messages: Sequence[DelayedMessage],
         now: datetime,
         gate: Gate | None,
@@ -156,7 +156,7 @@ def _in_portions(messages: Sequence[DelayedMessage]) -> Iterator[DelayedMessage]
 
 def _send(
     done: Handover,
-    transport: DelayedDelivery,
+    transport: Delivery,
     messages: Sequence[DelayedMessage],
     now: datetime,
     gate: Gate | None,

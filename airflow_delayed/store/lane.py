@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from threading import Event
 
 from airflow_delayed.backoff import Backoff
-from airflow_delayed.delivery import DelayedDelivery, KeepsOpen
+from airflow_delayed.delivery import Delivery
 from airflow_delayed.message import UTC
 from airflow_delayed.store import verdicts
 from airflow_delayed.store.batch import Batch, Held
@@ -86,7 +85,7 @@ class Lane:
         self,
         desk: Desk,
         conn_id: str,
-        transport: DelayedDelivery,
+        transport: Delivery,
         window: timedelta,
         bucket: TokenBucket | None,
         ahead: timedelta = timedelta(0),
@@ -122,9 +121,8 @@ class Lane:
         :raises BreakerTripped: the store's own database has failed for too long.
         """
         self._closed.clear()
-        kept = self._transport.kept_open() if isinstance(self._transport, KeepsOpen) else nullcontext()
         try:
-            with kept:
+            with self._transport.kept_open():
                 self._run(clerk)
         except BaseException:
             self._desk.try_to_settle([batch for batch in self._open if not batch.closed])

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, Subquery, Table, and_, or_, select, true, tuple_
 
+from airflow_delayed.origin import Origin
 from airflow_delayed.store import runs
 from airflow_delayed.store.criteria import Criteria, Run
-from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.schema import Tables, value_of
 from airflow_delayed.store.stored import of_runs, origin_of
 

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Select, delete, exists, insert, or_, select, update
 
+from airflow_delayed.origin import Origin, SentBy
 from airflow_delayed.store import claims
-from airflow_delayed.store.origin import Origin, SentBy
 from airflow_delayed.store.schema import Tables, value_of
 
 #: A run that has nothing in the store any more is kept at least so long after it last began to store.

@@ -64,7 +64,7 @@ from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
 from airflow_delayed.message import UTC
-from airflow_delayed.store.origin import MAX_NAME
+from airflow_delayed.origin import MAX_NAME
 
 TABLE = "delayed_messages"
 

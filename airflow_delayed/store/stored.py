@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, null
 
 from airflow_delayed.message import from_microseconds, microseconds
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.origin import Origin
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.states import MessageState, claimed_until, given_up, state_of
 

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Engine
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.origin import Origin
 from airflow_delayed.store import placing, runs
 from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.contention import retried
-from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.placing import Placed
 from airflow_delayed.store.rows import to_row
 from airflow_delayed.store.schema import Tables

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from airflow_delayed.delivery import Clock, SendReport, TopologyReport
+from airflow_delayed.delivery import Clock, Delivery, SendReport, TopologyReport
 from airflow_delayed.message import DelayedMessage, utcnow
 
 
-class AnyTransport:
+class AnyTransport(Delivery):
     """Takes any message with any delay, and any option.
 
     :param conn_id: a connection that need not exist.

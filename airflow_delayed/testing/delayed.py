@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
 from airflow_delayed.testing.records import Held, Sent, fields_of
 
@@ -37,18 +36,14 @@ class Delayed:
     Not played is what a broker alone can do: hooks' other methods, FifoCycleSensor, RabbitMQMessageTrigger.
 
     :param patch: undone when the test is over.
-    :param folder: for the stores' files.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
-        from airflow_delayed.testing import stand_ins
-
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._now = utcnow().replace(microsecond=0)
         self._patch = patch
         self._sent: list[Sent] = []
         self._stores: dict[tuple[str, str, str | None], None] = {}
         self._runs = 0
-        stand_ins.put(self, patch, folder)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -176,5 +171,5 @@ def _store(conn_id: str, table: str, schema: str | None) -> DelayedStoreHook:
     return DelayedStoreHook(conn_id, table=table, schema=schema)
 
 
-def _transport(conn_id: str, clock: Clock) -> DelayedDelivery:
+def _transport(conn_id: str, clock: Clock) -> Delivery:
     return delivery_for(conn_id, clock=clock)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def delayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Delayed]:
     """What your DAG sends, without a broker: see :class:`airflow_delayed.testing.delayed.Delayed`."""
-    from airflow_delayed.testing.delayed import Delayed
+    from airflow_delayed.testing.stand_ins import played
 
     with pytest.MonkeyPatch.context() as patch:
-        yield Delayed(patch, tmp_path_factory.mktemp("delayed"))
+        yield played(patch, tmp_path_factory.mktemp("delayed"))

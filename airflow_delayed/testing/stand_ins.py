@@ -14,12 +14,10 @@ from urllib.parse import quote
 from airflow_delayed import delivery, message, pauses
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.message import EPOCH, DelayedMessage
-from airflow_delayed.testing.delayed import ANY
+from airflow_delayed.testing.delayed import ANY, Delayed
 
 if TYPE_CHECKING:
     import pytest
-
-    from airflow_delayed.testing.delayed import Delayed
 
 _ANYTHING = "airflow_delayed.testing.anything:AnyTransport"
 _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
@@ -29,8 +27,12 @@ _AGES = 1e9
 _WAYS_OUT = ("_make_client", "_hosts")
 
 
-def put(delayed: Delayed, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Put everything in its place."""
+def played(patch: pytest.MonkeyPatch, folder: Path) -> Delayed:
+    """Put everything in its place, and return what the fixture gives a test.
+
+    :param folder: for the stores' files.
+    """
+    delayed = Delayed(patch)
     patch.setattr(message, "_present", lambda: delayed.now)
     patch.setattr(pauses, "_skip", delayed.advance)
     patch.setitem(delivery.BUILT_IN, ANY, _ANYTHING)
@@ -47,6 +49,7 @@ def put(delayed: Delayed, patch: pytest.MonkeyPatch, folder: Path) -> None:
             _store(delayed, patch, hook, folder)
         else:
             _transport(delayed, patch, hook)
+    return delayed
 
 
 def _transport(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any) -> None:

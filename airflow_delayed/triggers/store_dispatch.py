@@ -14,7 +14,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delayed import metrics
-from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.policy import DispatchPolicy
@@ -156,5 +156,5 @@ class StoreDispatchTrigger(BaseTrigger):
         return {"version": VERSION, "status": status, "summary": summary, "error": problem}
 
 
-def _transport(conn_id: str, clock: Clock) -> DelayedDelivery:
+def _transport(conn_id: str, clock: Clock) -> Delivery:
     return delivery_for(conn_id, clock=clock)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from airflow_delayed.origin import SentBy
 from airflow_delayed.store.id_pages import check_token
-from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ID, MAX_TAG
 from airflow_delayed.store.stored import place_of
 from airflow_delayed.ui.models import State

@@ -56,9 +56,9 @@ def test_what_is_sent_arrives_when_the_clock_says_so(delayed):
 
 def test_the_clock_is_the_packages_own_and_is_put_back():
     with pytest.MonkeyPatch.context() as patch:
-        from airflow_delayed.testing.delayed import Delayed
+        from airflow_delayed.testing.stand_ins import played
 
-        delayed = Delayed(patch, None)
+        delayed = played(patch, None)
         delayed.move_to(datetime(2030, 1, 1, tzinfo=timezone(HOUR)))
         assert utcnow() == delayed.now == datetime(2029, 12, 31, 23, tzinfo=timezone.utc)
     assert abs(utcnow() - datetime.now(timezone.utc)) < HOUR

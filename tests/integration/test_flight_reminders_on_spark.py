@@ -22,7 +22,7 @@ from support.spark import (  # noqa: F401 - fixtures
 from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.origin import Origin
 from services import java
 
 #: Days of the year, as month and day: its first and its last, and the one that goes to the broker.

@@ -10,7 +10,6 @@ import pytest
 from support.proxy import Proxy
 from support.rabbitmq import VirtualHost
 
-from airflow_delayed.delivery import KeepsOpen
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
@@ -39,7 +38,6 @@ def ids(vhost: VirtualHost, enough: int) -> list[str]:
 
 
 def test_sends_share_a_connection(hook: RabbitMQDelayHook, vhost: VirtualHost, proxy: Proxy):
-    assert isinstance(hook, KeepsOpen)
     with hook.kept_open():
         for name in "abc":
             assert hook.send([message(name)]).sent == 1

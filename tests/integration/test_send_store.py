@@ -15,8 +15,8 @@ from airflow_delayed.errors import SendFailed, TransportUnavailable, Unsupported
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.origin import Origin
 from airflow_delayed.store import claims, leases
-from airflow_delayed.store.origin import Origin
 
 MINUTE = timedelta(minutes=1)
 

@@ -21,7 +21,7 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import content_digest, key_id, scope_of
 from airflow_delayed.message import microseconds, utcnow
-from airflow_delayed.store.origin import Origin, SentBy
+from airflow_delayed.origin import Origin, SentBy
 from services import sqs
 
 HOUR = timedelta(hours=1)

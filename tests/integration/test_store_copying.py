@@ -11,9 +11,9 @@ from sqlalchemy import create_engine, delete, event, select, text
 from support.stores import message
 
 from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnavailable
+from airflow_delayed.origin import Origin
 from airflow_delayed.store import claims, copying, setup, storing
 from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.origin import Origin
 from airflow_delayed.store.rows import to_message, to_row
 from airflow_delayed.store.schema import store_tables
 

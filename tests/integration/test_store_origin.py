@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select, update
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
+from airflow_delayed.origin import Origin, SentBy
 from airflow_delayed.store import runs
 from airflow_delayed.store.contention import retried
-from airflow_delayed.store.origin import Origin, SentBy
 from airflow_delayed.store.report import DispatchFailed
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)

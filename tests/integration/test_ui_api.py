@@ -14,7 +14,7 @@ from support.standing import give_up, hand_over, hold, pause
 from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.origin import Origin
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
-from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
+from airflow_delayed.delivery import DelayStore, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 
 
-class Recorder:
-    """Takes messages of up to 100 bytes for the destinations that it has."""
+class Recorder(DelayStore):
+    """Takes messages of up to 100 bytes for the destinations that it has; a store if its horizon is zero."""
+
+    horizon = timedelta(0)
 
     def __init__(
         self, conn_id: str = "recorder", *, destinations: Iterable[str] = ("mail",), horizon=timedelta(days=3000)
@@ -26,6 +28,10 @@ class Recorder:
         self.fail_after: int | None = None
         self.refused: set[str] = set()
         self.closed = 0
+
+    @property
+    def is_store(self) -> bool:
+        return not self.horizon
 
     def install(self, destinations, *, create_destinations=False, dry_run=False):
         return TopologyReport()

@@ -14,8 +14,8 @@ from support.recorder import Recorder
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import Interrupted, SourceError
 from airflow_delayed.intake.batch import Batch
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rows import RowReader, RowRules
+from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import ListSource
 from airflow_delayed.message import UTC

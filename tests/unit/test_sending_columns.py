@@ -15,9 +15,9 @@ from support.recorder import Recorder
 
 from airflow_delayed.errors import InputError
 from airflow_delayed.intake.arrow import to_batch
-from airflow_delayed.intake.columns import Wanted
+from airflow_delayed.intake.columns import RowRules, Wanted
 from airflow_delayed.intake.files import SourceFile
-from airflow_delayed.intake.rows import RowReader, RowRules
+from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.message import UTC, microseconds
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending

@@ -25,9 +25,9 @@ from airflow_delayed.operators.first_try import FirstTry
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.spark_arguments import application_arguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
+from airflow_delayed.origin import Origin
 from airflow_delayed.spark import job
 from airflow_delayed.spark.options import settings_of
-from airflow_delayed.store.origin import Origin
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 MINIMAL = {"task_id": "send", "conn_id": "broker", "source": "s3a://b/rows"}

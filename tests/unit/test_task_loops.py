@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from unit.test_send_operator import NOW, Run, States
 
 from airflow_delayed.errors import SendFailed
-from airflow_delayed.store.origin import Origin
+from airflow_delayed.origin import Origin
 
 DUE = [{"value": "the same in each iteration", "due_at": NOW + timedelta(minutes=50)}]
 

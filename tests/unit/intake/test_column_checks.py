@@ -12,8 +12,9 @@ from support.lengths import length
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake import kinds
 from airflow_delayed.intake.arrow import to_batch
+from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.files import SourceFile
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC, microseconds
 

@@ -13,8 +13,9 @@ from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.intake.arrow import to_batch
+from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.files import SourceFile
-from airflow_delayed.intake.rows import RowReader, RowRules
+from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.message import UTC, microseconds
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS
 

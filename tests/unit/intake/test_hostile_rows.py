@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.recorder import Recorder
 
 from airflow_delayed.intake.batch import batch_of
+from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.message import UTC
 from airflow_delayed.operators import routes
 from airflow_delayed.operators.send import DelayedSendOperator

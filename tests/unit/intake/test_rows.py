@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from airflow_delayed.intake.batch import batch_of
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules, Shifts
+from airflow_delayed.intake.columns import RowRules
+from airflow_delayed.intake.rows import Problem, RowReader, Shifts
 from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC
 

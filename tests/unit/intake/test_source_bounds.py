@@ -17,8 +17,8 @@ import pytest
 
 from airflow_delayed.errors import SourceError
 from airflow_delayed.intake import lines
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
 from airflow_delayed.message import UTC
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_delayed.errors import SourceError, UnsupportedColumns
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rows import Problem, RowReader, RowRules
+from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
 from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC, DelayedMessage

@@ -22,9 +22,9 @@ from pyspark.sql.types import (
 import pyspark_delayed
 from airflow_delayed.errors import DelayedError, InputError
 from airflow_delayed.identity import scope_of
+from airflow_delayed.origin import Origin
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
 from airflow_delayed.spark.sink import DelayedDataSource
-from airflow_delayed.store.origin import Origin
 
 #: Spark's own reader of such text needs its JVM.
 TYPES = {

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from airflow_delayed.origin import SentBy
 from airflow_delayed.store.criteria import OWN, Criteria
-from airflow_delayed.store.origin import SentBy
 from airflow_delayed.store.schema import store_tables
 from airflow_delayed.store.states import EXAMPLE, MessageState, moments
 
