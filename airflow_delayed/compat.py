@@ -8,22 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    TaskDeferred,
+    conf,
+)
 from airflow.sdk import __version__ as _sdk
 
 from airflow_delayed.delivery import Finding, State
 
-try:
-    from airflow.sdk.configuration import conf
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferred
-except ImportError:
-    # Airflow 3.1
-    from airflow.configuration import conf
-    from airflow.exceptions import (  # type: ignore[attr-defined, no-redef]
-        AirflowException,
-        AirflowFailException,
-        AirflowSkipException,
-        TaskDeferred,
-    )
 try:
     # it is published there by name, and imported lazily
     from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
