@@ -15,8 +15,8 @@ from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, DelayedDelivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
-from airflow_delayed.operators.first_try import first_dispatch
 from airflow_delayed.operators.schedule import scheduled, until_next_run
+from airflow_delayed.operators.task_state import first_dispatch
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import DispatchFailed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import Interrupted
 from airflow_delayed.operators.checks import survey
-from airflow_delayed.operators.first_try import FirstTry, waits
+from airflow_delayed.operators.task_state import FirstTry, note_waiting
 from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
@@ -49,7 +49,7 @@ def wait(
     first = read(operator.clock).first_due(operator.clock() + lead)
     if first is None or (wake := first - lead) <= operator.clock():
         if not operator.only_plan:
-            waits(context, False)
+            note_waiting(context, False)
         return operator.clock
     if operator.only_plan:
         operator.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
@@ -64,7 +64,7 @@ def wait(
             lead,
         )
         route.close()
-        waits(context, True)
+        note_waiting(context, True)
         if operator.deferrable:
             from airflow_delayed.triggers.due_time import DueTimeTrigger
 

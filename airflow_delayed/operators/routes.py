@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from airflow_delayed.delivery import HoldingStore, delivery_for, store_for
 from airflow_delayed.errors import InputError
 from airflow_delayed.identity import scope_of
-from airflow_delayed.operators.first_try import iteration_of
+from airflow_delayed.operators.task_state import iteration_of
 from airflow_delayed.route import Route
 from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
 from airflow_delayed.store.origin import Origin

@@ -12,9 +12,9 @@ from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.rows import RowRules
 from airflow_delayed.localtime import resolve, zone
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
-from airflow_delayed.operators.first_try import iteration_of, turn_of
 from airflow_delayed.operators.headers import headers_of
 from airflow_delayed.operators.routes import origin_of
+from airflow_delayed.operators.task_state import iteration_of, turn_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

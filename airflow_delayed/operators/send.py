@@ -22,13 +22,12 @@ from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import check_arguments, rendered_text
 from airflow_delayed.operators.checks import survey
 from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, first_try, refused, succeeded
 from airflow_delayed.operators.given import source_of
 from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.leading import capped, wait
-from airflow_delayed.operators.marks import TaskMarks
 from airflow_delayed.operators.routes import route_of, way_of
 from airflow_delayed.operators.rules import rules_of
+from airflow_delayed.operators.task_state import FirstTry, TaskCheckpoints, load_first_try, note_refusal, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
 from airflow_delayed.store.conflicts import OnConflict
@@ -241,32 +240,32 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
         return self._try(context, None if first_try is None else FirstTry.restored(first_try))
 
-    def _try(self, context: Context, before: FirstTry | None) -> dict[str, Any]:
-        anew = self.on_clear == "new_ids"
+    def _try(self, context: Context, deferred: FirstTry | None) -> dict[str, Any]:
+        new_ids = self.on_clear == "new_ids"
         try:
             with ExitStack() as closing:
                 route = self._route(context, closing)
-                began = first_try(
+                began = load_first_try(
                     context,
                     self.clock(),
                     retries=self.retries or 0,
-                    anew=anew,
+                    new_ids=new_ids,
                     keep=not self.only_plan,
-                    before=before,
+                    deferred=deferred,
                     store=route.store,
                 )
                 summary = self._execute(context, began, route)
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made anew has nothing of what was in it
-                refused(context, anew=anew, from_the_top=isinstance(error, DestinationMissing))
+                note_refusal(context, new_ids=new_ids, from_the_top=isinstance(error, DestinationMissing))
             raise AirflowFailException(str(error)) from error
         except AirflowSkipException:
             if not self.only_plan:
-                succeeded(context)
+                note_success(context)
             raise
         if not self.only_plan:
-            succeeded(context)
+            note_success(context)
         return summary
 
     def on_kill(self) -> None:
@@ -320,7 +319,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
                 " Nothing was sent. Pass past_due='send', or run the DAG again"
             )
         self._sending = None if self.only_plan else sending
-        marks = None if self.only_plan else TaskMarks(context, self.log, anew=self.on_clear == "new_ids")
+        marks = None if self.only_plan else TaskCheckpoints(context, self.log, new_ids=self.on_clear == "new_ids")
         try:
             sending.deliver(found, dry_run=self.only_plan, marks=marks)
         finally:

@@ -31,12 +31,12 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.operators import told
 from airflow_delayed.operators.arguments import rendered_text
 from airflow_delayed.operators.events import add_to_events
-from airflow_delayed.operators.first_try import FirstTry, earlier_success, first_try, succeeded
 from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments, secret_in
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.spark.manifest import check_manifest
 
@@ -238,7 +238,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
                 self._take_rendered()
                 route = route_of(self, context, stack)
                 store = route.store if self._verify(route) else None
-                began = first_try(
+                began = load_first_try(
                     context, self.clock(), retries=self.retries or 0, keep=not self.only_plan, store=store
                 )
                 if store is not None:
@@ -257,7 +257,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
             except InputError as error:
                 raise AirflowFailException(str(error)) from error
             if not self.only_plan:
-                succeeded(context, found)
+                note_success(context, found)
                 self._account(route, found)
             return found
 

@@ -13,10 +13,10 @@ from airflow.sdk import XComArg
 
 from airflow_delayed.addresses import is_secret, parse, secrets_of
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.operators.first_try import FirstTry, iteration_of
 from airflow_delayed.operators.headers import headers_of
 from airflow_delayed.operators.routes import origin_of
 from airflow_delayed.operators.rules import anchor_of
+from airflow_delayed.operators.task_state import FirstTry, iteration_of
 from airflow_delayed.spark.options import UNKNOWN
 from airflow_delayed.store.conflicts import check_on_conflict
 

@@ -21,10 +21,10 @@ from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, TransportUnavailable
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.operators import routes
-from airflow_delayed.operators.first_try import FirstTry
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.spark_arguments import application_arguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
+from airflow_delayed.operators.task_state import FirstTry
 from airflow_delayed.spark import job
 from airflow_delayed.spark.options import settings_of
 from airflow_delayed.store.origin import Origin
