@@ -8,7 +8,7 @@ from airflow_delayed.addresses import shown
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
 from airflow_delayed.intake.rows import Problem
-from airflow_delayed.operators import told
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.given import rejects_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
@@ -40,7 +40,7 @@ def survey(operator: DelayedSendOperator, context: Context, sending: Sending, ro
         aside: list[Problem] = []
         found = sending.survey(set_aside=None if operator.rejects is None else aside.append)
         set_aside = len(aside)
-    told.checked(operator.log, operator.conn_id, sending.source.name, found)
+    reporting.log_preflight(operator.log, operator.conn_id, sending.source.name, found)
     _check_empty(operator, found)
     _verify(operator, found, route)
     return found, set_aside
@@ -73,7 +73,7 @@ def _verify(operator: DelayedSendOperator, found: Survey, route: Route) -> None:
     # what only blocks passes, and the messages wait until then
     if report.unready:
         raise TopologyError(operator.conn_id, report)
-    told.doubts(operator.log, route.delivery, report, found)
+    reporting.log_warnings(operator.log, route.delivery, report, found)
     if route.store is not None and not route.holds_all:
         report = route.store.verify(())
         if not report.ok:

@@ -18,10 +18,9 @@ from airflow_delayed.errors import DestinationMissing, InputError
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators import told
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.arguments import check_arguments, rendered_text
 from airflow_delayed.operators.checks import survey
-from airflow_delayed.operators.events import describe
 from airflow_delayed.operators.given import source_of
 from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.leading import capped, wait
@@ -324,17 +323,17 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             sending.deliver(found, dry_run=self.only_plan, marks=marks)
         finally:
             what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
-            told.done(self.log, what, sending)
+            reporting.log_outcome(self.log, what, sending)
             if not self.only_plan:
                 self._name(sending, route)
                 metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
         if route.store is not None and not self.only_plan:
             held = sending.start.held + sending.held.sent
-            told.unvisited(self.log, route.store, self.conn_id, held, self.hold_over)
+            reporting.warn_without_dispatcher(self.log, route.store, self.conn_id, held, self.hold_over)
         if self.only_plan:
-            told.plan(self.log, sending, found.sample, clock())
-        summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
-        describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
+            reporting.log_plan(self.log, sending, found.sample, clock())
+        summary = reporting.summary_of(sending, found, set_aside, dry_run=self.only_plan)
+        reporting.describe_events(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
         return summary
 
     def _name(self, sending: Sending, route: Route) -> None:

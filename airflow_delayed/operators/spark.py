@@ -28,9 +28,8 @@ from airflow_delayed.errors import (
 )
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators import told
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.arguments import rendered_text
-from airflow_delayed.operators.events import add_to_events
 from airflow_delayed.operators.headers import HidesHeaders, masked
 from airflow_delayed.operators.routes import route_of
 from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments, secret_in
@@ -225,7 +224,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         )
         self._check_empty(summary)
         to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
-        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
+        reporting.add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
         return summary
 
     def _run(self, context: Context) -> Mapping[str, Any]:
@@ -344,7 +343,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
                 outputs = lineage.outputs(route, Counter(found.get("destinations", {})), held=held)
                 self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
         if route.store is not None:
-            told.unvisited(self.log, route.store, self.conn_id, summary["held"], self.hold_over)
+            reporting.warn_without_dispatcher(self.log, route.store, self.conn_id, summary["held"], self.hold_over)
 
     def _check_empty(self, summary: Mapping[str, Any]) -> None:
         if summary["sent"] + summary["held"] + summary["replaced"] + summary["duplicates"]:

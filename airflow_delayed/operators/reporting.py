@@ -1,10 +1,13 @@
-"""What a send tells: lines of the log, and the summary that becomes its XCom. Never a body or a header's value."""
+"""What a send reports: log lines, its XCom, and its asset events. Never a body or a header's value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.delivery import Adviser, DelayedDelivery, HoldingStore, State, TopologyReport
 from airflow_delayed.errors import DelayedError
@@ -12,9 +15,15 @@ from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
 from airflow_delayed.survey import Survey
 
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
-def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
-    """Tell what the first look at all rows found."""
+#: How many destinations an event names, those with the most messages; the others are counted.
+NAMED = 100
+
+
+def log_preflight(log: Log, conn_id: str, source: str, found: Survey) -> None:
+    """Log the counts of the first pass over all rows."""
     log.info(
         "checked %s rows of %s: %s for connection %s at once, %s to hold in the store; among them %s copies of others"
         " and %s past due",
@@ -28,8 +37,8 @@ def checked(log: Log, conn_id: str, source: str, found: Survey) -> None:
     )
 
 
-def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
-    """Warn of what does not keep messages from being sent, and is better known before."""
+def log_warnings(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
+    """Warn of conditions that do not stop a send, and that its user should know before it."""
     for finding in report:
         if finding.state in (State.WARNING, State.BLOCKED):
             log.warning("%s", finding)
@@ -39,8 +48,8 @@ def doubts(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: S
         log.warning("%s", advice)
 
 
-def done(log: Log, what: str, sending: Sending) -> None:
-    """Tell what became of the messages."""
+def log_outcome(log: Log, what: str, sending: Sending) -> None:
+    """Log how many messages were sent, and how many are in the store."""
     sent, held = sending.sent, sending.held
     extra = f", {held.replaced:,} replaced there" if held.replaced else ""
     if held.refused:
@@ -50,15 +59,15 @@ def done(log: Log, what: str, sending: Sending) -> None:
     log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
 
 
-def unvisited(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over: timedelta) -> None:
-    """Warn if messages are held and nobody comes for them: no error, for a dispatcher may be started yet."""
+def warn_without_dispatcher(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over: timedelta) -> None:
+    """Warn if the store has messages and no dispatcher works: no error, for one may be started yet."""
     if not held:
         return
     try:
         seen = store.last_seen()
         late = seen is None or store.now() - seen > hold_over
     except DelayedError as error:
-        # they are held, whatever can be told of dispatchers
+        # the messages are in the store, whether or not a dispatcher can be seen
         log.warning("whether a dispatcher comes for what is held could not be told: %s", error)
         return
     if late:
@@ -73,8 +82,8 @@ def unvisited(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over:
         )
 
 
-def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
-    """Tell what would go where and when."""
+def log_plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
+    """Log the destinations and due times of a dry run."""
     sent, held = sending.sent.by_destination, sending.held.by_destination
     for destination in sorted({*sent, *held}):
         log.info(
@@ -95,7 +104,7 @@ def plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: date
         )
 
 
-def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -> dict[str, Any]:
+def summary_of(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -> dict[str, Any]:
     """Return the counts of all tries, and the first and last due time."""
     reports = (sending.earlier, sending.sent, sending.held)
     dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
@@ -113,3 +122,27 @@ def summary(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -
         "last_due": max(dues).isoformat() if dues else None,
         **({"dry_run": True} if dry_run else {}),
     }
+
+
+def describe_events(context: Context, outlets: Iterable[object], sending: Sending, summary: Mapping[str, Any]) -> None:
+    """Put the summary, and ``destinations`` with their counts, into the extra of each outlet's event.
+
+    With more than 100 destinations, ``other_destinations`` says how many are not named. An alias has no event of its
+    own. Of earlier tries all is counted that they had confirmed, also what the store had before them.
+    """
+    counts: dict[str, int] = {}
+    for report in (sending.earlier, sending.sent, sending.held):
+        for name, count in report.by_destination.items():
+            counts[name] = counts.get(name, 0) + count
+    most = sorted(counts, key=lambda name: (-counts[name], name))[:NAMED]
+    extra = {**summary, "destinations": {name: counts[name] for name in most}}
+    if len(counts) > NAMED:
+        extra["other_destinations"] = len(counts) - NAMED
+    add_to_events(context, outlets, extra)
+
+
+def add_to_events(context: Context, outlets: Iterable[object], extra: Mapping[str, Any]) -> None:
+    """Put values into the extra of each outlet's event."""
+    for outlet in outlets:
+        if isinstance(outlet, Asset | AssetRef):
+            context["outlet_events"][outlet].extra.update(extra)
