@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 from airflow.sdk.definitions.asset import AssetRef
 
+from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import Adviser, DelayedDelivery, HoldingStore, State, TopologyReport
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, TopologyError
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
 from airflow_delayed.survey import Survey
@@ -35,6 +36,37 @@ def log_preflight(log: Log, conn_id: str, source: str, found: Survey) -> None:
         f"{len(found.repeats.copies):,}",
         f"{found.past_due:,}",
     )
+
+
+def report_empty(log: Log, on_empty: str, rows: int) -> None:
+    """Report that there is nothing to send, by a warning or as ``on_empty`` says.
+
+    :raises InputError: that is an error.
+    :raises AirflowSkipException: that skips the task.
+    """
+    text = f"there is nothing to send: {rows:,} rows were read"
+    if on_empty == "fail":
+        raise InputError(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
+    if on_empty == "skip":
+        raise AirflowSkipException(text)
+    log.warning(text)
+
+
+def require_ready(conn_id: str, report: TopologyReport) -> None:
+    """Check that destinations and transport are there; what only blocks messages for a while is no error.
+
+    :raises DestinationMissing: a destination does not exist.
+    :raises TopologyError: the transport lacks what it needs.
+    """
+    if report.missing_destinations:
+        raise DestinationMissing(
+            conn_id,
+            report.missing_destinations,
+            f"create it, or run TopologyInstallOperator(conn_id={conn_id!r}, destinations=[...],"
+            " create_destinations=True). Nothing was sent",
+        )
+    if report.unready:
+        raise TopologyError(conn_id, report)
 
 
 def log_warnings(log: Log, delivery: DelayedDelivery, report: TopologyReport, found: Survey) -> None:
@@ -128,7 +160,7 @@ def describe_events(context: Context, outlets: Iterable[object], sending: Sendin
     """Put the summary, and ``destinations`` with their counts, into the extra of each outlet's event.
 
     With more than 100 destinations, ``other_destinations`` says how many are not named. An alias has no event of its
-    own. Of earlier tries all is counted that they had confirmed, also what the store had before them.
+    own. Messages of earlier tries count if they were confirmed, even if the store already had them.
     """
     counts: dict[str, int] = {}
     for report in (sending.earlier, sending.sent, sending.held):
