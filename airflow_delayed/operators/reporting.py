@@ -39,7 +39,7 @@ def log_preflight(log: Log, conn_id: str, source: str, found: Survey) -> None:
 
 
 def report_empty(log: Log, on_empty: str, rows: int) -> None:
-    """Report that there is nothing to send, by a warning or as ``on_empty`` says.
+    """Report that there is nothing to send: as a warning, an error or a skipped task.
 
     :raises InputError: that is an error.
     :raises AirflowSkipException: that skips the task.

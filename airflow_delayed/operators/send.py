@@ -87,7 +87,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
         or was cancelled, which is counted as refused. That goes for what is due within ``hold_over`` as well: it is
         looked up in the store, left to it if that knows it, and noted there once the transport has confirmed it. So a
-        retry, or a nightly job that runs anew, sends nothing twice; but for one chunk of up to 2500 messages, with
+        retry, or a nightly job that runs again, sends nothing twice; but for one chunk of up to 2500 messages, with
         the same ids, if the first was killed between a confirm and its note.
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
@@ -103,7 +103,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         "nservicebus-unwrapped". Not with a store.
     :param lead: send nothing until so long before the first message is due, and then all. For what shall not be in a
         broker before, or is further off than the transport can delay and has no store; for SQS never more than 870 s.
-        All is checked before the wait and again after it, when the rows are read anew. To mark the task failed while
+        All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
         it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
         a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
         once, and nothing ever waits.
@@ -246,7 +246,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
     def resume(
         self, context: Context, event: object = None, first_try: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
+        """Go on after the wait: look at the clock and at the rows again, and wait on if it was woken early."""
         return self._try(context, None if first_try is None else FirstTry.restored(first_try))
 
     def _try(self, context: Context, deferred: FirstTry | None) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
                 summary = self._execute(context, arguments, began, route)
         except InputError as error:
             if not self.only_plan:
-                # a queue that is made anew has nothing of what was in it
+                # a queue that is made again has none of the messages that it had
                 note_refusal(context, new_ids=new_ids, from_the_top=isinstance(error, DestinationMissing))
             raise AirflowFailException(str(error)) from error
         except AirflowSkipException:
@@ -281,7 +281,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         return summary
 
     def on_kill(self) -> None:
-        """Send nothing more, and tell what can be recalled, and what cannot."""
+        """Send nothing more, and log how many messages can be recalled, and how many cannot."""
         self.stopped = True
         if self._sending is not None:
             self.log.warning(
@@ -328,9 +328,10 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         return summary
 
     def _content(self, context: Context, name: str) -> Any:
-        """Render what is no template field, since it would be shown; but never what another task has returned.
+        """Render an argument that is no template field, since the UI would show it.
 
-        Where it was expanded from an XCom, that has taken the argument's place already, and a body is no template.
+        The result of another task is never rendered: a body is no template. In a mapped task that was expanded from
+        an XCom, that result has taken the argument's place already.
         """
         value = getattr(self, name)
         dag = context.get("dag")
@@ -356,10 +357,10 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         route: Route,
         read: Callable[[Clock], Sending],
     ) -> Clock:
-        """Return, when the first message is due within the lead, what to take for the present.
+        """Wait until the first message is due within the lead, and return the clock to send by.
 
         :param began: when the first try began.
-        :param read: begins to read the rows, with what is taken for the present.
+        :param read: begins to read the rows, by a clock.
         :raises TaskDeferred: it goes on in the triggerer.
         """
         first = read(self.clock).first_due(self.clock() + lead)
@@ -395,9 +396,9 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         return self._wait(context, arguments, lead, began, route, read)
 
     def _survey(self, context: Context, arguments: SendArguments, sending: Sending, route: Route) -> tuple[Survey, int]:
-        """Check everything, and return what was found and how many rows were set aside.
+        """Check everything, and return the result and how many rows went to ``rejects``.
 
-        :raises InputError: something is wrong with the source, with rows, or with what they say together.
+        :raises InputError: something is wrong with the source, with single rows, or with all of them together.
         :raises DestinationMissing: a destination does not exist.
         :raises TopologyError: a transport, or the store, lacks what it needs.
         :raises AirflowSkipException: there is nothing to send, and that skips the task.
@@ -411,9 +412,9 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             if set_aside:
                 self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(rejects.path))
         else:
-            aside: list[Problem] = []
-            found = sending.survey(set_aside=None if arguments.rejects is None else aside.append)
-            set_aside = len(aside)
+            problems: list[Problem] = []
+            found = sending.survey(set_aside=None if arguments.rejects is None else problems.append)
+            set_aside = len(problems)
         reporting.log_preflight(self.log, arguments.conn_id, sending.source.name, found)
         if not found.direct.sent + found.held.sent:
             reporting.report_empty(self.log, arguments.on_empty, found.rows)
@@ -422,7 +423,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         return found, set_aside
 
     def _verify(self, arguments: SendArguments, found: Survey, route: Route) -> None:
-        # some of what is held now may be near by the time it is sent
+        # messages that go to the store now may be due soon by the time they are sent
         longest = max(found.longest, route.hold_over) if found.held.sent else found.longest
         report = route.delivery.verify(found.destinations, max_delay=longest)
         # a destination that is only blocked passes, and its messages wait until then
@@ -455,7 +456,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             )
 
     def _name(self, arguments: SendArguments, sending: Sending) -> None:
-        """Tell OpenLineage where messages came from and went to: through the store, if that took any."""
+        """Name the datasets for OpenLineage: the source, the destinations, and the store, if that took any."""
         if not lineage.wanted():
             return
         with lineage.never_failing():

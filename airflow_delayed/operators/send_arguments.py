@@ -40,12 +40,12 @@ _OPTIONS = ("topology", "routing", "envelope")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CommonArguments:
-    """What DelayedSendOperator and DelayedSparkSendOperator have in common; see the former's parameters.
+    """The parameters that DelayedSendOperator and DelayedSparkSendOperator share; the former describes them.
 
-    :raises ValueError: an argument says nothing, or contradicts another.
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
     """
 
-    #: Parameters that are text, of which a template must not leave nothing.
+    #: Text parameters, whose template must not render to nothing.
     texts: ClassVar[tuple[str, ...]] = ("conn_id", "destination", "tag", "timezone")
     #: Parameters with few values.
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
@@ -93,7 +93,7 @@ class CommonArguments:
     def of(cls, attributes: Mapping[str, Any]) -> Self:
         """Return the parameters among an operator's attributes, as a DAG's author wrote them.
 
-        :raises ValueError: an argument says nothing, or contradicts another.
+        :raises ValueError: an argument is missing or wrong, or contradicts another.
         """
         return cls(**{field.name: attributes[field.name] for field in fields(cls)})
 
@@ -151,7 +151,7 @@ class CommonArguments:
         return Route(delivery=delivery, store=store, hold_over=hold_over)
 
     def anchor(self, context: Context) -> datetime | None:
-        """Return what relative delays count from, if ``delay_from=`` says it: "run", or a time.
+        """Return the start of relative delays that ``delay_from=`` names: "run", or a time.
 
         :raises InvalidMessage: it is neither.
         """
@@ -177,7 +177,7 @@ class CommonArguments:
 class SendArguments(CommonArguments):
     """The parameters of DelayedSendOperator, see there.
 
-    :raises ValueError: an argument says nothing, or contradicts another.
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
     """
 
     texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "message_id", "source", "rejects")
@@ -213,9 +213,9 @@ class SendArguments(CommonArguments):
             check_span("lead", self.lead)
 
     def _check_content(self) -> None:
-        given = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
-        if len(given) != 1:
-            names = ", ".join(given) or "none"
+        sources = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            names = ", ".join(sources) or "none"
             raise ValueError(f"give one of messages=, source= and value= (or body=); given: {names}")
         if self.message_id is not None and (self.messages is not None or self.source is not None):
             raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
@@ -231,7 +231,7 @@ class SendArguments(CommonArguments):
 
     @property
     def way(self) -> bytes:
-        """What stands for the way of a task's messages: on another one, none of them has been sent."""
+        """An identity of connections and options: on another way, no message has been sent."""
         names = ("conn_id", "store_conn_id", "on_conflict", *_OPTIONS)
         return scope_of(*(str(getattr(self, name)) for name in names))
 
@@ -345,7 +345,7 @@ def rendered_text(name: str, value: object, *, may_be_empty: bool = False) -> st
 
 
 def origin_of(context: Context) -> Origin:
-    """Return the run of the task: its messages are found by it, and their ids hold it.
+    """Return the run of the task: its messages are looked up by it, and it is part of their ids.
 
     An unmapped task has the map index -1 in every iteration of a task loop.
     """
@@ -360,15 +360,15 @@ def origin_of(context: Context) -> Origin:
     )
 
 
-def moment_of(column: str, given: datetime | str | None, timezone: str | None) -> datetime | None:
+def moment_of(column: str, value: datetime | str | None, timezone: str | None) -> datetime | None:
     """Return a parameter that is a time.
 
     :param timezone: the IANA name of the zone that a time without an offset is in.
     :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
     """
-    if given is None:
+    if value is None:
         return None
-    parsed = parse_time(column, given)
+    parsed = parse_time(column, value)
     if timezone is not None and parsed.utcoffset() is None:
         return resolve(column, parsed, zone(timezone))[0]
     return utc(column, parsed)

@@ -43,7 +43,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
     no Spark code has to be written; all further parameters are SparkSubmitOperator's.
 
     The machines of driver and executors need this package in the same release, the transport's client and pyarrow, and
-    no Airflow. What they are told of the connections: see ``connections``.
+    no Airflow. How they learn of the connections: see ``connections``.
 
     A row that is wrong fails its Spark task when others may have been sent; ``check_first`` reads all rows before that.
     A retry means the same messages with the same ids, and so do Spark's own retries and speculation: into a store

@@ -47,7 +47,7 @@ _PARAMETER = re.compile(
 class SparkArguments(CommonArguments):
     """The parameters of DelayedSparkSendOperator, see there.
 
-    :raises ValueError: an argument says nothing, or contradicts another.
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
     """
 
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
@@ -70,9 +70,9 @@ class SparkArguments(CommonArguments):
     attempts: str | None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("table", "source", "query") if getattr(self, name) is not None]
-        if not given or ("table" in given and len(given) > 1):
-            names = given or "none"
+        sources = [name for name in ("table", "source", "query") if getattr(self, name) is not None]
+        if not sources or ("table" in sources and len(sources) > 1):
+            names = sources or "none"
             raise ValueError(f"give table=, source=, query=, or source= with a query= over it; given: {names}")
         for name in ("batch_rows", "window", "connections_per_executor", "partitions"):
             number = getattr(self, name)

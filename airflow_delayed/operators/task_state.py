@@ -267,7 +267,7 @@ class TaskCheckpoints:
         try:
             self._state.set(self._key, mark.state(), retention=NEVER_EXPIRE)
         except Exception as error:
-            # Airflow's own, or that of a store of states of the user's choice, whose text may say anything
+            # Airflow's own, or that of a state store of the user's choice, whose text may hold secrets
             self._log.warning(
                 "Airflow did not keep that %s rows are confirmed; a retry may send some again, with the same ids: %s",
                 f"{mark.rows:,}",
