@@ -84,7 +84,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         self.time_to_trigger_fetch_circuit_breaker = time_to_trigger_fetch_circuit_breaker
         self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
         self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
-        self._policy()
+        DispatchPolicy.of(vars(self))
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Hand over, and return the counts.
@@ -98,7 +98,7 @@ class CustomStoreDispatchOperator(BaseOperator):
             name=self.name,
             transport=delivery_for(self.deliver_conn_id),
             conn_id=self.deliver_conn_id,
-            policy=self._policy(),
+            policy=DispatchPolicy.of(vars(self)),
             set_up=self.set_up,
         )
         try:
@@ -108,18 +108,6 @@ class CustomStoreDispatchOperator(BaseOperator):
             raise
         metrics.count_report(self.name, self.deliver_conn_id, report)
         return report.summary()
-
-    def _policy(self) -> DispatchPolicy:
-        return DispatchPolicy(
-            lookahead=self.lookahead,
-            batch_size=self.batch_size,
-            number_of_retries=self.number_of_retries,
-            error_destination=self.error_destination,
-            time_to_trigger_store_circuit_breaker=self.time_to_trigger_store_circuit_breaker,
-            time_to_trigger_fetch_circuit_breaker=self.time_to_trigger_fetch_circuit_breaker,
-            time_to_trigger_dispatch_circuit_breaker=self.time_to_trigger_dispatch_circuit_breaker,
-            maximum_recovery_failures_per_second=self.maximum_recovery_failures_per_second,
-        )
 
 
 def load(store: str) -> DelayedMessageStore:

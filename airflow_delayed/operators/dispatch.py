@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,7 @@ from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.links import DeliveriesLink
-from airflow_delayed.operators.first_try import first_dispatch
-from airflow_delayed.operators.schedule import scheduled, until_next_run
+from airflow_delayed.operators.task_state import first_dispatch
 from airflow_delayed.store.dispatch import Dispatcher, check_connections
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.report import DispatchFailed, DispatchReport
@@ -142,7 +142,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         self.table = table
         self.schema = schema
         self.deferrable = deferrable
-        self._policy()
+        DispatchPolicy.of(vars(self))
         if deliver_conn_ids is None and not self.deliver_conn_ids:
             raise ValueError(
                 "deliver_conn_ids= is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
@@ -164,9 +164,10 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         """
         from airflow_delayed.hooks.store import DelayedStoreHook
 
+        policy = DispatchPolicy.of(vars(self))
         with (
             closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store,
-            closing(store.dispatcher(self._deliver_conn_ids(), transport, **self._policy())) as dispatcher,
+            closing(store.dispatcher(self._deliver_conn_ids(), transport, **asdict(policy))) as dispatcher,
         ):
             self._check_lookahead(context, dispatcher)
             self._name(store)
@@ -240,7 +241,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 deliver_conn_ids=self._deliver_conn_ids(),
                 table=self.table,
                 schema=self.schema,
-                policy=DispatchPolicy(**self._policy()).state(),
+                policy=DispatchPolicy.of(vars(self)).state(),
                 **carried,
             ),
             method_name="resume",
@@ -260,12 +261,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
-
-    def _policy(self) -> dict[str, Any]:
-        names = list(DispatchPolicy.__dataclass_fields__)
-        policy = {name: getattr(self, name) for name in names}
-        DispatchPolicy(**policy)
-        return policy
 
     def _check_lookahead(self, context: Context, dispatcher: Dispatcher) -> None:
         """Check that what falls due between this run and the next is handed over in time.
@@ -311,3 +306,40 @@ def _failure(error: DispatchFailed) -> Exception:
 def transport(conn_id: str, clock: Clock) -> Delivery:
     """Return the transport of a connection, which goes by the store's clock."""
     return delivery_for(conn_id, clock=clock)
+
+
+def until_next_run(timetable: Any, after: datetime) -> timedelta | None:
+    """Return the time from a run to the next one of its timetable; None: that is not known.
+
+    Known are schedules of a fixed timedelta, and cron expressions.
+
+    :param timetable: of a DAG, as its author writes it.
+    :param after: when the run was due, aware.
+    """
+    delta = getattr(timetable, "delta", None)
+    if delta is not None:
+        # a relativedelta, such as a month, has not the same length each time
+        return after + delta - after  # type: ignore[no-any-return]
+    expression, zone = getattr(timetable, "expression", None), getattr(timetable, "timezone", None)
+    if expression is None or zone is None:
+        return None
+    from airflow.timetables.base import DataInterval, TimeRestriction
+    from airflow.timetables.trigger import CronTriggerTimetable
+    from pendulum import instance
+
+    following = CronTriggerTimetable(expression, timezone=zone).next_dagrun_info(
+        last_automated_data_interval=DataInterval.exact(instance(after)),
+        restriction=TimeRestriction(earliest=None, latest=None, catchup=True),
+    )
+    return None if following is None else timedelta(seconds=following.run_after.timestamp() - after.timestamp())
+
+
+def scheduled(context: Mapping[str, Any]) -> tuple[Any, datetime] | None:
+    """Return the timetable of the run that a task belongs to, and when it was due.
+
+    None if no timetable made the run: it was started by hand or by another DAG.
+    """
+    dag, run = context.get("dag"), context.get("dag_run")
+    if dag is None or run is None or getattr(run.run_type, "value", run.run_type) != "scheduled":
+        return None
+    return dag.timetable, run.run_after

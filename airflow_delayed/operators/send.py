@@ -7,34 +7,42 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_delayed import config, lineage, metrics
+from airflow_delayed.addresses import shown
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError
-from airflow_delayed.intake.rows import RowReader
+from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
+from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators import told
-from airflow_delayed.operators.arguments import check_arguments, rendered_text
-from airflow_delayed.operators.checks import survey
-from airflow_delayed.operators.events import describe
-from airflow_delayed.operators.first_try import FirstTry, first_try, refused, succeeded
-from airflow_delayed.operators.given import source_of
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.headers import HidesHeaders, masked
-from airflow_delayed.operators.leading import capped, wait
-from airflow_delayed.operators.marks import TaskMarks
-from airflow_delayed.operators.routes import route_of, way_of
-from airflow_delayed.operators.rules import rules_of
+from airflow_delayed.operators.send_arguments import SendArguments
+from airflow_delayed.operators.task_state import (
+    FirstTry,
+    TaskCheckpoints,
+    load_first_try,
+    note_refusal,
+    note_success,
+    note_waiting,
+)
+from airflow_delayed.pauses import pause
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
 from airflow_delayed.store.conflicts import OnConflict
+from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+#: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
+BRIEF = timedelta(seconds=10)
 
 
 class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
@@ -79,7 +87,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
         or was cancelled, which is counted as refused. That goes for what is due within ``hold_over`` as well: it is
         looked up in the store, left to it if that knows it, and noted there once the transport has confirmed it. So a
-        retry, or a nightly job that runs anew, sends nothing twice; but for one chunk of up to 2500 messages, with
+        retry, or a nightly job that runs again, sends nothing twice; but for one chunk of up to 2500 messages, with
         the same ids, if the first was killed between a confirm and its note.
     :param timezone: the IANA name of the zone that times without an offset are in.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
@@ -95,7 +103,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         "nservicebus-unwrapped". Not with a store.
     :param lead: send nothing until so long before the first message is due, and then all. For what shall not be in a
         broker before, or is further off than the transport can delay and has no store; for SQS never more than 870 s.
-        All is checked before the wait and again after it, when the rows are read anew. To mark the task failed while
+        All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
         it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
         a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
         once, and nothing ever waits.
@@ -226,7 +234,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         self._sending: Sending | None = None
         #: Whether Airflow has ended the task.
         self.stopped = False
-        check_arguments(self)
+        SendArguments.of(vars(self))
         for hidden in (messages, value, body, headers):
             # what is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
@@ -238,39 +246,42 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
     def resume(
         self, context: Context, event: object = None, first_try: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Go on after the wait: look at the clock and at the rows again, and wait anew if it was woken early."""
+        """Go on after the wait: look at the clock and at the rows again, and wait on if it was woken early."""
         return self._try(context, None if first_try is None else FirstTry.restored(first_try))
 
-    def _try(self, context: Context, before: FirstTry | None) -> dict[str, Any]:
-        anew = self.on_clear == "new_ids"
+    def _try(self, context: Context, deferred: FirstTry | None) -> dict[str, Any]:
+        new_ids = self.on_clear == "new_ids"
         try:
             with ExitStack() as closing:
-                route = self._route(context, closing)
-                began = first_try(
+                arguments = SendArguments.rendered(vars(self))
+                route = arguments.route(context, closing, self.log)
+                if route.store is not None and not self.only_plan:
+                    self.held_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+                began = load_first_try(
                     context,
                     self.clock(),
                     retries=self.retries or 0,
-                    anew=anew,
+                    new_ids=new_ids,
                     keep=not self.only_plan,
-                    before=before,
+                    deferred=deferred,
                     store=route.store,
                 )
-                summary = self._execute(context, began, route)
+                summary = self._execute(context, arguments, began, route)
         except InputError as error:
             if not self.only_plan:
-                # a queue that is made anew has nothing of what was in it
-                refused(context, anew=anew, from_the_top=isinstance(error, DestinationMissing))
+                # a queue that is made again has none of the messages that it had
+                note_refusal(context, new_ids=new_ids, from_the_top=isinstance(error, DestinationMissing))
             raise AirflowFailException(str(error)) from error
         except AirflowSkipException:
             if not self.only_plan:
-                succeeded(context)
+                note_success(context)
             raise
         if not self.only_plan:
-            succeeded(context)
+            note_success(context)
         return summary
 
     def on_kill(self) -> None:
-        """Send nothing more, and tell what can be recalled, and what cannot."""
+        """Send nothing more, and log how many messages can be recalled, and how many cannot."""
         self.stopped = True
         if self._sending is not None:
             self.log.warning(
@@ -280,69 +291,185 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
                 f"{self._sending.start.held + self._sending.held.sent:,}",
             )
 
-    def _route(self, context: Context, closing: ExitStack) -> Route:
-        for name in ("conn_id", "destination", "message_id", "tag", "source", "timezone", "rejects"):
-            setattr(self, name, rendered_text(name, getattr(self, name)))
-        for name in ("store_conn_id", "topology", "routing", "envelope"):
-            setattr(self, name, rendered_text(name, getattr(self, name), may_be_empty=True))
-        route = route_of(self, context, closing)
-        if route.store is not None and not self.only_plan:
-            self.held_in = self.conn_id if route.holds_all else self.store_conn_id
-        return route
-
-    def _execute(self, context: Context, began: FirstTry, route: Route) -> dict[str, Any]:
-        wanted, rules = rules_of(self, context, began.anchor)
+    def _execute(self, context: Context, arguments: SendArguments, began: FirstTry, route: Route) -> dict[str, Any]:
+        wanted, rules = arguments.rules(context, began.anchor)
 
         def read(clock: Clock) -> Sending:
             return Sending(
-                source_of(self, context),
+                arguments.rows(partial(self._content, context)),
                 wanted,
                 lambda: RowReader(rules),
                 route,
                 began=began.began,
-                past_due=self.past_due,
-                max_past=self.max_past,
+                past_due=arguments.past_due,
+                max_past=arguments.max_past,
                 clock=clock,
                 log=self.log,
-                way=way_of(self),
+                way=arguments.way,
                 stopped=lambda: self.stopped,
             )
 
         clock = self.clock
-        if self.lead is not None:
-            clock = wait(self, context, capped(self, self.lead, route), began, route, read)
+        if arguments.lead is not None:
+            clock = self._wait(context, arguments, self._capped(arguments.lead, route), began, route, read)
         sending = read(clock)
-        found, set_aside = survey(self, context, sending, route)
-        if began.cleared_state and self.past_due == "skip" and found.past_due:
+        found, set_aside = self._survey(context, arguments, sending, route)
+        if began.cleared_state and arguments.past_due == "skip" and found.past_due:
             raise InputError(
-                f"{found.past_due:,} rows were due more than {self.max_past} before this try, and would be skipped. But"
-                " this task was cleared, and Airflow has forgotten when it first began: they may have fallen due since."
-                " Nothing was sent. Pass past_due='send', or run the DAG again"
+                f"{found.past_due:,} rows were due more than {arguments.max_past} before this try, and would be"
+                " skipped. But this task was cleared, and Airflow has forgotten when it first began: they may have"
+                " fallen due since. Nothing was sent. Pass past_due='send', or run the DAG again"
             )
-        self._sending = None if self.only_plan else sending
-        marks = None if self.only_plan else TaskMarks(context, self.log, anew=self.on_clear == "new_ids")
-        try:
-            sending.deliver(found, dry_run=self.only_plan, marks=marks)
-        finally:
-            what = "dry run, so nothing was sent; there would be" if self.only_plan else "confirmed"
-            told.done(self.log, what, sending)
-            if not self.only_plan:
-                self._name(sending, route)
-                metrics.count_sent(self.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
-        if route.store is not None and not self.only_plan:
-            held = sending.start.held + sending.held.sent
-            told.unvisited(self.log, route.store, self.conn_id, held, self.hold_over)
+        self._deliver(context, arguments, sending, found)
         if self.only_plan:
-            told.plan(self.log, sending, found.sample, clock())
-        summary = told.summary(sending, found, set_aside, dry_run=self.only_plan)
-        describe(context, self.outlets, sending, {"conn_id": self.conn_id, **summary})
+            reporting.log_plan(self.log, sending, found.sample, clock())
+        summary = reporting.summary_of(sending, found, set_aside, dry_run=self.only_plan)
+        reporting.describe_events(context, self.outlets, sending, {"conn_id": arguments.conn_id, **summary})
         return summary
 
-    def _name(self, sending: Sending, route: Route) -> None:
-        """Tell OpenLineage where messages came from and went to: through the store, if that took any."""
+    def _content(self, context: Context, name: str) -> Any:
+        """Render an argument that is no template field, since the UI would show it.
+
+        The result of another task is never rendered: a body is no template. In a mapped task that was expanded from
+        an XCom, that result has taken the argument's place already.
+        """
+        value = getattr(self, name)
+        dag = context.get("dag")
+        declared = dag.get_task(self.task_id) if dag is not None else self
+        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs and _is_xcom(declared, name):
+            return value
+        return self.render_template(value, context)
+
+    def _capped(self, lead: timedelta, route: Route) -> timedelta:
+        """Return the lead that the transport's own delay can make up for."""
+        horizon = route.delivery.horizon
+        if route.store is not None or lead <= horizon:
+            return lead
+        self.log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
+        return horizon
+
+    def _wait(
+        self,
+        context: Context,
+        arguments: SendArguments,
+        lead: timedelta,
+        began: FirstTry,
+        route: Route,
+        read: Callable[[Clock], Sending],
+    ) -> Clock:
+        """Wait until the first message is due within the lead, and return the clock to send by.
+
+        :param began: when the first try began.
+        :param read: begins to read the rows, by a clock.
+        :raises TaskDeferred: it goes on in the triggerer.
+        """
+        first = read(self.clock).first_due(self.clock() + lead)
+        if first is None or (wake := first - lead) <= self.clock():
+            if not self.only_plan:
+                note_waiting(context, False)
+            return self.clock
+        if self.only_plan:
+            self.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
+            return lambda: wake
+        if wake - self.clock() > BRIEF:
+            # errors are known before the wait, and rows are judged by the moment when they will be sent
+            self._survey(context, arguments, read(lambda: wake), route)
+            self.log.info(
+                "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
+                " if the task is marked failed meanwhile",
+                wake.isoformat(),
+                lead,
+            )
+            route.close()
+            note_waiting(context, True)
+            if self.deferrable:
+                from airflow_delayed.triggers.due_time import DueTimeTrigger
+
+                self.defer(
+                    trigger=DueTimeTrigger(first, lead=lead), method_name="resume", kwargs={"first_try": began.state()}
+                )
+        while (left := (wake - self.clock()).total_seconds()) > 0:
+            self.sleep(pause(left))
+            if self.stopped:
+                raise Interrupted(0, 0, "the task was ended while it waited")
+        # the rows may have changed meanwhile
+        return self._wait(context, arguments, lead, began, route, read)
+
+    def _survey(self, context: Context, arguments: SendArguments, sending: Sending, route: Route) -> tuple[Survey, int]:
+        """Check everything, and return the result and how many rows went to ``rejects``.
+
+        :raises InputError: something is wrong with the source, with single rows, or with all of them together.
+        :raises DestinationMissing: a destination does not exist.
+        :raises TopologyError: a transport, or the store, lacks what it needs.
+        :raises AirflowSkipException: there is nothing to send, and that skips the task.
+        """
+        if arguments.rejects is not None and not self.only_plan:
+            with arguments.rejects_file(context) as rejects:
+                if rejects.moved_to:
+                    self.log.warning("the rows that an earlier run set aside are in %s now", shown(rejects.moved_to))
+                found = sending.survey(set_aside=rejects.add)
+            set_aside = rejects.count
+            if set_aside:
+                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(rejects.path))
+        else:
+            problems: list[Problem] = []
+            found = sending.survey(set_aside=None if arguments.rejects is None else problems.append)
+            set_aside = len(problems)
+        reporting.log_preflight(self.log, arguments.conn_id, sending.source.name, found)
+        if not found.direct.sent + found.held.sent:
+            reporting.report_empty(self.log, arguments.on_empty, found.rows)
+        if found.destinations:
+            self._verify(arguments, found, route)
+        return found, set_aside
+
+    def _verify(self, arguments: SendArguments, found: Survey, route: Route) -> None:
+        # messages that go to the store now may be due soon by the time they are sent
+        longest = max(found.longest, route.hold_over) if found.held.sent else found.longest
+        report = route.delivery.verify(found.destinations, max_delay=longest)
+        # a destination that is only blocked passes, and its messages wait until then
+        reporting.require_ready(arguments.conn_id, report)
+        reporting.log_warnings(self.log, route.delivery, report, found)
+        if route.store is not None and not route.holds_all:
+            report = route.store.verify(())
+            if not report.ok:
+                raise TopologyError(str(arguments.store_conn_id), report)
+
+    def _deliver(self, context: Context, arguments: SendArguments, sending: Sending, found: Survey) -> None:
+        """Send, and report what was sent even if it failed half-way."""
+        if self.only_plan:
+            try:
+                sending.deliver(found, dry_run=True)
+            finally:
+                reporting.log_outcome(self.log, "dry run, so nothing was sent; there would be", sending)
+            return
+        self._sending = sending
+        try:
+            sending.deliver(found, marks=TaskCheckpoints(context, self.log, new_ids=arguments.new_ids))
+        finally:
+            reporting.log_outcome(self.log, "confirmed", sending)
+            self._name(arguments, sending)
+            metrics.count_sent(arguments.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
+        if sending.route.store is not None:
+            held = sending.start.held + sending.held.sent
+            reporting.warn_without_dispatcher(
+                self.log, sending.route.store, arguments.conn_id, held, arguments.hold_over
+            )
+
+    def _name(self, arguments: SendArguments, sending: Sending) -> None:
+        """Name the datasets for OpenLineage: the source, the destinations, and the store, if that took any."""
         if not lineage.wanted():
             return
         with lineage.never_failing():
             counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
-            outputs = route.outputs(counts, stored=bool(sending.held.by_destination))
-            self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
+            outputs = sending.route.outputs(counts, stored=bool(sending.held.by_destination))
+            self._trace([] if arguments.source is None else [lineage.file(arguments.source)], outputs)
+
+
+def _is_xcom(mapped: MappedOperator, name: str) -> bool:
+    """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
+    expanded = mapped.expand_input.value
+    if isinstance(expanded, Mapping):
+        return isinstance(expanded[name], XComArg)
+    if isinstance(expanded, XComArg):
+        return True
+    return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)

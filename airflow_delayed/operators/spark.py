@@ -16,27 +16,17 @@ from airflow.sdk import XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
-from airflow_delayed.compat import AirflowFailException, AirflowSkipException
+from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.errors import (
-    DelayedError,
-    DestinationMissing,
-    InputError,
-    SourceError,
-    TopologyError,
-    TransportUnavailable,
-)
+from airflow_delayed.errors import DelayedError, InputError, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators import told
-from airflow_delayed.operators.arguments import rendered_text
-from airflow_delayed.operators.events import add_to_events
-from airflow_delayed.operators.first_try import FirstTry, earlier_success, first_try, succeeded
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.headers import HidesHeaders, masked
-from airflow_delayed.operators.routes import route_of
-from airflow_delayed.operators.spark_arguments import application_arguments, check_spark_arguments, secret_in
+from airflow_delayed.operators.send_arguments import file_system
+from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
-from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.spark.manifest import check_manifest
 
@@ -53,7 +43,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
     no Spark code has to be written; all further parameters are SparkSubmitOperator's.
 
     The machines of driver and executors need this package in the same release, the transport's client and pyarrow, and
-    no Airflow. What they are told of the connections: see ``connections``.
+    no Airflow. How they learn of the connections: see ``connections``.
 
     A row that is wrong fails its Spark task when others may have been sent; ``check_first`` reads all rows before that.
     A retry means the same messages with the same ids, and so do Spark's own retries and speculation: into a store
@@ -205,113 +195,98 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         self.clock = clock
         #: The connection of the store that messages were left in.
         self.held_in: str | None = None
-        check_spark_arguments(self)
+        SparkArguments.of(vars(self))
         # within what hides it, it would not make its task come first
         XComArg.apply_upstream_relationship(self, headers)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
-        found = None if self.only_plan else earlier_success(context)
-        if found is None:
-            found = self._run(context)
-        else:
-            self.log.warning(
-                "an earlier try has sent all of this, and its worker was lost before Airflow knew: Spark's job does not"
-                " run again"
-            )
-        summary: dict[str, Any] = found["summary"]
-        self.log.info(
-            "%s", json.dumps({name: found[name] for name in ("summary", "partitions", "repeated", "other_attempts")})
-        )
-        self._check_empty(summary)
-        to = {name: found[name] for name in ("destinations", "other_destinations") if name in found}
-        add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
+        counts = None if self.only_plan else earlier_success(context)
+        try:
+            if counts is None:
+                counts = self._run(context)
+            else:
+                self.log.warning(
+                    "an earlier try has sent all of this, and its worker was lost before Airflow knew: Spark's job does"
+                    " not run again"
+                )
+            shown_counts = ("summary", "partitions", "repeated", "other_attempts")
+            self.log.info("%s", json.dumps({name: counts[name] for name in shown_counts}))
+            summary: dict[str, Any] = counts["summary"]
+            if not any(summary[name] for name in ("sent", "held", "replaced", "duplicates")):
+                reporting.report_empty(self.log, self.on_empty, summary["rows"])
+        except InputError as error:
+            raise AirflowFailException(str(error)) from error
+        to = {name: counts[name] for name in ("destinations", "other_destinations") if name in counts}
+        reporting.add_to_events(context, self.outlets, {"conn_id": self.conn_id, **summary, **to})
         return summary
 
     def _run(self, context: Context) -> Mapping[str, Any]:
         with ExitStack() as stack:
-            manifest = self.manifest
+            arguments = SparkArguments.rendered(vars(self))
+            manifest = arguments.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
                 manifest = f"{folder}/manifest.json"
-            try:
-                self._take_rendered()
-                route = route_of(self, context, stack)
-                store = route.store if self._verify(route) else None
-                began = first_try(
-                    context, self.clock(), retries=self.retries or 0, keep=not self.only_plan, store=store
+            route = arguments.route(context, stack, self.log)
+            store = route.store if self._verify(arguments, route) else None
+            began = load_first_try(
+                context, self.clock(), retries=self.retries or 0, keep=not self.only_plan, store=store
+            )
+            if store is not None:
+                # the job may take hours
+                store.close()
+            if began.cleared_state and arguments.past_due == "skip":
+                raise InputError(
+                    "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
+                    " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
+                    " past_due='send' or 'fail', or run the DAG again"
                 )
-                if store is not None:
-                    # the job may take hours
-                    store.close()
-                if began.cleared_state and self.past_due == "skip":
-                    raise InputError(
-                        "this task was cleared, and Airflow has forgotten when it first began: past_due='skip' could"
-                        " skip rows that have fallen due since and were never sent. Nothing was sent. Pass"
-                        " past_due='send' or 'fail', or run the DAG again"
-                    )
-                if route.store is not None and not self.only_plan:
-                    self.held_in = self.conn_id if route.holds_all else self.store_conn_id
-                self._submitted(context, stack, manifest, began)
-                found = self._read(manifest)
-            except InputError as error:
-                raise AirflowFailException(str(error)) from error
+            if route.store is not None and not self.only_plan:
+                self.held_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+            self._submit(context, arguments, stack, manifest, began)
+            counts = self._read(manifest)
             if not self.only_plan:
-                succeeded(context, found)
-                self._account(route, found)
-            return found
+                note_success(context, counts)
+                self._account(arguments, route, counts)
+            return counts
 
-    def _take_rendered(self) -> None:
-        if secret := secret_in(self):
-            raise InputError(secret)
-        for name in ("conn_id", "destination", "tag", "timezone"):
-            setattr(self, name, rendered_text(name, getattr(self, name)))
-        for name in ("store_conn_id", "topology", "routing", "envelope"):
-            setattr(self, name, rendered_text(name, getattr(self, name), may_be_empty=True))
-
-    def _verify(self, route: Route) -> bool:
-        """Look whether messages can be received, before minutes of work; executors may reach what is not seen here.
+    def _verify(self, arguments: SparkArguments, route: Route) -> bool:
+        """Check that messages can be received, before minutes of work; executors may reach more than this machine.
 
         :return: whether all could be seen from here.
         """
         seen = True
-        places: list[tuple[str, Delivery, list[str]]] = [
-            (self.conn_id, route.delivery, [self.destination] if self.destination else [])
-        ]
-        if self.store_conn_id and route.store is not None:
-            places.append((self.store_conn_id, route.store, []))
-        for conn_id, transport, destinations in places:
+        destinations = [arguments.destination] if arguments.destination else []
+        transports: list[tuple[str, Delivery, list[str]]] = [(arguments.conn_id, route.delivery, destinations)]
+        if arguments.store_conn_id and route.store is not None:
+            transports.append((arguments.store_conn_id, route.store, []))
+        for conn_id, transport, names in transports:
             try:
-                report = transport.verify(destinations, max_delay=None if route.store is None else route.hold_over)
+                report = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 seen = False
                 continue
             finally:
                 transport.close()
-            if report.missing_destinations:
-                raise DestinationMissing(
-                    conn_id,
-                    report.missing_destinations,
-                    f"create it, or run TopologyInstallOperator(conn_id={conn_id!r}, destinations=[...],"
-                    " create_destinations=True). Nothing was sent",
-                )
-            if report.unready:
-                raise TopologyError(conn_id, report)
+            reporting.require_ready(conn_id, report)
         return seen
 
-    def _submitted(self, context: Context, stack: ExitStack, manifest: str, began: FirstTry) -> None:
+    def _submit(
+        self, context: Context, arguments: SparkArguments, stack: ExitStack, manifest: str, began: FirstTry
+    ) -> None:
         from airflow_delayed.spark import job
 
         file = None
-        if self.connections == "file":
-            named = [name for name in (self.conn_id, self.store_conn_id) if name]
+        if arguments.connections == "file":
+            named = [name for name in (arguments.conn_id, arguments.store_conn_id) if name]
             path = stack.enter_context(spark_connections_file(named))
             # Spark's own list of files
             self.files = f"{self.files},{path}" if self.files else path
             file = FILE
         self.application = job.__file__
-        self.application_args = application_arguments(self, context, began, manifest, connections_file=file)
+        self.application_args = arguments.application_arguments(context, began, manifest, connections_file=file)
         super().execute(context)
 
     def _read(self, manifest: str) -> Mapping[str, Any]:
@@ -333,25 +308,17 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         except SourceError as error:
             raise DelayedError(str(error)) from None
 
-    def _account(self, route: Route, found: Mapping[str, Any]) -> None:
-        """Count what was sent, name where it came from and went to, and warn if nobody comes for what is held."""
-        summary = found["summary"]
-        metrics.count_sent(self.conn_id, self.held_in, summary["sent"], summary["held"])
+    def _account(self, arguments: SparkArguments, route: Route, counts: Mapping[str, Any]) -> None:
+        """Count what was sent, name its datasets for OpenLineage, and warn if no dispatcher works."""
+        summary = counts["summary"]
+        metrics.count_sent(arguments.conn_id, self.held_in, summary["sent"], summary["held"])
         if lineage.wanted():
             with lineage.never_failing():
                 # the store has what was replaced, too
                 held = bool(summary["held"] + summary["replaced"])
-                outputs = route.outputs(Counter(found.get("destinations", {})), stored=held)
-                self._trace([] if self.source is None else [lineage.file(self.source)], outputs)
+                outputs = route.outputs(Counter(counts.get("destinations", {})), stored=held)
+                self._trace([] if arguments.source is None else [lineage.file(arguments.source)], outputs)
         if route.store is not None:
-            told.unvisited(self.log, route.store, self.conn_id, summary["held"], self.hold_over)
-
-    def _check_empty(self, summary: Mapping[str, Any]) -> None:
-        if summary["sent"] + summary["held"] + summary["replaced"] + summary["duplicates"]:
-            return
-        text = f"there is nothing to send: {summary['rows']:,} rows were read"
-        if self.on_empty == "fail":
-            raise AirflowFailException(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
-        if self.on_empty == "skip":
-            raise AirflowSkipException(text)
-        self.log.warning(text)
+            reporting.warn_without_dispatcher(
+                self.log, route.store, arguments.conn_id, summary["held"], arguments.hold_over
+            )

@@ -1,29 +1,21 @@
-"""DelayedSparkSendOperator's arguments: what can be wrong with them, and how the job is told of them."""
+"""The parameters of DelayedSparkSendOperator, frozen and checked, and the command line of Spark's job."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-from airflow.sdk import XComArg
+from typing import TYPE_CHECKING, ClassVar
 
 from airflow_delayed.addresses import is_secret, parse, secrets_of
-from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.operators.first_try import FirstTry, iteration_of
-from airflow_delayed.operators.headers import headers_of
-from airflow_delayed.operators.routes import origin_of
-from airflow_delayed.operators.rules import anchor_of
+from airflow_delayed.operators.send_arguments import CommonArguments, origin_of
+from airflow_delayed.operators.task_state import FirstTry, iteration_of
 from airflow_delayed.spark.options import UNKNOWN
-from airflow_delayed.store.conflicts import check_on_conflict
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from airflow_delayed.operators.spark import DelayedSparkSendOperator
 
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
@@ -51,111 +43,113 @@ _PARAMETER = re.compile(
 )
 
 
-def check_spark_arguments(operator: DelayedSparkSendOperator) -> None:
-    """Check what is known when a DAG is parsed.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SparkArguments(CommonArguments):
+    """The parameters of DelayedSparkSendOperator, see there.
 
-    :raises ValueError: an argument says nothing, or contradicts another.
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
     """
-    given = [name for name in ("table", "source", "query") if getattr(operator, name) is not None]
-    if not given or ("table" in given and len(given) > 1):
-        raise ValueError(f"give table=, source=, query=, or source= with a query= over it; given: {given or 'none'}")
-    if operator.delay is not None and operator.due_at is not None:
-        raise ValueError("delay= and due_at= say the same thing; give one of them")
-    for name, choices in (
-        ("past_due", ("fail", "send", "skip")),
-        ("on_empty", ("warn", "fail", "skip")),
-        ("unknown_columns", ("fail", "ignore")),
-        ("connections", ("file", "cluster")),
-    ):
-        if getattr(operator, name) not in choices:
-            raise ValueError(f"{name}={getattr(operator, name)!r} is none of {', '.join(map(repr, choices))}")
-    for name in ("hold_over", "max_past"):
-        span = getattr(operator, name)
-        if not isinstance(span, timedelta) or span < timedelta(0):
-            raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
-    for name in ("batch_rows", "window", "connections_per_executor", "partitions"):
-        number = getattr(operator, name)
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}={number!r} must be a whole number, 1 or more")
-    if secret := secret_in(operator):
-        raise ValueError(secret)
-    if "{{" not in str(operator.on_conflict) and not isinstance(operator.on_conflict, XComArg):
-        check_on_conflict(operator.on_conflict)
 
-
-def application_arguments(
-    operator: DelayedSparkSendOperator,
-    context: Context,
-    began: FirstTry,
-    manifest: str,
-    *,
-    connections_file: str | None,
-) -> list[str]:
-    """Return the job's command line, as the arguments were rendered.
-
-    :param began: when the task's first try began.
-    :raises InvalidMessage: headers are no texts, or ``delay_from`` is no time.
-    """
-    anchor = began.anchor if iteration_of(context) is None else None
-    if operator.delay_from is not None:
-        anchor = anchor_of(operator.delay_from, context, operator.timezone)
-    options = {name: _text(getattr(operator, name)) for name in _SAME}
-    origin = origin_of(context)
-    options |= {
-        "deliver": operator.conn_id,
-        "store": operator.store_conn_id or "",
-        "headers": _headers(headers_of(operator.headers)),
-        "id_columns": operator.id_columns
-        if isinstance(operator.id_columns, str)
-        else ",".join(operator.id_columns or ()),
-        "scope": json.dumps(origin.parts),
-        "origin": json.dumps({name: value for name, value in asdict(origin).items() if value is not None}),
-        "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
-        "began": began.began.isoformat(),
-        "connections": _text(operator.connections_per_executor),
-        "connections_file": connections_file or "",
-        "attempts": _plain_url(operator.attempts) if operator.attempts else "",
-        "manifest": _plain_url(manifest),
-        "dry_run": "true" if operator.only_plan else "",
+    choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
+        **CommonArguments.choices,
+        "connections": ("file", "cluster"),
     }
-    if operator.on_conflict != "error":
-        options["on_conflict"] = check_on_conflict(operator.on_conflict)
-    arguments = []
-    for name in ("table", "source", "query"):
-        if value := getattr(operator, name):
-            arguments += [f"--{name}", str(value)]
-    if operator.source:
-        arguments += ["--format", operator.source_format]
-        if operator.source_schema:
-            arguments += ["--schema", operator.source_schema]
-        for name, value in (operator.source_options or {}).items():
-            arguments += ["--read", f"{name}={value}"]
-    if operator.partitions:
-        arguments += ["--partitions", str(operator.partitions)]
-    if operator.check_first:
-        arguments.append("--check-first")
-    for name, value in options.items():
-        if value:
-            arguments += ["--set", f"{name}={value}"]
-    return arguments
 
+    table: str | None
+    source_format: str
+    source_schema: str | None
+    source_options: Mapping[str, str] | None
+    query: str | None
+    batch_rows: int | None
+    window: int | None
+    connections_per_executor: int | None
+    partitions: int | None
+    check_first: bool
+    connections: str
+    manifest: str | None
+    attempts: str | None
 
-def secret_in(operator: DelayedSparkSendOperator) -> str | None:
-    """Return what to do about an argument with a secret in it, as far as names and addresses show one, or None."""
-    shows = "Spark-submit's command line and Airflow's UI would show it."
-    configured = (
-        "Spark's own configuration has a place for it (spark-defaults.conf: spark.hadoop.* for files, a catalog of"
-        " spark.sql.catalog.* for a database, and then table=)"
-    )
-    options = operator.source_options if isinstance(operator.source_options, Mapping) else {}
-    for name, value in options.items():
-        if is_secret(str(name)) or secrets_of(str(value)) or _PARAMETER.search(str(value)):
-            return f"source_options[{name!r}] is, or has, a password, token or key. {shows} {configured}"
-    for name in ("source", "manifest", "attempts"):
-        if secrets_of(str(getattr(operator, name) or "")):
-            own = "" if name == "source" else "; for this task an Airflow connection, as in s3://conn_id@bucket/key"
-            return f"{name}= is an address with a login or a signature. {shows} {configured}{own}"
-    return None
+    def __post_init__(self) -> None:
+        sources = [name for name in ("table", "source", "query") if getattr(self, name) is not None]
+        if not sources or ("table" in sources and len(sources) > 1):
+            names = sources or "none"
+            raise ValueError(f"give table=, source=, query=, or source= with a query= over it; given: {names}")
+        for name in ("batch_rows", "window", "connections_per_executor", "partitions"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name}={number!r} must be a whole number, 1 or more")
+        if secret := self._secret():
+            raise ValueError(secret)
+        super().__post_init__()
+
+    def application_arguments(
+        self, context: Context, began: FirstTry, manifest: str, *, connections_file: str | None
+    ) -> list[str]:
+        """Return the job's command line.
+
+        :param began: when the task's first try began.
+        :raises InvalidMessage: headers are no texts, or ``delay_from`` is no time.
+        """
+        arguments = []
+        for name in ("table", "source", "query"):
+            if value := getattr(self, name):
+                arguments += [f"--{name}", str(value)]
+        if self.source:
+            arguments += ["--format", self.source_format]
+            if self.source_schema:
+                arguments += ["--schema", self.source_schema]
+            for name, value in (self.source_options or {}).items():
+                arguments += ["--read", f"{name}={value}"]
+        if self.partitions:
+            arguments += ["--partitions", str(self.partitions)]
+        if self.check_first:
+            arguments.append("--check-first")
+        options = self._options(context, began) | {
+            "connections_file": connections_file or "",
+            "manifest": _plain_url(manifest),
+        }
+        for name, value in options.items():
+            if value:
+                arguments += ["--set", f"{name}={value}"]
+        return arguments
+
+    def _options(self, context: Context, began: FirstTry) -> dict[str, str]:
+        """Return the options of the sending; an empty one is left out."""
+        anchor = began.anchor if iteration_of(context) is None else None
+        if self.delay_from is not None:
+            anchor = self.anchor(context)
+        origin = origin_of(context)
+        return {name: _text(getattr(self, name)) for name in _SAME} | {
+            "deliver": self.conn_id,
+            "store": self.store_conn_id or "",
+            "headers": "" if self.headers is None else json.dumps(self.header_texts()),
+            "id_columns": ",".join(self.id_column_names()),
+            "scope": json.dumps(origin.parts),
+            "origin": json.dumps({name: value for name, value in asdict(origin).items() if value is not None}),
+            "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
+            "began": began.began.isoformat(),
+            "connections": _text(self.connections_per_executor),
+            "attempts": _plain_url(self.attempts) if self.attempts else "",
+            "dry_run": "true" if self.only_plan else "",
+            "on_conflict": "" if self.on_conflict == "error" else self.on_conflict,
+        }
+
+    def _secret(self) -> str | None:
+        """Return what to do about an argument with a secret in it, as far as names and addresses show one, or None."""
+        shows = "Spark-submit's command line and Airflow's UI would show it."
+        configured = (
+            "Spark's own configuration has a place for it (spark-defaults.conf: spark.hadoop.* for files, a catalog of"
+            " spark.sql.catalog.* for a database, and then table=)"
+        )
+        options = self.source_options if isinstance(self.source_options, Mapping) else {}
+        for name, value in options.items():
+            if is_secret(str(name)) or secrets_of(str(value)) or _PARAMETER.search(str(value)):
+                return f"source_options[{name!r}] is, or has, a password, token or key. {shows} {configured}"
+        for name in ("source", "manifest", "attempts"):
+            if secrets_of(str(getattr(self, name) or "")):
+                own = "" if name == "source" else "; for this task an Airflow connection, as in s3://conn_id@bucket/key"
+                return f"{name}= is an address with a login or a signature. {shows} {configured}{own}"
+        return None
 
 
 def _text(value: object) -> str:
@@ -165,14 +159,6 @@ def _text(value: object) -> str:
         # "2.5", and never "1e-06"
         return f"{value.total_seconds():f}"
     return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def _headers(headers: Any) -> str:
-    if headers is None:
-        return ""
-    if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
-        raise InvalidMessage("headers", "must be a dictionary of text to text")
-    return json.dumps(dict(headers))
 
 
 def _plain_url(url: str) -> str:

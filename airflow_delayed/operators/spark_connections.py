@@ -1,6 +1,6 @@
 """Airflow's connections for Spark's executors, which have no Airflow; masked in every log.
 
-Spark shows options, settings and what is given as ``spark.executorEnv`` in its UI and writes them into its event log.
+Spark shows options, settings and the variables of ``spark.executorEnv`` in its UI and writes them into its event log.
 So connections go as a file, or in the environment of a Spark that runs on this machine alone.
 """
 
@@ -49,17 +49,17 @@ def spark_connections_file(conn_ids: Iterable[str]) -> Iterator[str]:
 
 
 def _plain(conn_id: str) -> dict[str, Any]:
-    given = BaseHook.get_connection(conn_id)
+    connection = BaseHook.get_connection(conn_id)
     fields = {
-        "conn_type": given.conn_type,
-        "host": given.host,
-        "port": given.port,
-        "login": given.login,
-        "password": given.password,
-        "schema": given.schema,
-        "extra": given.extra_dejson,
+        "conn_type": connection.conn_type,
+        "host": connection.host,
+        "port": connection.port,
+        "login": connection.login,
+        "password": connection.password,
+        "schema": connection.schema,
+        "extra": connection.extra_dejson,
     }
-    secrets: Any = {"password": given.password, "extra": given.extra_dejson}
+    secrets: Any = {"password": connection.password, "extra": connection.extra_dejson}
     for form in (secrets, _in_json(secrets)):
         # of an extra the values whose names sound like secrets
         mask_secret(form)

@@ -45,7 +45,7 @@ class TopologyInstallOperator(BaseOperator):
     :param topology: whose delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
         ``celery-classic``; by default the connection's.
     :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
-    :param replace: delete and make anew what differs, unless messages wait there.
+    :param replace: delete and make again what differs, unless messages wait there.
     :param unroutable_policy: on a topology that others declare too, set a policy that leads what is unroutable into a
         queue of ours. Needs the management API and the tag policymaker.
     :param uninstall: delete the topology instead of making it; destinations are neither needed nor deleted. Refused
@@ -100,7 +100,7 @@ class TopologyInstallOperator(BaseOperator):
         self.force = force
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Install or uninstall, or tell the plan."""
+        """Install or uninstall, or log the plan."""
         try:
             report = self._run(_is_true("dry_run", self.only_plan))
         except (InputError, ValueError) as error:
@@ -136,12 +136,12 @@ class TopologyInstallOperator(BaseOperator):
             delivery.close()
 
 
-def _is_true(name: str, given: bool | str) -> bool:
-    """Return what was given, or what its template came out as.
+def _is_true(name: str, value: bool | str) -> bool:
+    """Return the value of a parameter that may be a template.
 
-    :raises ValueError: that is neither true nor false.
+    :raises ValueError: the value is neither true nor false.
     """
-    said = str(given).strip().lower()
-    if said not in ("true", "false"):
-        raise ValueError(f"{name}={given!r} is neither true nor false")
-    return said == "true"
+    text = str(value).strip().lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"{name}={value!r} is neither true nor false")
+    return text == "true"

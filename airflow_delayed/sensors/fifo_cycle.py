@@ -14,7 +14,7 @@ from airflow_delayed import lineage, metrics
 from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailException, NeedsAirflow, conf
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
-from airflow_delayed.operators.first_try import turn_of
+from airflow_delayed.operators.task_state import turn_of
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
 

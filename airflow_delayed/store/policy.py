@@ -106,6 +106,14 @@ class DispatchPolicy:
             if one not in allowed and not any(fnmatchcase(one, pattern) for pattern in allowed)
         }
 
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> DispatchPolicy:
+        """Return the policy among an operator's attributes; the rest is as by default.
+
+        :raises ValueError: one of them cannot be.
+        """
+        return cls(**{each.name: attributes[each.name] for each in fields(cls) if each.name in attributes})
+
     def state(self) -> dict[str, Any]:
         """Return it as JSON can hold it; times in seconds."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -11,7 +11,6 @@ import pytest
 from airflow.sdk import DAG, Asset, AssetAlias, task
 
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators import leading
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -246,7 +245,7 @@ def test_bad_input_fails_without_a_retry_and_sends_nothing(database, run_dag):
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_mapped_send_waits_until_its_lead(database, run_dag, monkeypatch, deferrable):
-    monkeypatch.setattr(leading, "BRIEF", timedelta(0))
+    monkeypatch.setattr("airflow_delayed.operators.send.BRIEF", timedelta(0))
     due = utcnow() + timedelta(seconds=10)
     with DAG(f"lead_{deferrable}", schedule=None) as dag:
         send = DelayedSendOperator.partial(

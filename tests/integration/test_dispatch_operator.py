@@ -16,7 +16,7 @@ from support.sqs import World
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.operators import told
+from airflow_delayed.operators import reporting
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.store.report import DispatchFailed
 from services import sqs
@@ -215,19 +215,19 @@ def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, cap
     hook = store.installed("q", deliver_conn_id=None)
     due = hook.now() + 60 * SECOND
     log = logging.getLogger("sender")
-    told.unvisited(log, hook, store.conn_id, 3, 60 * SECOND)
+    reporting.warn_without_dispatcher(log, hook, store.conn_id, 3, 60 * SECOND)
     assert "3 messages are held" in caplog.text
     assert "no dispatcher was there within a day" in caplog.text
     operator(store, deliver_conn_ids=store.conn_id).execute({})
     caplog.clear()
-    told.unvisited(log, hook, store.conn_id, 3, 60 * SECOND)
-    told.unvisited(log, store.hook("broker"), "broker", 0, 60 * SECOND)
+    reporting.warn_without_dispatcher(log, hook, store.conn_id, 3, 60 * SECOND)
+    reporting.warn_without_dispatcher(log, store.hook("broker"), "broker", 0, 60 * SECOND)
     assert caplog.text == ""
     # a dispatcher of other connections does not count
-    told.unvisited(log, store.hook("broker"), "broker", 1, 60 * SECOND)
+    reporting.warn_without_dispatcher(log, store.hook("broker"), "broker", 1, 60 * SECOND)
     assert "1 messages are held for connection 'broker', and no dispatcher" in caplog.text
     caplog.clear()
-    told.unvisited(log, hook, store.conn_id, 1, timedelta(0))
+    reporting.warn_without_dispatcher(log, hook, store.conn_id, 1, timedelta(0))
     assert "the last dispatcher was there at 20" in caplog.text
     assert due > hook.now()
 

@@ -11,8 +11,7 @@ import pytest
 from airflow.sdk import DAG
 from support import pages
 
-from airflow_delayed.operators.leading import BRIEF
-from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
 from airflow_delayed.pauses import EXACT, LONGEST, pause
 from airflow_delayed.sending import CHUNK
 from airflow_delayed.testing.delayed import Delayed

@@ -13,7 +13,7 @@ from support.stores import Store, Transport, message, on_postgres_too, plain_sto
 from airflow_delayed import compat
 from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.operators import routes
+from airflow_delayed.operators import send_arguments
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.origin import Origin
 from airflow_delayed.store import claims, leases
@@ -44,9 +44,9 @@ class Job:
         self.store = store
         self.broker = Recorder("broker")
         self.now = datetime.now(timezone.utc)
-        monkeypatch.setattr(routes, "delivery_for", lambda conn_id: self.broker)
-        real = routes.store_for
-        monkeypatch.setattr(routes, "store_for", lambda *args, **options: self.here(real(*args, **options)))
+        monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id: self.broker)
+        real = send_arguments.store_for
+        monkeypatch.setattr(send_arguments, "store_for", lambda *args, **options: self.here(real(*args, **options)))
         self.hook = store.hook()
 
     def here(self, hook):
@@ -214,7 +214,7 @@ def test_a_clash_is_found_before_anything_is_sent(job: Job):
 
 def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     hook = store.installed("mail", deliver_conn_id=None)
-    monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
+    monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
     job = Job.__new__(Job)
     job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
     options = {"conn_id": store.conn_id, "store_conn_id": None}

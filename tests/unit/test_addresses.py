@@ -17,7 +17,7 @@ from airflow_delayed.errors import InputError, SourceError
 from airflow_delayed.intake.columns import Wanted
 from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.sources import open_source
-from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.send_arguments import file_system
 
 
 @pytest.mark.parametrize(

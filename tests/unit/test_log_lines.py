@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import airflow_delayed
-from airflow_delayed.operators.storage import shown
+from airflow_delayed.addresses import shown
 
 PACKAGE = Path(airflow_delayed.__file__).parent
 METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}

@@ -6,7 +6,7 @@ from airflow.sdk import Asset
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.operators.events import NAMED, describe
+from airflow_delayed.operators.reporting import NAMED, describe_events
 
 
 def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_others():
@@ -18,7 +18,7 @@ def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_o
     )
     asset = Asset("reminders")
     events = OutletEventAccessors()
-    describe({"outlet_events": events}, [asset], sending, {"sent": 1})
+    describe_events({"outlet_events": events}, [asset], sending, {"sent": 1})
     extra = events[asset].extra
     named = extra["destinations"]
     assert list(named)[:3] == ["q000", "store", f"q{NAMED + 19}"]

@@ -13,7 +13,7 @@ from support.recorder import Recorder
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import routes
+from airflow_delayed.operators import send_arguments
 from airflow_delayed.operators.send import DelayedSendOperator
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -44,8 +44,8 @@ class Run:
         self.xcoms = {}
         self.slept = []
         self.options = None
-        monkeypatch.setattr(routes, "delivery_for", self.delivery)
-        monkeypatch.setattr(routes, "store_for", self.holding)
+        monkeypatch.setattr(send_arguments, "delivery_for", self.delivery)
+        monkeypatch.setattr(send_arguments, "store_for", self.holding)
 
     def holding(self, conn_id, deliver_conn_id, *, on_conflict):
         self.options = {"on_conflict": on_conflict}

@@ -20,11 +20,11 @@ from airflow_delayed import compat, lineage
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, TransportUnavailable
 from airflow_delayed.lineage import Dataset
-from airflow_delayed.operators import routes
-from airflow_delayed.operators.first_try import FirstTry
+from airflow_delayed.operators import send_arguments
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
-from airflow_delayed.operators.spark_arguments import application_arguments
+from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
+from airflow_delayed.operators.task_state import FirstTry
 from airflow_delayed.origin import Origin
 from airflow_delayed.spark import job
 from airflow_delayed.spark.options import settings_of
@@ -104,8 +104,8 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
     connect("broker", conn_type="rabbitmq", host="nowhere.invalid", password='hu"sh', extra={"keyfile": "/k"})
     connect("db", conn_type="sqlite", host="/nowhere/store.db")
 
-    monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: broker)
-    monkeypatch.setattr(routes, "store_for", lambda *conn_ids, on_conflict: store)
+    monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id, **options: broker)
+    monkeypatch.setattr(send_arguments, "store_for", lambda *conn_ids, on_conflict: store)
 
     def execute(summary: dict | None = SUMMARY, given: dict | None = None, **arguments):
         operator = DelayedSparkSendOperator(**{**MINIMAL, "clock": lambda: NOW, **arguments})
@@ -332,8 +332,8 @@ def test_a_store_that_nobody_comes_to_is_told_of(run, store, monkeypatch: pytest
 
 def test_what_an_airflow_url_says_of_its_connection_is_not_sparks() -> None:
     operator = DelayedSparkSendOperator(**MINIMAL, attempts="s3://conn_id@bucket/attempts")
-    told = application_arguments(
-        operator, context(), FirstTry(NOW, NOW), "s3://conn_id@bucket/a.json", connections_file=None
+    told = SparkArguments.rendered(vars(operator)).application_arguments(
+        context(), FirstTry(NOW, NOW), "s3://conn_id@bucket/a.json", connections_file=None
     )
     options = dict(job.arguments(told).set)
     assert (options["manifest"], options["attempts"]) == ("s3://bucket/a.json", "s3://bucket/attempts")

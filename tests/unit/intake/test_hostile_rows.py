@@ -17,7 +17,7 @@ from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.rejects import Rejects
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import routes
+from airflow_delayed.operators import send_arguments
 from airflow_delayed.operators.send import DelayedSendOperator
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -42,7 +42,7 @@ def sent(monkeypatch, tmp_path):
     def send(**given):
         transport = Recorder()
         transport.check = lambda message, now: None
-        monkeypatch.setattr(routes, "delivery_for", lambda conn_id, **options: transport)
+        monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id, **options: transport)
         rejects = tmp_path / "rejects.jsonl"
         task = DelayedSendOperator(
             task_id="send",

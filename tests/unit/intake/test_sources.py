@@ -20,7 +20,7 @@ from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
 from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC, DelayedMessage
-from airflow_delayed.operators.storage import file_system
+from airflow_delayed.operators.send_arguments import file_system
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOCAL = fsspec.filesystem("file")

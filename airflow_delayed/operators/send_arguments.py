@@ -1,0 +1,406 @@
+"""The parameters of a sending task, frozen and checked: the route, the rules and the source that follow from them."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from os.path import abspath
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from airflow.sdk import XComArg
+
+from airflow_delayed.addresses import secrets_of, shown, without_secrets
+from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
+from airflow_delayed.delivery import DelayStore, delivery_for, store_for
+from airflow_delayed.errors import InputError, InvalidMessage, SourceError
+from airflow_delayed.identity import scope_of
+from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.rejects import Rejects
+from airflow_delayed.intake.sources import ListSource, Source, open_source
+from airflow_delayed.localtime import resolve, zone
+from airflow_delayed.message import delay_of, due_after, parse_time, utc
+from airflow_delayed.operators.headers import headers_of
+from airflow_delayed.operators.task_state import iteration_of, turn_of
+from airflow_delayed.origin import Origin
+from airflow_delayed.route import Route
+from airflow_delayed.sending import Log
+from airflow_delayed.store.conflicts import check_on_conflict
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from airflow.sdk import Context
+
+_OPTIONS = ("topology", "routing", "envelope")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CommonArguments:
+    """The parameters that DelayedSendOperator and DelayedSparkSendOperator share; the former describes them.
+
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
+    """
+
+    #: Text parameters, whose template must not render to nothing.
+    texts: ClassVar[tuple[str, ...]] = ("conn_id", "destination", "tag", "timezone")
+    #: Parameters with few values.
+    choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
+        "past_due": ("fail", "send", "skip"),
+        "on_empty": ("warn", "fail", "skip"),
+        "unknown_columns": ("fail", "ignore"),
+    }
+
+    conn_id: str
+    source: str | None
+    destination: str | None
+    delay: timedelta | float | str | None
+    delay_from: datetime | str | None
+    due_at: datetime | str | None
+    headers: Any
+    id_columns: Sequence[str] | str | None
+    tag: str | None
+    expires_at: datetime | str | None
+    store_conn_id: str | None
+    hold_over: timedelta
+    on_conflict: str
+    timezone: str | None
+    past_due: str
+    max_past: timedelta
+    on_empty: str
+    unknown_columns: str
+    topology: str | None
+    routing: str | None
+    envelope: str | None
+    only_plan: bool
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.due_at is not None:
+            raise ValueError("delay= and due_at= say the same thing; give one of them")
+        for name, choices in self.choices.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
+        for name in ("hold_over", "max_past"):
+            check_span(name, getattr(self, name))
+        # what is a template is checked when it is rendered
+        if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
+            check_on_conflict(self.on_conflict)
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Self:
+        """Return the parameters among an operator's attributes, as a DAG's author wrote them.
+
+        :raises ValueError: an argument is missing or wrong, or contradicts another.
+        """
+        return cls(**{field.name: attributes[field.name] for field in fields(cls)})
+
+    @classmethod
+    def rendered(cls, attributes: Mapping[str, Any]) -> Self:
+        """Return the parameters among an operator's attributes, as their templates were rendered.
+
+        :raises InputError: a template rendered to something that cannot be.
+        """
+        columns = attributes["id_columns"]
+        if isinstance(columns, list | tuple) and not columns:
+            # another task may return none
+            attributes = {**attributes, "id_columns": None}
+        try:
+            check_on_conflict(attributes["on_conflict"])
+            arguments = cls.of(attributes)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        texts = {name: rendered_text(name, attributes[name]) for name in cls.texts}
+        for name in ("store_conn_id", *_OPTIONS):
+            texts[name] = rendered_text(name, attributes[name], may_be_empty=True)
+        changed: dict[str, Any] = {**texts, "headers": headers_of(arguments.headers)}
+        return replace(arguments, **changed)
+
+    def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
+        """Return who delivers the messages, and what waits in a store before.
+
+        :param closing: closes what was made.
+        :raises InputError: arguments, as they were rendered, do not go together.
+        """
+        options = {name: value for name in _OPTIONS if (value := getattr(self, name))}
+        if options and self.store_conn_id is not None:
+            raise InputError(
+                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
+                f" says; set the extra of {self.conn_id!r} instead"
+            )
+        if self.on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
+            options["on_conflict"] = self.on_conflict
+        delivery = delivery_for(self.conn_id, **options)
+        closing.callback(delivery.close)
+        if delivery.is_store:
+            if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
+                raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
+            store = cast(DelayStore, delivery)
+            store.origin = origin_of(context)
+            return Route(delivery=delivery, store=store)
+        if self.store_conn_id is None:
+            return Route(delivery=delivery)
+        store = store_for(self.store_conn_id, self.conn_id, on_conflict=self.on_conflict)
+        store.origin = origin_of(context)
+        closing.callback(store.close)
+        hold_over = min(self.hold_over, delivery.horizon)
+        if hold_over < self.hold_over:
+            log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
+        return Route(delivery=delivery, store=store, hold_over=hold_over)
+
+    def anchor(self, context: Context) -> datetime | None:
+        """Return the start of relative delays that ``delay_from=`` names: "run", or a time.
+
+        :raises InvalidMessage: it is neither.
+        """
+        start = context["dag_run"].run_after if self.delay_from == "run" else self.delay_from
+        return moment_of("delay_from", start, self.timezone)
+
+    def header_texts(self) -> dict[str, str]:
+        """Return the headers for all messages.
+
+        :raises InvalidMessage: they are no texts.
+        """
+        headers = {} if self.headers is None else self.headers
+        if isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair):
+            return dict(headers)
+        raise InvalidMessage("headers", "must be a dictionary of text to text")
+
+    def id_column_names(self) -> tuple[str, ...]:
+        """Return the columns whose values name a message."""
+        return (self.id_columns,) if isinstance(self.id_columns, str) else tuple(self.id_columns or ())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SendArguments(CommonArguments):
+    """The parameters of DelayedSendOperator, see there.
+
+    :raises ValueError: an argument is missing or wrong, or contradicts another.
+    """
+
+    texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "message_id", "source", "rejects")
+    choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
+        **CommonArguments.choices,
+        "invalid_rows": ("fail", "set_aside"),
+        "source_format": (None, "parquet", "json"),
+        "on_clear": ("same_ids", "new_ids"),
+    }
+
+    messages: Any
+    value: Any
+    body: Any
+    message_id: str | None
+    invalid_rows: str
+    rejects: str | None
+    require_success: bool
+    source_format: str | None
+    lead: timedelta | None
+    on_clear: str
+
+    def __post_init__(self) -> None:
+        self._check_content()
+        super().__post_init__()
+        if (self.invalid_rows == "set_aside") != (self.rejects is not None):
+            raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
+        if self.new_ids and (self.message_id is not None or self.id_columns is not None):
+            raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
+        if self.lead is not None and not KEEPS_STATE:
+            why = "to go on as it began; a store (store_conn_id=) can hold messages before"
+            raise NeedsAirflow("lead=", "3.3", why)
+        if self.lead is not None:
+            check_span("lead", self.lead)
+
+    def _check_content(self) -> None:
+        sources = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            names = ", ".join(sources) or "none"
+            raise ValueError(f"give one of messages=, source= and value= (or body=); given: {names}")
+        if self.message_id is not None and (self.messages is not None or self.source is not None):
+            raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
+        if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
+            raise ValueError("id_columns= is empty; leave it out to have ids made from content")
+        if self.id_columns is not None and self.messages is None and self.source is None:
+            raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
+
+    @property
+    def new_ids(self) -> bool:
+        """Whether a cleared task is another send."""
+        return self.on_clear == "new_ids"
+
+    @property
+    def way(self) -> bytes:
+        """An identity of connections and options: on another way, no message has been sent."""
+        names = ("conn_id", "store_conn_id", "on_conflict", *_OPTIONS)
+        return scope_of(*(str(getattr(self, name)) for name in names))
+
+    def rules(self, context: Context, anchor: datetime | None) -> tuple[Wanted, RowRules]:
+        """Return which columns the source has, and what holds for all rows.
+
+        :param anchor: when relative delays begin; None: that is not known in this try.
+        :raises InvalidMessage: an argument, as it was rendered, cannot be.
+        """
+        if self.delay_from is not None:
+            anchor = self.anchor(context)
+        elif iteration_of(context) is not None and not self.new_ids:
+            # an iteration that replaces a cleared one looks like a first try, and would count from the clear
+            anchor = None
+        due_at = moment_of("due_at", self.due_at, self.timezone)
+        if self.delay is not None:
+            due_at = due_after(anchor, delay_of(self.delay))
+        rules = RowRules(
+            anchor=anchor,
+            scope=scope_of(*origin_of(context).parts, *([turn_of(context)] if self.new_ids else [])),
+            destination=self.destination,
+            due_at=due_at,
+            headers=self.header_texts(),
+            message_id=self.message_id,
+            id_columns=self.id_column_names(),
+            tag=self.tag,
+            expires_at=moment_of("expires_at", self.expires_at, self.timezone),
+            zone=None if self.timezone is None else zone(self.timezone),
+        )
+        wanted = Wanted(
+            destination=self.destination is not None,
+            due=due_at is not None,
+            id_columns=self.id_column_names(),
+            ignore_others=self.unknown_columns == "ignore",
+        )
+        return wanted, rules
+
+    def rows(self, content: Callable[[str], Any]) -> Source:
+        """Return the rows of ``source``, ``messages`` or ``value``.
+
+        :param content: renders ``messages``, ``value`` or ``body``.
+        :raises SourceError: they are not there, or no rows.
+        """
+        if self.source is not None:
+            fs, path = file_system(self.source)
+            return open_source(
+                fs,
+                path,
+                shown_as=shown(self.source),
+                source_format=self.source_format,
+                require_success=self.require_success,
+                naive_ok=self.timezone is not None,
+            )
+        if self.messages is not None:
+            messages = content("messages")
+            if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
+                raise SourceError(
+                    f"messages= must be a list of messages, not {type(messages).__name__}; if another task returns it,"
+                    " has that run before? In .partial() an XComArg makes no dependency"
+                )
+            return ListSource(list(messages))
+        name = "value" if self.value is not None else "body"
+        return ListSource([{name: content(name)}], "parameters")
+
+    def rejects_file(self, context: Context) -> Rejects:
+        """Return the file of ``rejects``; a map index and the iteration of a task loop come before its ending.
+
+        :raises InputError: it lies in the source, or holds something else.
+        """
+        assert self.rejects is not None
+        fs, path = file_system(self.rejects)
+        if self.source is not None:
+            source = file_system(self.source)[1].rstrip("/")
+            if path == source or path.startswith(source + "/"):
+                raise InputError(f"rejects={shown(self.rejects)} lies in the source itself; give it a place of its own")
+        origin = origin_of(context)
+        marks = [f"-{origin.map_index}"] if origin.map_index >= 0 else []
+        if origin.iteration is not None:
+            marks.append(f"-iteration-{origin.iteration}")
+        stem, ending = posixpath.splitext(path)
+        path = stem + "".join(marks) + ending
+        return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")
+
+
+def check_span(name: str, span: object) -> None:
+    """Check a parameter that is a span of time.
+
+    :raises ValueError: it is none, or negative.
+    """
+    if not isinstance(span, timedelta) or span < timedelta(0):
+        raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
+
+
+def rendered_text(name: str, value: object, *, may_be_empty: bool = False) -> str | None:
+    """Return a text parameter as it was rendered; a number, as native rendering makes it, as text.
+
+    :param may_be_empty: nothing stands for a parameter that was left out.
+    :raises InputError: a template rendered to nothing, or to something that is no text.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InputError(f"{name}= is a {type(value).__name__}, and must be text; what does its template render to?")
+    if value.strip() not in ("", "None"):
+        return value
+    if may_be_empty:
+        return None
+    raise InputError(f"{name}= is {value!r}; did its template render to nothing?")
+
+
+def origin_of(context: Context) -> Origin:
+    """Return the run of the task: its messages are looked up by it, and it is part of their ids.
+
+    An unmapped task has the map index -1 in every iteration of a task loop.
+    """
+    ti = context["ti"]
+    map_index = -1 if ti.map_index is None else ti.map_index
+    return Origin(
+        dag_id=ti.dag_id,
+        run_id=ti.run_id,
+        task_id=ti.task_id,
+        map_index=map_index,
+        iteration=iteration_of(context),
+    )
+
+
+def moment_of(column: str, value: datetime | str | None, timezone: str | None) -> datetime | None:
+    """Return a parameter that is a time.
+
+    :param timezone: the IANA name of the zone that a time without an offset is in.
+    :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
+    """
+    if value is None:
+        return None
+    parsed = parse_time(column, value)
+    if timezone is not None and parsed.utcoffset() is None:
+        return resolve(column, parsed, zone(timezone))[0]
+    return utc(column, parsed)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
+
+    :raises SourceError: no file system of that scheme is installed.
+    """
+    from airflow.sdk import ObjectStoragePath
+    from airflow.sdk.log import mask_secret
+
+    # what other packages log or raise of it is masked in this task's log
+    for secret in secrets_of(url):
+        mask_secret(secret)
+    if "://" not in url:
+        import fsspec
+
+        # ".." and the like would hide which files lie in a folder
+        return fsspec.filesystem("file"), abspath(url) if url.strip() else url
+    try:
+        path = ObjectStoragePath(url)
+        return path.fs, abspath(path.path) if path.protocol == "file" else path.path
+    except (ValueError, ImportError, NotImplementedError) as error:
+        problem = error
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, inside = url_to_fs(url)
+    except (ValueError, ImportError):
+        raise SourceError(
+            f"{shown(url)} cannot be opened: {without_secrets(str(problem), url)}; install the provider or the fsspec"
+            " package for it"
+        ) from None
+    return fs, inside
