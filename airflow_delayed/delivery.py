@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -23,6 +24,20 @@ from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
 
 Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A connection without Airflow; only its name and type are shown when it is printed."""
+
+    conn_id: str
+    conn_type: str
+    host: str | None = field(default=None, repr=False)
+    port: int | None = field(default=None, repr=False)
+    login: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    schema: str | None = field(default=None, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class Delivery(ABC):

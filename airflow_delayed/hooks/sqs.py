@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.sdk import BaseHook
@@ -16,29 +16,22 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Delivery, Finding, SendReport, State, TopologyReport
-from airflow_delayed.errors import (
-    LimitExceeded,
-    TopologyError,
-    TransportUnavailable,
-)
-from airflow_delayed.lineage import Dataset, sqs_queue
-from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.delivery import Clock, State, TopologyReport
+from airflow_delayed.errors import LimitExceeded, TransportUnavailable
+from airflow_delayed.message import utcnow
 from airflow_delayed.sqs import cost, queues, visibility
 from airflow_delayed.sqs.access import name_queues
 from airflow_delayed.sqs.aside import ERROR_QUEUE, ERROR_SUFFIX
 from airflow_delayed.sqs.counts import Counts
 from airflow_delayed.sqs.cycle import DestinationGone, FifoCycle
-from airflow_delayed.sqs.directory import Directory
 from airflow_delayed.sqs.faults import is_missing, translated
 from airflow_delayed.sqs.keeper import Keeper
 from airflow_delayed.sqs.life import Life
-from airflow_delayed.sqs.outlet import HORIZON, INSTEAD, UNRESTRICTED_EXTRA, Outlet
-from airflow_delayed.sqs.post import Poster
 from airflow_delayed.sqs.redrive import Redriven
 from airflow_delayed.sqs.rounds import never
 from airflow_delayed.sqs.settings import Duration, QueueSettings
-from airflow_delayed.sqs.topology import Mode, Queues
+from airflow_delayed.sqs.topology import Mode
+from airflow_delayed.sqs.transport import SqsTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +44,7 @@ log = logging.getLogger(__name__)
 _TEST = Config(connect_timeout=3, read_timeout=4, retries={"total_max_attempts": 1})
 
 
-class SqsDelayHook(Delivery, BaseHook):
+class SqsDelayHook(SqsTransport, BaseHook):
     """Delayed messages through Amazon SQS, in the way of NServiceBus.AmazonSQS.
 
     Up to 900 s SQS itself holds a message back in its destination. Beyond, with ``unrestricted_delay``, it waits in
@@ -84,57 +77,13 @@ class SqsDelayHook(Delivery, BaseHook):
         clock: Clock = utcnow,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__()
-        self.conn_id = conn_id
-        self._envelope = envelope
-        self._clock = clock
-        self._sleep = sleep
+        super().__init__(conn_id, self._make_client, self._extra, envelope=envelope, clock=clock, sleep=sleep)
         self._cycles: dict[tuple[str, str], FifoCycle] = {}
 
     @property
     def clock(self) -> Clock:
         """What is taken for the present."""
         return self._clock
-
-    @property
-    def horizon(self) -> timedelta:
-        """870 s: what SQS itself can delay, less a margin for the hand-over."""
-        return HORIZON
-
-    @property
-    def unrestricted_delay(self) -> bool:
-        """Whether messages due in over 900 s may wait in delay queues.
-
-        :raises InputError: the connection's extra is neither true nor false.
-        """
-        return self._outlet.unrestricted_delay
-
-    def install(
-        self,
-        destinations: Iterable[str],
-        *,
-        create_destinations: bool = False,
-        dry_run: bool = False,
-        settings: QueueSettings | None = None,
-        repair: bool = False,
-    ) -> TopologyReport:
-        """Make the delay queue of each destination, and with ``create_destinations`` the destination itself.
-
-        Delay queues are only for connections with ``unrestricted_delay``.
-
-        :param settings: what destinations shall be like; those that are made, and those that are there.
-        :param repair: change what differs. Each finding says what that does to messages that are there already.
-            SQS takes up to a minute for it, and up to 15 for a retention.
-        :raises TopologyError: a setting differs or a destination is missing (not with ``dry_run``).
-        :raises LimitExceeded: a destination is a FIFO queue, or its name is too long.
-        :raises AccessDenied: the connection's role may not do something; nothing is undone.
-        """
-        mode = Mode(make_delay_queues=True, make_others=create_destinations, repair=repair, dry_run=dry_run)
-        findings = self._queues.install(destinations, settings or QueueSettings(), mode, far=self.unrestricted_delay)
-        report = TopologyReport(tuple(findings))
-        if not dry_run and not report.ok:
-            raise TopologyError(self.conn_id, report)
-        return report
 
     def verify(
         self,
@@ -143,48 +92,9 @@ class SqsDelayHook(Delivery, BaseHook):
         max_delay: timedelta | None = None,
         settings: QueueSettings | None = None,
     ) -> TopologyReport:
-        """Compare the queues with what is needed; delay queues only if some delay is over 900 s, or unknown.
-
-        Warns of a destination whose backlog and retention could let a message expire unread.
-
-        :param settings: what destinations shall be like; without it they must keep messages for half an hour.
-        """
-        far = max_delay is None or max_delay > timedelta(seconds=queues.MAX_DELAY)
-        findings = self._queues.install(
-            destinations, settings or QueueSettings(), Mode(), far=far and self.unrestricted_delay
-        )
-        if max_delay is not None and far and not self.unrestricted_delay:
-            findings.append(
-                Finding(
-                    state=State.DIFFERS,
-                    resource=f"connection {self.conn_id}",
-                    argument=UNRESTRICTED_EXTRA,
-                    wanted=True,
-                    found=False,
-                    why=f"a message is due in {max_delay}, and SQS itself delays by {queues.MAX_DELAY} s; {INSTEAD}",
-                )
-            )
-        return TopologyReport((*findings, *limits()))
-
-    def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message as SQS would, without asking it.
-
-        :raises LimitExceeded: the delay, the body, a header, the size or the queue's name is beyond what SQS takes.
-        """
-        self._outlet.check(message, now)
-
-    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Send messages in batches; what fails is sent again one by one.
-
-        :param messages: where they are a list or tuple, delays of over 900 s are checked before the first is sent.
-        :raises LimitExceeded: SQS would refuse a message, or it is due in over 900 s and the connection has no
-            ``unrestricted_delay``. Nothing was sent.
-        :raises DestinationMissing: a destination's queue does not exist. Nothing was sent.
-        :raises TopologyError: a delay queue does not exist, or is not as demanded. Nothing was sent.
-        :raises SendFailed: some were not confirmed; or one of the above, after others were sent.
-        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
-        """
-        return self._outlet.send(messages)
+        """Compare as the transport does, and tell what this version of Airflow lacks."""
+        report = super().verify(destinations, max_delay=max_delay, settings=settings)
+        return TopologyReport((*report.findings, *limits()))
 
     def cycle(
         self,
@@ -277,23 +187,11 @@ class SqsDelayHook(Delivery, BaseHook):
         """
         return cost.estimate(delay, messages)
 
-    def advice(self, messages: int, delays: timedelta) -> str | None:
-        """Return what to tell of messages that are due beyond the horizon: what they cost, and what is cheaper."""
-        return cost.advice(messages, delays)
-
-    def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
-        """Return OpenLineage's name of a destination's queue, or of its delay queue.
-
-        :raises TopologyError: there is no such queue.
-        """
-        meta = self._client.meta
-        return sqs_queue(meta.partition, meta.region_name, self._directory.wanted(destination, fifo))
-
     def test_connection(self) -> tuple[bool, str]:
         """Ask SQS for one queue, once and for a few seconds; return whether it answered and what to show."""
         try:
             with translated(self.conn_id, "list queues"), closing(self._make_client(_TEST)) as client:
-                client.list_queues(QueueNamePrefix=self._outlet.prefix, MaxResults=1)
+                client.list_queues(QueueNamePrefix=self._prefix, MaxResults=1)
                 return True, f"SQS answers at {client.meta.endpoint_url}"
         except TransportUnavailable as error:
             return False, str(error)
@@ -302,21 +200,13 @@ class SqsDelayHook(Delivery, BaseHook):
         """Return the boto3 client; it is made once."""
         return self._client
 
-    def close(self) -> None:
-        """Close the client; the next use makes a new one."""
-        if "_client" in self.__dict__:
-            self._client.close()
-            del self._client
-        self._forget()
-        self.__dict__.pop("_outlet", None)
-
     @cached_property
     def _aws(self) -> SqsHook:
         return SqsHook(aws_conn_id=self.conn_id)
 
-    @cached_property
-    def _client(self) -> SQSClient:
-        return self._make_client()
+    def _extra(self) -> Mapping[str, Any]:
+        extra: Mapping[str, Any] = self._aws.conn_config.extra_config
+        return extra
 
     def _make_client(self, more: Config | None = None) -> SQSClient:
         if self.conn_id != self.default_conn_name:
@@ -330,35 +220,11 @@ class SqsDelayHook(Delivery, BaseHook):
         return client
 
     @cached_property
-    def _outlet(self) -> Outlet:
-        return Outlet(
-            self.conn_id,
-            lambda: self._client,
-            self._aws.conn_config.extra_config,
-            envelope=self._envelope,
-            clock=self._clock,
-            sleep=self._sleep,
-        )
-
-    @property
-    def _poster(self) -> Poster:
-        return self._outlet.poster
-
-    @property
-    def _directory(self) -> Directory:
-        return self._outlet.directory
-
-    @property
-    def _queues(self) -> Queues:
-        return self._outlet.queues
-
-    @cached_property
     def _keeper(self) -> Keeper:
         return Keeper(self.conn_id, self._client, self._queues, lambda: self._poster)
 
     def _forget(self) -> None:
-        if "_outlet" in self.__dict__:
-            self._outlet.forget()
+        super()._forget()
         self.__dict__.pop("_keeper", None)
         self._cycles.clear()
 

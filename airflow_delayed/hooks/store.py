@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timedelta
-from functools import cached_property
+import contextvars
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 
 import airflow_delayed.store.alchemy  # noqa: F401
-from airflow_delayed import lineage, metrics
+from airflow_delayed import metrics
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Delivery, SendReport, TopologyReport
-from airflow_delayed.errors import UnsupportedConnection
-from airflow_delayed.extremes import Extremes
-from airflow_delayed.hooks.store_adoption import StoreAdoption
-from airflow_delayed.hooks.store_answer import StoreAnswer
+from airflow_delayed.delivery import Clock, Delivery, TopologyReport
+from airflow_delayed.errors import DelayedError, UnsupportedConnection
 from airflow_delayed.hooks.store_operations import StoreOperations
-from airflow_delayed.lineage import Dataset
-from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.message import utcnow
 from airflow_delayed.origin import Origin
-from airflow_delayed.store import claims, heartbeat, runs, setup, storing
-from airflow_delayed.store.bounds import within_bounds
-from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
-from airflow_delayed.store.contention import retried
+from airflow_delayed.store.adopt import Adopter, AdoptReport
+from airflow_delayed.store.conflicts import OnConflict
 from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import check_limits, check_queue_name
-from airflow_delayed.store.schema import TABLE, store_tables
-from airflow_delayed.store.versions import check_ready, problem
+from airflow_delayed.store.engine import database_errors, engine_options, first_line, prepare
+from airflow_delayed.store.foreign import HeaderFormat, Reader, foreign_table, queue_of
+from airflow_delayed.store.schema import TABLE, Tables
+from airflow_delayed.store.server import server_name
+from airflow_delayed.store.versions import VERSION, check_ready
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, Table
+    from sqlalchemy import Engine
 
 
-class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
+#: Seconds to wait for an answer. Not every driver has a limit of its own, so the question has a thread.
+TEST_SECONDS = 5.0
+
+
+class DelayedStoreHook(StoreOperations, BaseHook):
     """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
@@ -72,178 +69,19 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
         origin: Origin | None = None,
         clock: Clock = utcnow,
     ) -> None:
-        super().__init__()
-        self.conn_id = conn_id
-        self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
-        self.schema = schema
-        self.tables = store_tables(table, schema)
-        self.table: Table = self.tables.messages
-        self.on_conflict = check_on_conflict(on_conflict)
-        self.origin = origin
-        self._checked = False
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The connection's engine."""
-        hook = self.get_connection(self.conn_id).get_hook()
-        if not isinstance(hook, DbApiHook):
-            kind = self.get_connection(self.conn_id).conn_type
-            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
-        options = engine_options(hook.dialect_name)
-        # the engine of Airflow's hook passes on none of the connection's extras, sslmode among them; its own
-        # connections get all that are not on this list, and nothing without it
-        if hasattr(hook, "ignored_extra_options"):
-            extras = {
-                key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options
-            }
-            options["connect_args"] = {**options.get("connect_args", {}), **extras}
-        return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
-
-    @property
-    def horizon(self) -> timedelta:
-        """Zero: the store itself delivers nothing ahead."""
-        return timedelta(0)
-
-    def install(
-        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
-    ) -> TopologyReport:
-        """Make the tables, and the queue tables of these destinations if this database delivers.
-
-        Tables of an older release are brought up to this one's, with their rows.
-
-        :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
-        :raises LimitExceeded: a destination's name is longer than a table's may be.
-        """
-        names = self._queue_names(destinations)
-        with database_errors(self.conn_id, self.engine):
-            if self.engine.dialect.name == "sqlite" and not dry_run:
-                self._write_ahead()
-            report = setup.install(
-                self.engine,
-                self.tables,
-                names,
-                schema=self.schema,
-                create_queues=create_destinations,
-                dry_run=dry_run,
-            )
-        if not dry_run and (error := problem(self.conn_id, report)):
-            raise error
-        return report
+        super().__init__(
+            conn_id,
+            self._make_engine,
+            deliver_conn_id,
+            table=table,
+            schema=schema,
+            on_conflict=on_conflict,
+            origin=origin,
+        )
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare the tables, and the queue tables of these destinations if this database delivers."""
-        names = self._queue_names(destinations)
-        with database_errors(self.conn_id, self.engine):
-            report = setup.look(self.engine, self.tables, names, schema=self.schema)
-        return TopologyReport((*report.findings, *limits()))
-
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
-        return within_bounds(extremes, queue_tables=self.deliver_conn_id is None)
-
-    def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
-
-        :raises LimitExceeded: one is longer.
-        """
-        check_limits(message)
-        if self.deliver_conn_id is None:
-            check_queue_name(message.destination)
-
-    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Store messages, in transactions of 2500; the same message again is counted as a duplicate.
-
-        An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
-
-        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 2500
-            was stored.
-        :raises LimitExceeded: a message does not fit; nothing of its 2500 was stored.
-        :raises TopologyError: the table is missing.
-        """
-
-        def checked() -> Iterator[DelayedMessage]:
-            for message in messages:
-                self.check(message, message.due_at)
-                yield message
-
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            return storing.store(
-                self.engine,
-                self.tables,
-                # what else there is to check is checked there
-                checked() if self.deliver_conn_id is None else messages,
-                self.deliver_conn_id,
-                on_conflict=self.on_conflict,
-                origin=self.origin,
-            )
-
-    def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids for which ``send`` would raise MessageConflict; none unless ``on_conflict`` is "error".
-
-        :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
-        """
-        if self.on_conflict != "error":
-            return []
-        with self._reading() as connection:
-            self._check_version()
-            return conflicting(connection, self.tables, digests, self.deliver_conn_id)
-
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""
-        with self._reading() as connection:
-            return known(connection, self.tables, ids)
-
-    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
-        """Remember messages, without their content, that their transport has confirmed and that never waited here.
-
-        To ``send`` them after that is a duplicate or a conflict, as if a dispatcher had handed them over.
-
-        :raises TopologyError: the table is missing.
-        """
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            storing.note_sent(self.engine, self.tables, messages)
-
-    def anchor(self, turn: str | None) -> datetime | None:
-        """Return what ``keep_anchor`` has kept for this turn of :attr:`origin`; None if nothing.
-
-        :raises TopologyError: the table is missing.
-        """
-        with self._reading() as connection:
-            self._check_version()
-            return runs.anchor(connection, self.tables, self._own_origin, turn)
-
-    def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
-        """Keep what the relative delays of :attr:`origin` count from, for as long as ids are remembered.
-
-        :param turn: where each clear of the task means other messages, what its tries have in common.
-        :raises TopologyError: the table is missing.
-        """
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            origin = self._own_origin
-            retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
-
-    def count(self) -> int:
-        """Return how many messages wait or are being handed over, whoever delivers them.
-
-        Those count too that have expired and that no dispatcher has moved to the failed ones yet; the failed ones do
-        not. See :meth:`counts` for all of them.
-        """
-        with (
-            database_errors(self.conn_id, self.engine, self.tables),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return claims.count(connection, self.table)
-
-    def now(self) -> datetime:
-        """Return the database's time."""
-        with (
-            database_errors(self.conn_id, self.engine),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return claims.database_time(connection)
+        """Compare as the store does, and tell what this version of Airflow lacks."""
+        return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
 
     def dispatcher(
         self,
@@ -272,77 +110,121 @@ class DelayedStoreHook(StoreOperations, StoreAdoption, StoreAnswer, BaseHook):
             self._check_version()
         return made
 
-    def last_seen(self) -> datetime | None:
-        """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
-        with (
-            database_errors(self.conn_id, self.engine, self.tables),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
+    def adopt(
+        self,
+        *,
+        table: str,
+        schema: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        headers: HeaderFormat = "xml",
+        destination_of: Callable[[str], str] = queue_of,
+        batch_size: int = 500,
+        dry_run: bool = False,
+    ) -> AdoptReport:
+        """Move what waits in another store's table of this database into this store, for its ``deliver_conn_id``.
 
-    def dataset(self, destination: str) -> Dataset:
-        """Return OpenLineage's name of a queue table of this database."""
-        with database_errors(self.conn_id, self.engine), self.engine.connect():
-            # which schema is the connection's own is known only then
-            dialect, url = self.engine.dialect, self.engine.url
-        schema = self.schema or dialect.default_schema_name
-        return lineage.table(dialect.name, url.host, url.port, url.database, schema, destination)
+        The table has the shape of NServiceBus's SqlServerDelayedMessageStore, or other names. Its ids, due times (read
+        as UTC) and counts of failures are kept. The other store may go on at the same time: what it holds is passed
+        over. Nothing is lost if this is killed: run it again. Run it again too for ``remaining`` rows.
 
-    def own_dataset(self) -> Dataset:
-        """Return OpenLineage's name of the store's own table."""
-        return self.dataset(self.table.name)
+        :param table: its name, as the database writes it; NServiceBus's default is ``<endpoint>.timeouts``.
+        :param schema: its schema, such as ``dbo``; by default the connection's own.
+        :param columns: names that are not NServiceBus's, by those that are: ``{"Id": "message_id", "State": "body"}``.
+        :param headers: ``xml``, as NServiceBus's MSMQ transport writes them, or ``json``, one object.
+        :param destination_of: makes the destination of what the row has. By default the machine of an MSMQ address is
+            left out: ``Sales@SERVER1`` is ``Sales``.
+        :param batch_size: rows that are locked and copied at a time, 1 to 1000.
+        :param dry_run: change nothing, and report what would be.
+        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or another of these cannot be.
+        :raises SourceError: the table is not there, is one of this package, or its ids need not be unique.
+        :raises UnsupportedColumns: the table lacks a column; the text names it.
+        :raises TopologyError: this store's own tables are missing.
+        :raises TransportUnavailable: the database cannot be reached; what was taken over before is so.
+        """
+        if self.on_conflict != "error":
+            raise ValueError(
+                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
+                " take over with a hook of on_conflict='error'"
+            )
+        reader = Reader(headers, destination_of)
+        with database_errors(self.conn_id, self.engine, self.tables):
+            source = foreign_table(self.engine, table, schema=schema, columns=columns)
+            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
+            return adopter.plan() if dry_run else adopter.run()
 
-    def close(self) -> None:
-        """Close all connections."""
-        if "engine" in self.__dict__:
-            self.engine.dispose()
-            del self.engine
-            self.__dict__.pop("_operations", None)
-        self._checked = False
+    def test_connection(self) -> tuple[bool, str]:
+        """Connect, and look for the store's tables; return whether all is well, and what to show.
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with (
-            database_errors(self.conn_id, self.engine, self.tables),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            yield connection
-
-    @property
-    def _own_origin(self) -> Origin:
-        if self.origin is None:
-            raise ValueError("this hook has no origin: pass origin=Origin(dag_id=..., run_id=..., task_id=...)")
-        return self.origin
-
-    def _check_version(self) -> None:
-        """Check once that the tables are of this release."""
-        if not self._checked:
-            check_ready(self.conn_id, self.engine, self.tables)
-            self._checked = True
-
-    def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
-        names = list_of(destinations) if self.deliver_conn_id is None else ()
-        for name in names:
-            check_queue_name(name)
-        return names
-
-    def _write_ahead(self) -> None:
-        """Let readers of an SQLite file go on while one writes; the file remembers it."""
-        connection = self.engine.raw_connection()
+        It takes 5 seconds at most. The text is what answered, or what is wrong and what to do, without the password.
+        Airflow's UI does not call it: the button of a SQL connection is that connection's own.
+        """
         try:
-            for pause in (0.01, 0.1, 1, None):
-                try:
-                    connection.cursor().execute("PRAGMA journal_mode=WAL")
-                    return
-                except sqlite3.OperationalError:
-                    # of two that set it at once SQLite refuses one right away, whatever its timeout
-                    if pause is None:
-                        raise
-                    time.sleep(pause)
-        finally:
-            connection.close()
+            return True, _within(TEST_SECONDS, self.conn_id, _look, self.engine, self.conn_id, self.tables)
+        except DelayedError as error:
+            # a driver's words, or ours
+            said = str(error)
+        except Exception as error:
+            # no such connection, no driver for it, or arguments that the driver does not know
+            said = f"connection {self.conn_id!r} cannot be used: {type(error).__name__}: {first_line(error)}"
+        return False, _without_password(self, said)
+
+    def _make_engine(self) -> Engine:
+        hook = self.get_connection(self.conn_id).get_hook()
+        if not isinstance(hook, DbApiHook):
+            kind = self.get_connection(self.conn_id).conn_type
+            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
+        options = engine_options(hook.dialect_name)
+        # the engine of Airflow's hook passes on none of the connection's extras, sslmode among them; its own
+        # connections get all that are not on this list, and nothing without it
+        if hasattr(hook, "ignored_extra_options"):
+            extras = {
+                key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options
+            }
+            options["connect_args"] = {**options.get("connect_args", {}), **extras}
+        return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
 
 
-def list_of(names: Iterable[str]) -> Sequence[str]:
-    """Return each name once, in order."""
-    return list(dict.fromkeys(names))
+def _look(engine: Engine, conn_id: str, tables: Tables) -> str:
+    with database_errors(conn_id, engine):
+        with engine.connect().execution_options(read_only=True) as connection:
+            name = server_name(connection)
+        check_ready(conn_id, engine, tables)
+    return f"Connected to {name}; the tables are of version {VERSION}"
+
+
+def _within(seconds: float, conn_id: str, work: Callable[..., str], *arguments: object) -> str:
+    """Return what the work returns, or raise what it raises.
+
+    :raises DelayedError: it takes longer; it goes on nevertheless, and keeps nobody from ending.
+    """
+    found: list[str] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(work(*arguments))
+        except Exception as error:
+            errors.append(error)
+
+    thread = Thread(target=contextvars.copy_context().run, args=(run,), name="delayed-test", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not found:
+        raise DelayedError(
+            f"connection {conn_id!r} did not answer within {seconds:g} seconds; look whether host and port are right,"
+            " and whether a firewall is in between"
+        )
+    return found[0]
+
+
+def _without_password(store: DelayedStoreHook, said: str) -> str:
+    try:
+        password = store.get_connection(store.conn_id).password
+    except Exception:
+        # there is no such connection, and no password
+        return said
+    for secret in {password, quote(password, safe="")} if password else ():
+        said = said.replace(secret, "***")
+    return said

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from sqlalchemy import Engine
-
 from airflow_delayed.message import utc
 from airflow_delayed.origin import SentBy
 from airflow_delayed.store import audit, content, counts, dispatched, listing
+from airflow_delayed.store.api import Store
 from airflow_delayed.store.audit import AuditRecord
 from airflow_delayed.store.clock import CarriedClock
 from airflow_delayed.store.content import Content
@@ -20,20 +19,11 @@ from airflow_delayed.store.criteria import OWN, Criteria, states_of
 from airflow_delayed.store.dispatched import Dispatched
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.listing import DispatcherSeen, Page
-from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.stored import Remembered, StoredMessage
 
 
-class StoreLooking:
+class StoreLooking(Store):
     """List, count, and tell what is known of a message and who changed what; all of it read-only."""
-
-    conn_id: str
-    tables: Tables
-
-    @property
-    def engine(self) -> Engine:
-        """The connection's engine."""
-        raise NotImplementedError
 
     def list(
         self,
@@ -196,10 +186,6 @@ class StoreLooking:
         tags = {"conn_id": self.conn_id}
         for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
             stats().gauge(f"delayed.store.{name}", value, tags=tags)
-
-    def _check_version(self) -> None:
-        """Check that the tables are of this release."""
-        raise NotImplementedError
 
     @cached_property
     def _carried_clock(self) -> CarriedClock:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from airflow_delayed.delivery import Connection
 from airflow_delayed.errors import InputError
 
 #: Environment variables of a connection, with its name in capitals at the end; the first that is there counts.
@@ -26,20 +26,6 @@ _PASSED_OVER = ("conn_id", "description", "team_name")
 
 class ConnectionNotFound(InputError):
     """A connection is neither in the file nor in the environment of this machine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """One connection; only its name and type are shown when it is printed."""
-
-    conn_id: str
-    conn_type: str
-    host: str | None = field(default=None, repr=False)
-    port: int | None = field(default=None, repr=False)
-    login: str | None = field(default=None, repr=False)
-    password: str | None = field(default=None, repr=False)
-    schema: str | None = field(default=None, repr=False)
-    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def spark_file(name: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine
 
+from airflow_delayed.delivery import Connection
 from airflow_delayed.errors import InputError, UnsupportedConnection
-from airflow_delayed.spark.connections import Connection
 from airflow_delayed.store.engine import engine_options, prepare
 
 #: Connection types that a store can be on.

@@ -129,6 +129,7 @@ class DelayedWriter(DataSourceArrowWriter):
                 stack.enter_context(slot(settings.connections))
                 route = route_of(settings, clock=utcnow)
                 stack.callback(route.close)
+                stack.enter_context(route.delivery.kept_open())
             sending = PartitionSend(
                 settings,
                 route,

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 from support.stores import Store, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.hooks import store_answer
+from airflow_delayed.hooks import store as store_hook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.versions import VERSION
 from services.process import free_port
@@ -59,7 +59,7 @@ def test_a_password_that_is_wrong_is_not_shown(connect, postgres_url: str):
 
 
 def test_one_that_never_answers_is_given_up(connect, monkeypatch):
-    monkeypatch.setattr(store_answer, "TEST_SECONDS", 0.2)
+    monkeypatch.setattr(store_hook, "TEST_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connect("silent", conn_type="postgres", host="127.0.0.1", port=silent.getsockname()[1], login="u")
         well, text = DelayedStoreHook("silent").test_connection()

@@ -52,7 +52,7 @@ def test_what_airflow_imports_when_it_starts_loads_no_client(fresh):
 
 def test_a_store_can_be_filled_without_airflow():
     """As Spark's executors do."""
-    modules = ("storing", "schema", "engine", "setup", "versions", "origin")
+    modules = ("api", "storing", "schema", "engine", "setup", "versions", "origin")
     assert "airflow" not in loaded_by("import " + ", ".join(f"airflow_delayed.store.{name}" for name in modules))
 
 
