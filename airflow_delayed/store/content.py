@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Table, case, cast, func, select
 
 from airflow_delayed.errors import DelayedError, InvalidMessage
 from airflow_delayed.message import check_text
@@ -85,6 +85,9 @@ def length(column: ColumnElement[bytes], dialect_name: str) -> ColumnElement[Any
     if dialect_name == "mssql":
         return func.datalength(column)
     _check(dialect_name)
+    if dialect_name == "sqlite":
+        # of text, which SQLite keeps in any column, it would count the characters before the first null
+        return case((func.typeof(column) == "blob", func.length(column)), else_=func.length(cast(column, LargeBinary)))
     return func.length(column)
 
 
