@@ -51,7 +51,6 @@ from airflow_delayed.store.by_id import by_key
 from airflow_delayed.store.claims import slices
 from airflow_delayed.store.content import length
 from airflow_delayed.store.drivers import raw_of
-from airflow_delayed.store.packets import ROOM, longest_packet
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, MYSQL, Tables, UtcTime
 
 #: Bytes of bodies and headers that are claimed at a time, but for the last message.
@@ -154,9 +153,6 @@ def _within(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, A
 def _read_large(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
     """Read the content that the claim left out, but for what is too large to be read."""
     large = {row["Id"]: row for row in rows if row["State"] is None and size_of(row)}
-    if large and connection.dialect.name in MYSQL:
-        packet = longest_packet(connection)
-        large = {name: row for name, row in large.items() if size_of(row) < packet - ROOM}
     table = tables.messages
     for some in slices(sorted(large)):
         statement = select(table.c.Id, table.c.State, table.c.Headers).where(table.c.Id.in_(some))

@@ -12,14 +12,9 @@ from airflow_delayed.errors import LimitExceeded
 #: What is escaped in a literal, and so takes two bytes.
 _ESCAPED = b"\0\n\r\\'\"\x1a"
 #: Bytes for the statement itself, and for the columns that are short.
-ROOM = 16_384
+_REST = 16_384
 #: The longest statement that is made of several rows, in bytes.
 _LONGEST = 4_194_304
-
-
-def longest_packet(connection: Connection) -> int:
-    """Return how many bytes a statement, or a row of a result, has at most on MySQL and MariaDB."""
-    return int(connection.execute(text("SELECT @@max_allowed_packet")).scalar_one())
 
 
 def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
@@ -27,12 +22,12 @@ def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterato
 
     :raises LimitExceeded: one row alone does not fit.
     """
-    limit = longest_packet(connection)
+    limit = int(connection.execute(text("SELECT @@max_allowed_packet")).scalar_one())
     longest = min(limit, _LONGEST)
     piece: list[Mapping[str, Any]] = []
-    size = ROOM
+    size = _REST
     for row in rows:
-        length = sum(_literal(value) for value in row.values() if isinstance(value, bytes)) + ROOM
+        length = sum(_literal(value) for value in row.values() if isinstance(value, bytes)) + _REST
         if length > limit:
             raise LimitExceeded(
                 "body",
@@ -41,7 +36,7 @@ def pieces(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterato
             )
         if piece and size + length > longest:
             yield piece
-            piece, size = [], ROOM
+            piece, size = [], _REST
         piece.append(row)
         size += length
     if piece:

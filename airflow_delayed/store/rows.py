@@ -104,8 +104,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         raise LimitExceeded(
             "body",
             f"has {row['BodyBytes']:,} bytes and the headers {row['HeadersBytes']:,}, too many to be read; a dispatcher"
-            f" reads up to {MAX_BODY:,} and {MAX_HEADERS:,}, on MySQL and MariaDB together less than"
-            " max_allowed_packet",
+            f" reads up to {MAX_BODY:,} and {MAX_HEADERS:,}; send where the content is, in its place",
         )
     given = bytes(row["Headers"])
     headers = headers_of(given) if given != b"{}" else {}
