@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_delayed.delivery import Adviser, DelayedDelivery, HoldingStore, State, TopologyReport
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
+from airflow_delayed.store.handover import explained
 from airflow_delayed.survey import Survey
 
 
@@ -57,9 +57,9 @@ def unvisited(log: Log, store: HoldingStore, conn_id: str, held: int, hold_over:
     try:
         seen = store.last_seen()
         late = seen is None or store.now() - seen > hold_over
-    except DelayedError as error:
+    except Exception as error:
         # they are held, whatever can be told of dispatchers
-        log.warning("whether a dispatcher comes for what is held could not be told: %s", error)
+        log.warning("whether a dispatcher comes for what is held could not be told: %s", explained(error))
         return
     if late:
         when = "no dispatcher was there within a day" if seen is None else f"the last dispatcher was there at {seen}"

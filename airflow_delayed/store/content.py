@@ -91,12 +91,12 @@ def length(column: ColumnElement[bytes], dialect_name: str) -> ColumnElement[Any
     return func.length(column)
 
 
-def beginning(column: ColumnElement[bytes], limit: int, dialect_name: str) -> ColumnElement[Any]:
-    """Return the SQL for the first bytes."""
+def beginning(column: ColumnElement[Any], limit: int, dialect_name: str) -> ColumnElement[Any]:
+    """Return the SQL for the first bytes, or for the first characters of text."""
     if dialect_name == "mssql":
-        return func.substring(column, 1, limit, type_=LargeBinary())
+        return func.substring(column, 1, limit, type_=column.type)
     _check(dialect_name)
-    return func.substr(column, 1, limit, type_=LargeBinary())
+    return func.substr(column, 1, limit, type_=column.type)
 
 
 def _check(dialect_name: str) -> None:

@@ -109,6 +109,28 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     assert delayed("dispatchers", "-o", "json").rows == []
 
 
+@pytest.mark.parametrize("output", ["table", "plain"])
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("[/x]", "[/x]"),
+        ("[link=http://x]y[/link]", "[link=http://x]y[/link]"),
+        ("\x1b]0;a\x07\x1b[31mred", "\\x1b]0;a\\x07\\x1b[31mred"),
+        ("a\nm9", "a\\nm9"),
+    ],
+)
+def test_a_text_of_others_is_only_a_text(hook: DelayedStoreHook, delayed, monkeypatch, output, text, shown):
+    monkeypatch.setenv("COLUMNS", "300")
+    hook.send([message("new", LATER, tag=text, destination=text)])
+    for words in (("list", "new"), ("get", "new"), ("counts", "--by-destination")):
+        done = delayed(*words, "-o", output)
+        assert done.code == 0
+        assert shown in done.out
+        assert "\x1b" not in done.out
+    # in JSON it is what it was
+    assert delayed("get", "new", "-o", "json").rows[0]["tag"] == text
+
+
 def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
     no = delayed("cancel", "--tag", "t", answer="n\n")
     assert no.code == 1
