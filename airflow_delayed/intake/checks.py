@@ -57,8 +57,8 @@ class Checks:
             return None
         try:
             return self._check(records, batch)
-        except (Unusual, pa.ArrowException, InvalidMessage):
-            # such as text that is not UTF-8, or a time that no year has
+        except (Unusual, pa.ArrowException, InvalidMessage, UnicodeEncodeError):
+            # such as text that is not UTF-8, also in a folder's name, or a time that no year has
             return None
 
     def _check(self, records: pa.RecordBatch, batch: Batch) -> Checked:

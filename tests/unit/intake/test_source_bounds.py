@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import tracemalloc
+import zipfile
 from datetime import datetime
 
 import fsspec
@@ -130,6 +131,26 @@ def test_a_file_that_unpacks_to_more_than_is_ever_read_is_refused(tmp_path, monk
     path.write_bytes(gzip.compress(os.urandom(10_001).replace(b"\n", b"-")))
     with pytest.raises(SourceError, match="unpacks to more than 10,000 bytes"):
         count(source(path))
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst", "zip", "empty.zip"])
+def test_a_damaged_compressed_file_is_named(tmp_path, ending):
+    path = tmp_path / f"rows.jsonl.{ending}"
+    path.write_bytes(b"not compressed")
+    if ending == "empty.zip":
+        zipfile.ZipFile(path, "w").close()
+    with pytest.raises(SourceError, match=rf"rows\.jsonl\.{ending} cannot be read as lines of text"):
+        count(source(path, source_format="json"))
+
+
+def test_a_folder_whose_name_is_not_text_makes_its_rows_problems(tmp_path):
+    folder = os.fsencode(tmp_path / "rows") + b"/tag=\xff"
+    os.makedirs(folder)
+    parquet(tmp_path / "rows.parquet", ["a", "b"])
+    os.rename(tmp_path / "rows.parquet", folder + b"/part-0.parquet")
+    good, problems = count(source(tmp_path / "rows"))
+    assert good == 0
+    assert [problem.column for problem in problems] == ["tag", "tag"]
 
 
 def test_long_lines_come_in_small_batches(tmp_path):
