@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from airflow_delayed.errors import one_line
+
 Row = Mapping[str, Any]
 
 
@@ -16,6 +18,7 @@ def show(rows: Sequence[Row], output: str, columns: Sequence[str] | None = None)
     :param columns: what a table shows, and JSON and YAML do not leave out.
     """
     from airflow.cli.simple_table import AirflowConsole
+    from rich.markup import escape
 
     console, values = AirflowConsole(), plain(rows)
     if output == "json":
@@ -23,7 +26,11 @@ def show(rows: Sequence[Row], output: str, columns: Sequence[str] | None = None)
     elif output == "yaml":
         console.print_as_yaml(values)
     else:
-        console.print_as([{name: _cell(row[name]) for name in columns or row} for row in values], output)
+        # rich reads markup in a table
+        shown = escape if output == "table" else str
+        console.print_as(
+            [{shown(_cell(name)): shown(_cell(row[name])) for name in columns or row} for row in values], output
+        )
 
 
 def plain(value: Any) -> Any:
@@ -40,8 +47,9 @@ def plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
+    """Return a value as text that controls no terminal and begins no line."""
     if isinstance(value, list):
-        return ", ".join(str(one) for one in value)
+        return ", ".join(_cell(one) for one in value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_cell(one)}" for name, one in value.items())
-    return "" if value is None else str(value)
+        return ", ".join(f"{_cell(name)}: {_cell(one)}" for name, one in value.items())
+    return "" if value is None else one_line(str(value))

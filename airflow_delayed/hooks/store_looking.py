@@ -168,7 +168,7 @@ class StoreLooking(Store):
             )
 
     def dispatchers(self) -> Sequence[DispatcherSeen]:
-        """Return who dispatches, and who did lately."""
+        """Return who dispatches, and who did lately: up to a thousand runs, the one seen last first."""
         with self._ready():
             return listing.dispatchers(self.engine, self.tables)
 

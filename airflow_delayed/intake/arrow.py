@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_delayed.errors import UnsupportedColumns
 from airflow_delayed.intake.batch import COLUMNS, Batch
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.kinds import ceil_to_microseconds, is_binary, is_text
+from airflow_delayed.intake.parts import entries
+from airflow_delayed.intake.rows import MAX_HEADERS, TooManyHeaders
 
 _SPARK_ADVICE = (
     "in the Spark job set spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or pass timezone= (timezone='UTC' for"
@@ -99,6 +102,12 @@ def _values(column: pa.Array) -> list[object]:
             column = column.cast(pa.timestamp(column.type.unit, tz="UTC"))
         if column.type.unit == "ns":
             column = ceil_to_microseconds(column)
+    if pa.types.is_map(column.type) and len(column) and max(counts := _counts(column)) > MAX_HEADERS:
+        # not even made, for there may be millions in one row
+        return [
+            TooManyHeaders(count) if count > MAX_HEADERS else one.as_py()
+            for count, one in zip(counts, column, strict=True)
+        ]
     try:
         values: list[object] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -112,6 +121,12 @@ def _value(value: pa.Scalar) -> object:
     except (OverflowError, ValueError):
         # such as a time after the year 9999; its row says so
         return Unreadable(str(value.type))
+
+
+def _counts(column: pa.MapArray) -> list[int]:
+    _, _, offsets = entries(column)
+    counts: list[int] = pc.subtract(offsets[1:], offsets[:-1]).to_pylist()
+    return counts
 
 
 class Unreadable:

@@ -19,6 +19,7 @@ from airflow_delayed.intake.checked import Checked
 from airflow_delayed.intake.columns import RowRules
 from airflow_delayed.intake.kinds import Unusual
 from airflow_delayed.intake.parts import constant, entries, join, number_part, part
+from airflow_delayed.intake.rows import MAX_HEADERS
 from airflow_delayed.message import EPOCH, MAX_ID_LENGTH, DelayedMessage, microseconds
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))
@@ -57,8 +58,8 @@ class Checks:
             return None
         try:
             return self._check(records, batch)
-        except (Unusual, pa.ArrowException, InvalidMessage):
-            # such as text that is not UTF-8, or a time that no year has
+        except (Unusual, pa.ArrowException, InvalidMessage, UnicodeEncodeError):
+            # such as text that is not UTF-8, also in a folder's name, or a time that no year has
             return None
 
     def _check(self, records: pa.RecordBatch, batch: Batch) -> Checked:
@@ -179,7 +180,9 @@ def _headers(columns: dict[str, Any]) -> pa.MapArray | None:
     headers = columns["headers"]
     if not pa.types.is_map(headers.type):
         raise Unusual
-    names, values, _ = entries(headers)
+    names, values, offsets = entries(headers)
+    if pc.max(pc.subtract(offsets[1:], offsets[:-1])).as_py() > MAX_HEADERS:
+        raise Unusual
     names, values = kinds.texts(names), kinds.texts(values)
     if names.null_count or values.null_count:
         raise Unusual

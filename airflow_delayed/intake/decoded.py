@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,13 +13,18 @@ import pyarrow.parquet as pq
 from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.lines import MAX_RATIO, UNPACKED_IN_ANY_CASE
+from airflow_delayed.intake.parts import entries
 
 #: Bytes that are read at a time to find a column's dictionary.
 _BUFFER = 1 << 16
+#: Bytes that a header takes besides its texts.
+_HEADER = 40
+#: Encoding in which a value is stored as what differs from the one before.
+_DELTA = "DELTA_BYTE_ARRAY"
 
 
 def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
-    """Check what a row group's columns unpack to, before any of it is unpacked.
+    """Check what a row group's columns unpack to, and how many headers it has, before any of it is unpacked.
 
     :raises SourceError: it is far more than their size.
     """
@@ -31,6 +36,14 @@ def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names:
                 f" group, and at most {MAX_RATIO} times its size is unpacked; write it with less compression or in"
                 " smaller row groups, if its content is right"
             )
+    packed = sum(column.total_compressed_size for column in _columns(metadata, group, names))
+    count = _values_beyond_rows(metadata, group, names)
+    if count * _HEADER > max(UNPACKED_IN_ANY_CASE, MAX_RATIO * packed):
+        raise SourceError(
+            f"{file.name}: one row group of {packed:,} bytes has {count:,} headers, which take at least"
+            f" {count * _HEADER:,} bytes of memory, and at most {MAX_RATIO} times its size is unpacked; write"
+            " smaller row groups, if its content is right"
+        )
 
 
 def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> int:
@@ -45,21 +58,62 @@ def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequenc
     # each value of a row might be all that is stored
     if not rows.num_rows or stored * max((column.num_values for column in columns), default=1) <= size:
         return max(int(rows.num_rows), 1)
-    width = stored / rows.num_rows
+    width = (stored + _HEADER * _values_beyond_rows(metadata, group, names)) / rows.num_rows
     shared = {column.path_in_schema: column for column in columns if _may_grow(column)}
     for path, longest in _longest(metadata, group, list(shared), names, handle):
         width += longest * shared[path].num_values / rows.num_rows
+    for column in columns:
+        if _DELTA in column.encodings:
+            width += column.total_uncompressed_size * column.num_values / rows.num_rows
     return max(1, int(size / max(width, 1)))
+
+
+def joined(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches, small ones together, up to about so many rows and bytes."""
+    waiting: list[pa.RecordBatch] = []
+    have = weight = 0
+    for records in batches:
+        more = _weight(records)
+        waiting.append(records)
+        have += records.num_rows
+        weight += more
+        if have + records.num_rows > rows or weight + more > size:
+            yield from _as_one(waiting)
+            waiting, have, weight = [], 0, 0
+    if waiting:
+        yield from _as_one(waiting)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) == 1:
+        return batches
+    together: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return together
 
 
 def pieces(records: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     """Yield a batch in parts of at most so many bytes, or of one row."""
-    if records.num_rows < 2 or records.nbytes <= size:
+    if records.num_rows < 2 or _weight(records) <= size:
         yield records
         return
     half = records.num_rows // 2
     yield from pieces(records.slice(0, half), size)
     yield from pieces(records.slice(half), size)
+
+
+def _weight(records: pa.RecordBatch) -> int:
+    """Return about how many bytes a batch takes, also as Python's values."""
+    weight = int(records.nbytes)
+    for column in records.columns:
+        if pa.types.is_map(column.type):
+            weight += _HEADER * len(entries(column)[0])
+    return weight
+
+
+def _values_beyond_rows(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> int:
+    """Return how many values a row group's longest column has beyond one a row, as a map or list may."""
+    count = max((column.num_values for column in _columns(metadata, group, names)), default=0)
+    return max(0, int(count) - int(metadata.row_group(group).num_rows))
 
 
 def _columns(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import lzma
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,7 +59,10 @@ def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
                             " read; is the file JSON lines, with one object a line? Send a reference to a body as large"
                         )
                     yield line
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except SourceError:
+        raise
+    except Exception as error:
+        # each packing has errors of its own, and fsspec knows more packings than are installed here
         raise SourceError(
             f"{file.name} cannot be read as lines of text: {without_secrets(str(error), file.path)}"
         ) from error

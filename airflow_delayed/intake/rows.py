@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: could pass in one look at it and fail in the next; and most readers of JSON stop earlier.
 MAX_DEPTH = 200
 TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
+#: Most headers of a row. Brokers take fewer: SQS ten, RabbitMQ what a frame of 128 KiB holds.
+MAX_HEADERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +256,27 @@ def _children(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
+class TooManyHeaders:
+    """Stands for more headers than a row may have; they are not read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"{self.count:,} headers"
+
+
 def headers_of(value: object) -> Mapping[str, str]:
-    """Return headers from a dictionary, or from the pairs that Arrow makes of a map."""
+    """Return headers from a dictionary, or from the pairs that Arrow makes of a map.
+
+    :raises InvalidMessage: it is something else, or has more than :data:`MAX_HEADERS`.
+    """
+    if isinstance(value, Mapping | list) and len(value) > MAX_HEADERS:
+        value = TooManyHeaders(len(value))
+    if isinstance(value, TooManyHeaders):
+        raise InvalidMessage(
+            "headers", f"has {value}, and a row may have {MAX_HEADERS:,} at most; send them in the body"
+        )
     if isinstance(value, Mapping):
         return value
     if isinstance(value, list):

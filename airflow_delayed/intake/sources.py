@@ -187,7 +187,7 @@ class ParquetSource(FileSource):
                 "reading Parquet needs pyarrow: pip install 'airflow-provider-delayed[parquet]'"
             ) from None
         from airflow_delayed.intake.arrow import check_schema, to_batch
-        from airflow_delayed.intake.decoded import check_growth, pieces, rows_within
+        from airflow_delayed.intake.decoded import check_growth, joined, pieces, rows_within
 
         for file in self._files:
             try:
@@ -204,7 +204,8 @@ class ParquetSource(FileSource):
                     for group in range(parquet.num_row_groups):
                         check_growth(file, parquet.metadata, group, used)
                         rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
-                        for records in parquet.iter_batches(rows, row_groups=[group], columns=used):
+                        batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
+                        for records in joined(batches, BATCH_ROWS, BATCH_BYTES):
                             for piece in pieces(records, BATCH_BYTES):
                                 yield to_batch(piece, file, first)
                                 first += piece.num_rows

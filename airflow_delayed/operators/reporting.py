@@ -11,9 +11,10 @@ from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, State, TopologyReport
-from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, TopologyError
+from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sending import Log, Sending
+from airflow_delayed.store.handover import explained
 from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ def warn_without_dispatcher(log: Log, store: DelayStore, conn_id: str, held: int
     try:
         seen = store.last_seen()
         late = seen is None or store.now() - seen > hold_over
-    except DelayedError as error:
+    except Exception as error:
         # the messages are in the store, whether or not a dispatcher can be seen
-        log.warning("whether a dispatcher comes for what is held could not be told: %s", error)
+        log.warning("whether a dispatcher comes for what is held could not be told: %s", explained(error))
         return
     if late:
         when = "no dispatcher was there within a day" if seen is None else f"the last dispatcher was there at {seen}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import random
 from typing import TYPE_CHECKING
 
@@ -44,15 +43,32 @@ _Key = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ReceivedMessage:
     """A message that was handed out and waits to be settled, with :meth:`Consumer.done` or another."""
 
-    properties: BasicProperties
-    body: bytes
-    redelivered: bool
+    arrival: Arrival
     key: _Key | None
     link: Link
-    tag: int
+
+    @property
+    def properties(self) -> BasicProperties:
+        """Its properties."""
+        return self.arrival.properties
+
+    @property
+    def body(self) -> bytes | None:
+        """Its body; None if that is longer than 1 MiB, for such bodies are not kept."""
+        return self.arrival.body
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
+        return self.arrival.size
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the broker had handed it over before."""
+        return self.arrival.redelivered
 
 
 class Consumer:
@@ -61,6 +77,9 @@ class Consumer:
     A lost connection is opened again, at the first host that answers, without end. What was done while the broker
     could not be told of it, the broker hands over again: that is recognised by its message id, and not handed out.
     After the end of the process it is not.
+
+    Of a body of more than 1 MiB only the size and a hash are kept when it arrives: what is held at once is at most
+    ``prefetch`` MiB, however large the messages are.
 
     :param conn_id: names the connection in the log.
     :param hosts: returns the hosts to try; asked before each round, so that a changed connection is seen.
@@ -90,7 +109,7 @@ class Consumer:
         self._done: OrderedDict[_Key, None] = OrderedDict()
         self._told: tuple[str, float] | None = None
 
-    async def batches(self) -> AsyncIterator[list[Delivery]]:
+    async def batches(self) -> AsyncIterator[list[ReceivedMessage]]:
         """Yield messages as they come, those together that come together, without end.
 
         A batch has at most ``prefetch`` messages, and is closed once their bodies have 1,048,576 bytes. Each message of
@@ -116,24 +135,24 @@ class Consumer:
             rounds += 1
             await self._sleep(next_sleep(rounds, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP, chance=self._chance))
 
-    def done(self, delivery: Delivery) -> None:
+    def done(self, delivery: ReceivedMessage) -> None:
         """Let the broker forget a message; at once, or when it hands it over again after a lost connection."""
         if delivery.key is not None:
             self._done[delivery.key] = None
             while len(self._done) > _REMEMBERED * self._prefetch:
                 self._done.popitem(last=False)
-        delivery.link.ack(delivery.tag)
+        delivery.link.ack(delivery.arrival.tag)
 
-    def reject(self, delivery: Delivery) -> None:
+    def reject(self, delivery: ReceivedMessage) -> None:
         """Refuse a message for good: it goes to the queue's dead-letter exchange, or is dropped if there is none."""
-        delivery.link.reject(delivery.tag)
+        delivery.link.reject(delivery.arrival.tag)
 
-    def again(self, delivery: Delivery) -> None:
+    def again(self, delivery: ReceivedMessage) -> None:
         """Hand a message out again, a second later.
 
         It is not returned to the queue: a quorum queue counts that, and lets a message go after the twentieth time.
         """
-        found = Arrival(delivery.tag, True, delivery.properties, delivery.body)
+        found = replace(delivery.arrival, redelivered=True)
         # if the connection is lost by then nobody reads that inbox, and the broker hands the message over again
         asyncio.get_running_loop().call_later(_AGAIN, delivery.link.inbox.put_nowait, found)
 
@@ -162,15 +181,15 @@ class Consumer:
         self._tell("; ".join(causes))
         return None
 
-    def _batch(self, link: Link, found: Arrival | str) -> list[Delivery]:
+    def _batch(self, link: Link, found: Arrival | str) -> list[ReceivedMessage]:
         """Return what is new of a message and those behind it."""
-        batch: list[Delivery] = []
+        batch: list[ReceivedMessage] = []
         size = 0
         while isinstance(found, Arrival):
             delivery = self._take(link, found)
             if delivery is not None:
                 batch.append(delivery)
-                size += len(delivery.body)
+                size += delivery.size
             if link.inbox.empty() or len(batch) >= self._prefetch or size >= _BATCH_BYTES:
                 return batch
             found = link.inbox.get_nowait()
@@ -178,14 +197,14 @@ class Consumer:
         link.inbox.put_nowait(found)
         return batch
 
-    def _take(self, link: Link, found: Arrival) -> Delivery | None:
+    def _take(self, link: Link, found: Arrival) -> ReceivedMessage | None:
         """Return what to hand out; None for what is known already."""
         key = _key(found)
         # a message that is new to the broker is one, also if its sender had sent it before
         if found.redelivered and key in self._done:
             link.ack(found.tag)
             return None
-        return Delivery(found.properties, found.body, found.redelivered, key, link, found.tag)
+        return ReceivedMessage(found, key, link)
 
     def _tell(self, problem: str) -> None:
         """Log a problem, and the same one again only after a while."""
@@ -198,4 +217,4 @@ class Consumer:
 def _key(found: Arrival) -> _Key | None:
     if not found.properties.message_id:
         return None
-    return found.properties.message_id, hashlib.blake2b(found.body, digest_size=16).digest()
+    return found.properties.message_id, found.digest

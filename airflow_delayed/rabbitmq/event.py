@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 255
 
 
-def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: int | None = None) -> dict[str, Any]:
+def told(
+    found: BasicProperties,
+    body: bytes | None,
+    *,
+    redelivered: bool,
+    body_limit: int | None = None,
+    size: int | None = None,
+) -> dict[str, Any]:
     """Return what an event says of a message, which JSON can hold.
 
     ``message_id``, ``destination`` and ``due_at`` (ISO 8601 in UTC with microseconds) as the headers
@@ -28,6 +35,7 @@ def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: 
 
     :param body_limit: bytes; a body up to this size is in it as ``body`` if it is text in UTF-8, else encoded as
         ``body_base64``. None: no body.
+    :param size: bytes of the body; needed where the body itself is not there.
     """
     headers: Mapping[str, Any] = found.headers or {}
     says: dict[str, Any] = {
@@ -35,9 +43,9 @@ def told(found: BasicProperties, body: bytes, *, redelivered: bool, body_limit: 
         "destination": _text(headers.get(DESTINATION)),
         "due_at": _moment(headers.get(DUE_AT)),
         "redelivered": redelivered,
-        "body_bytes": len(body),
+        "body_bytes": len(body or b"") if size is None else size,
     }
-    if body_limit is not None and len(body) <= body_limit:
+    if body is not None and body_limit is not None and len(body) <= body_limit:
         decoded = _decoded(body)
         if decoded is None:
             says["body_base64"] = base64.b64encode(body).decode()

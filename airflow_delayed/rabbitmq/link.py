@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,17 +23,30 @@ if TYPE_CHECKING:
     from pika.frame import Method
     from pika.spec import Basic
 
+#: Bytes of the longest body that is kept; of a longer one only its size and hash are.
+KEPT_BODY = 1_048_576
 _NOT_FOUND, _REFUSED = 404, 403
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message as the broker handed it over, not acknowledged yet."""
+    """A message as the broker handed it over, not acknowledged yet.
+
+    :param body: None if it is longer than :data:`KEPT_BODY`.
+    """
 
     tag: int
     redelivered: bool
     properties: BasicProperties
-    body: bytes
+    body: bytes | None
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, tag: int, redelivered: bool, properties: BasicProperties, body: bytes) -> Arrival:
+        """Return a message without a body that is too long to be kept."""
+        digest = hashlib.blake2b(body, digest_size=16).digest()
+        return cls(tag, redelivered, properties, body if len(body) <= KEPT_BODY else None, len(body), digest)
 
 
 class Link:
@@ -98,7 +112,7 @@ class Link:
 
     def _on_message(self, _: Channel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
         if not self._ended:
-            self.inbox.put_nowait(Arrival(method.delivery_tag or 0, bool(method.redelivered), properties, body))
+            self.inbox.put_nowait(Arrival.of(method.delivery_tag or 0, bool(method.redelivered), properties, body))
 
     def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
         if not isinstance(reason, ChannelClosedByBroker):

@@ -70,7 +70,12 @@ NEEDS: Sequence[Need] = (
             "ChangeMessageVisibility",
         ),
     ),
-    Need("cycle", ERROR_QUEUE, _sqs("GetQueueUrl", "CreateQueue", "SendMessage"), "a message cannot be read"),
+    Need(
+        "cycle",
+        ERROR_QUEUE,
+        _sqs("GetQueueUrl", "CreateQueue", "SendMessage"),
+        "a message cannot be read, or is refused for good",
+    ),
     Need("life", DESTINATION, _LOOK),
     Need("life", DELAY_QUEUE, _LOOK),
     Need("life", DEAD_LETTER_QUEUE, _LOOK, "the destination has one"),

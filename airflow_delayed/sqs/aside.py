@@ -1,4 +1,4 @@
-"""The queue for messages that cannot be delivered: they neither say when they are due nor how long they are to wait."""
+"""The queue for messages that cannot be delivered: they do not say when they are due, or a queue refuses them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,29 @@ ERROR_QUEUE: Mapping[QueueAttributeNameType, str] = {"MessageRetentionPeriod": s
 #: Why a message is in the error queue, and the name of the queue that it comes from.
 REASON = "AirflowDelayed.Reason"
 FROM_QUEUE = "AirflowDelayed.FromQueue"
+UNREADABLE = f"neither {DELAY_SECONDS} nor {DUE_AT} can be read"
 
 
 def set_aside(
-    poster: Poster, error_url: Callable[[], str], fifo_url: str, messages: Sequence[MessageTypeDef]
+    poster: Poster,
+    error_url: Callable[[], str],
+    fifo_url: str,
+    messages: Sequence[MessageTypeDef],
+    reasons: Mapping[str, str],
 ) -> tuple[list[MessageTypeDef], list[Outcome[MessageTypeDef]]]:
-    """Send messages to the error queue as they are; return those that were sent, and those that were not."""
+    """Send messages to the error queue as they are; return those that were sent, and those that were not.
+
+    :param reasons: why, by SQS id.
+    """
     try:
         url = error_url()
     except DelayedError as error:
         log.error("%s messages cannot be delivered, and there is no error queue: %s", f"{len(messages):,}", error)
         return [], [Outcome(message, fifo_url, None) for message in messages]
-    reason = f"neither {DELAY_SECONDS} nor {DUE_AT} can be read"
 
     def address(message: MessageTypeDef) -> Addressed:
         attributes = cast("Attributes", dict(message.get("MessageAttributes", {})))
-        why = {REASON: reason, FROM_QUEUE: fifo_url.rpartition("/")[2], **own_id(message)}
+        why = {REASON: reasons[message["MessageId"]], FROM_QUEUE: fifo_url.rpartition("/")[2], **own_id(message)}
         size = fill(message["Body"], attributes, why)
         return Addressed(url, direct(message["Body"], attributes, 0), size)
 
@@ -68,10 +75,10 @@ def set_aside(
             continue
         sent.append(outcome.item)
         log.error(
-            "SQS message %s in %s: %s; it is in %s now, whole. Send it back with the attribute, or delete it",
+            "SQS message %s in %s: %s; it is in %s now, whole. Send it back when that is mended, or delete it",
             outcome.item["MessageId"],
             fifo_url,
-            reason,
+            reasons[outcome.item["MessageId"]],
             url,
         )
     return sent, failed

@@ -3,7 +3,8 @@
 As in NServiceBus.AmazonSQS (DelayedMessagesPump.cs), but for four things. A message's own due time counts, so nothing
 adds up. A failed delete is repeated on the delay queue; the model repeats it on the queue the message was sent to,
 where it cannot succeed. What cannot be sent on is tried again after growing pauses, not at once. And a message that
-says neither when it is due nor how long it is to wait goes to an error queue, where the model delivers it at once.
+says neither when it is due nor how long it is to wait goes to an error queue, where the model delivers it at once; so
+does one that a queue refuses for good.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Clock
 from airflow_delayed.message import from_microseconds, microseconds
-from airflow_delayed.sqs.aside import set_aside
+from airflow_delayed.sqs.aside import UNREADABLE, set_aside
 from airflow_delayed.sqs.brokerclock import BrokerClock
 from airflow_delayed.sqs.counts import Counts, billed
 from airflow_delayed.sqs.entries import (
@@ -31,7 +32,7 @@ from airflow_delayed.sqs.entries import (
     string,
     through_fifo,
 )
-from airflow_delayed.sqs.faults import NO_QUEUE, fault_of
+from airflow_delayed.sqs.faults import NO_QUEUE, UNACCEPTABLE, fault_of
 from airflow_delayed.sqs.hops import LONGEST_DELAY, hop_of, remaining_seconds, seconds_until
 from airflow_delayed.sqs.parked import delay_of, due_us_of, fill, is_readable, own_id, sent_ms
 from airflow_delayed.sqs.post import TRIES, Addressed, Outcome, Poster
@@ -52,6 +53,9 @@ VISIBILITY = 30
 #: Seconds until a message that could not be sent on is visible again: the first time, and at most.
 FIRST_BACKOFF = 5
 LONGEST_BACKOFF = 300
+#: Times that a message is received before it goes to the error queue because a queue refuses it for good: after about
+#: twenty minutes, in which a queue that was made too small can be mended.
+REFUSALS = 10
 #: Seconds for which SQS takes a message with the same deduplication id for a copy, and drops it; one more is taken for
 #: the broker's machines, whose clocks need not agree.
 SAME_WINDOW = 301
@@ -73,6 +77,11 @@ class DestinationGone(Exception):
 def backoff_seconds(receive_count: int) -> int:
     """Return for how long a message that could not be sent on stays hidden: 5 s, then twice as long, up to 300 s."""
     return min(FIRST_BACKOFF << min(max(0, receive_count - 1), 16), LONGEST_BACKOFF)
+
+
+def _is_refused_for_good(outcome: Outcome[MessageTypeDef]) -> bool:
+    count = int(outcome.item["Attributes"]["ApproximateReceiveCount"])
+    return outcome.fault is not None and outcome.fault.code in UNACCEPTABLE and count >= REFUSALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +218,16 @@ class FifoCycle:
                     continue
                 sent.append(outcome.item)
                 self._count(outcome.item, counts)
-            if unreadable := [message for message in left if not is_readable(message)]:
-                aside, not_aside = set_aside(self.poster, self.error_url, self.fifo_url, unreadable)
+            hopeless = {message["MessageId"]: UNREADABLE for message in left if not is_readable(message)}
+            refused = {outcome.item["MessageId"]: outcome for outcome in failed if _is_refused_for_good(outcome)}
+            hopeless |= {
+                name: f"queue {outcome.url.rpartition('/')[2]} refuses it: {outcome.fault}"
+                for name, outcome in refused.items()
+            }
+            if hopeless:
+                failed = [outcome for outcome in failed if outcome.item["MessageId"] not in refused]
+                messages = [message for message in left if message["MessageId"] in hopeless]
+                aside, not_aside = set_aside(self.poster, self.error_url, self.fifo_url, messages, hopeless)
                 counts.set_aside += len(aside)
                 sent += aside
                 failed += not_aside

@@ -13,8 +13,8 @@ from airflow_delayed.sqs.access import denied_actions, denied_queue, is_denied
 
 #: A queue is not there: the code of the JSON protocol, and that of the older one which boto3 shows.
 NO_QUEUE = frozenset({"QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"})
-#: SQS refuses a whole request for one entry's sake; sent one by one, only that entry fails.
-REFUSED = frozenset(
+#: Something is wrong with a message itself. All else that does not pass, such as a disabled key, concerns its queue.
+UNACCEPTABLE = frozenset(
     {
         "BatchRequestTooLong",
         "AWS.SimpleQueueService.BatchRequestTooLong",
@@ -22,11 +22,14 @@ REFUSED = frozenset(
         "InvalidAttributeValue",
         "InvalidMessageContents",
         "InvalidParameterValue",
-        "MissingParameter",
-        "UnsupportedOperation",
-        "AWS.SimpleQueueService.UnsupportedOperation",
     }
 )
+#: SQS refuses a whole request for one entry's sake; sent one by one, only that entry fails.
+REFUSED = UNACCEPTABLE | {
+    "MissingParameter",
+    "UnsupportedOperation",
+    "AWS.SimpleQueueService.UnsupportedOperation",
+}
 #: SQS has too much to do, or is at odds with itself; it helps to wait.
 BUSY = frozenset(
     {

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, insert, select, update
 
+from airflow_delayed.store.content import beginning
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
 
@@ -18,6 +19,8 @@ NAMED = 5
 MAX_WHO = 250
 #: Rows a page.
 PAGE = 1000
+#: How many characters of a selection, and of its counts, are read: what is written here is shorter.
+MOST_CHARACTERS = 16_384
 
 
 class AuditEntry:
@@ -105,9 +108,11 @@ def records(
     if message_id is not None:
         # as it is written down; what only looks like it is left out below
         conditions.append(table.c.Selection.contains(json.dumps(message_id, ensure_ascii=False), autoescape=True))
+    short, long = (table.c.Seq, table.c.At, table.c.Who, table.c.Action), (table.c.Selection, table.c.Counts)
+    cut = [beginning(column, MOST_CHARACTERS, engine.dialect.name).label(column.name) for column in long]
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
-        statement = select(table).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
+        statement = select(*short, *cut).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
         if place is not None:
             statement = statement.where(table.c.Seq < place)
         with engine.connect().execution_options(read_only=True) as connection:

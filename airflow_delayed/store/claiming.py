@@ -3,15 +3,20 @@
 On PostgreSQL it is one statement. Its snapshot may be older than what another dispatcher has just committed; then the
 upsert into ``_past`` is what tells them apart, for it sees the latest row of an id and leaves one that is held.
 Elsewhere a second statement looks.
+
+Anybody with the right to INSERT can make large rows. So a claim takes no more bytes than are wanted, but at least one
+row, and leaves out the content of a row that is too large to be read: :func:`airflow_delayed.store.rows.to_message`
+refuses such a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
@@ -25,7 +30,9 @@ from sqlalchemy import (
     Table,
     Text,
     all_,
+    and_,
     bindparam,
+    case,
     cast,
     func,
     literal_column,
@@ -41,8 +48,14 @@ from airflow_delayed.backoff import next_sleep
 from airflow_delayed.message import EPOCH
 from airflow_delayed.store import claims, leases
 from airflow_delayed.store.arrays import array
+from airflow_delayed.store.by_id import by_key
+from airflow_delayed.store.claims import slices
+from airflow_delayed.store.content import length
 from airflow_delayed.store.drivers import raw_of
-from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, MYSQL, Tables, UtcTime
+
+#: Bytes of bodies and headers that are claimed at a time, but for the last message.
+MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +67,7 @@ class Wanted:
     :param since: those that are due from then on, None: all. All that is older was seen not long ago, and need not be
         passed over again: with a long transaction elsewhere, what was removed stays in the index.
     :param limit: how many at most.
+    :param most_bytes: the last message begins within so many bytes of bodies and headers.
     :param alone: on PostgreSQL, claim in a shorter way, which does not look whether somebody holds a message, and fails
         if so; also if the lease has ended.
     :param passed: ids that are due at ``since`` and are claimed already; with ``alone`` they are passed over.
@@ -62,6 +76,7 @@ class Wanted:
     deliver_conn_id: str | None
     due_by: datetime
     limit: int
+    most_bytes: int = MOST_BYTES
     since: datetime | None = None
     alone: bool = False
     passed: Sequence[str] = ()
@@ -85,6 +100,7 @@ def claim(
     if connection.dialect.name == "postgresql":
         statement = _claim_at_once(tables, *_form(wanted), wanted.alone)
         said = {**_said(wanted, now), "limit": wanted.limit, "dispatcher": dispatcher, "until": until}
+        said["most_bytes"] = wanted.most_bytes
         if wanted.alone:
             said["passed"] = array(wanted.passed)
         try:
@@ -106,16 +122,43 @@ def claim(
 def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: datetime) -> list[dict[str, Any]]:
     """Lock messages until the transaction's end, for those that are removed within it."""
     # not a parameter: SQL Server's TOP takes none
-    statement, said = _claim_locked(tables, *_form(wanted)).limit(wanted.limit), _said(wanted, now)
+    name, said = connection.dialect.name, _said(wanted, now)
+    statement = _claim_locked(tables, *_form(wanted), name).limit(wanted.limit)
+    # what is larger is read by itself, as far as there is room for it
+    small = {"most_small": max(1, wanted.most_bytes // wanted.limit)}
     for looks in range(1, _LOOKS + 1):
-        rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, said).all()]
+        rows = [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, {**said, **small}).all()]
         _make_nameable(connection, tables, rows)
         if rows or looks == _LOOKS or not _overlooked(connection, tables, wanted, now):
             break
         time.sleep(next_sleep(looks, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
     # the first statement may have looked before another dispatcher had noted what it claimed
     taken = leases.held(connection, tables, [row["Id"] for row in rows], now)
-    return [row for row in rows if row["Id"] not in taken]
+    rows = _within([row for row in rows if row["Id"] not in taken], wanted.most_bytes)
+    _read_large(connection, tables, rows)
+    return rows
+
+
+def size_of(row: Mapping[str, Any]) -> int:
+    """Return how many bytes of body and headers are read of a message: none of one that is too large."""
+    readable = row["BodyBytes"] <= MAX_BODY and row["HeadersBytes"] <= MAX_HEADERS
+    return row["BodyBytes"] + row["HeadersBytes"] if readable else 0
+
+
+def _within(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, Any]]:
+    """Return the first rows, the last of which begins within so many bytes."""
+    sizes = accumulate(map(size_of, rows), initial=0)
+    return [row for row, before in zip(rows, sizes, strict=False) if before < most_bytes]
+
+
+def _read_large(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
+    """Read the content that the claim left out, but for what is too large to be read."""
+    large = {row["Id"]: row for row in rows if row["State"] is None and size_of(row)}
+    table = tables.messages
+    for some in slices(sorted(large)):
+        statement = select(table.c.Id, table.c.State, table.c.Headers).where(table.c.Id.in_(some))
+        for row in connection.execute(by_key(statement, table)):
+            large[row.Id].update(State=row.State, Headers=row.Headers)
 
 
 def _make_nameable(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
@@ -144,7 +187,10 @@ def _overlooked(connection: Connection, tables: Tables, wanted: Wanted, now: dat
 _LOOKS = 13
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.001, 2.0
 #: What a dispatcher reads of a message.
-CLAIMED = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+_PLAIN = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+#: The content, and its bytes, which are known where it is left out too.
+_CONTENT, _SIZES = ("State", "Headers"), ("BodyBytes", "HeadersBytes")
+CLAIMED = (*_PLAIN, *_SIZES)
 _PLACED = (*CLAIMED, "ctid")
 _TIME = itemgetter("Time")
 _TIMES, _TIMESTAMP = ("Time", "ExpiresAt"), TIMESTAMP(timezone=True)
@@ -166,34 +212,53 @@ _built = lru_cache(maxsize=32)
 
 
 @_built
-def _claim_locked(tables: Tables, connected: bool, since: bool) -> Select[Any]:
-    return _due(tables, _free(tables, connected, since))
+def _claim_locked(tables: Tables, connected: bool, since: bool, dialect_name: str) -> Select[Any]:
+    table = tables.messages
+    body, headers = length(table.c.State, dialect_name), length(table.c.Headers, dialect_name)
+    small = body + headers <= bindparam("most_small", type_=Integer())
+    columns = {name: case((small, table.c[name])) if name in _CONTENT else table.c[name] for name in _PLAIN}
+    return _due(tables, _free(tables, connected, since), [*columns.values(), body, headers])
 
 
 @_built
 def _claim_at_once(tables: Tables, connected: bool, since: bool, alone: bool) -> Select[Any]:
     """Return the claim in one statement: the upsert sees, and leaves, what another dispatcher noted meanwhile."""
-    conditions = _due_now(tables, connected, since)
+    table, conditions = tables.messages, _due_now(tables, connected, since)
     if alone:
         passed = cast(bindparam("passed", type_=Text()), postgresql.ARRAY(Text()))
-        conditions.append(tables.messages.c.Id != all_(passed))
+        conditions.append(table.c.Id != all_(passed))
     else:
         conditions.append(_not_held(tables))
+    # PostgreSQL knows a length without reading what is long
+    sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
-    due = _due(tables, conditions, place).limit(bindparam("limit", type_=Integer())).cte("due")
-    # times as the driver has them, which are in UTC: to look at each takes as long as all else with a row
-    plain = [type_coerce(due.c[name], _TIMESTAMP) if name in _TIMES else due.c[name] for name in CLAIMED]
-    rows = select(*plain, cast(due.c.ctid, Text))
+    columns = [*(table.c[name] for name in _PLAIN), *sizes, place]
+    locked = _due(tables, conditions, columns).limit(bindparam("limit", type_=Integer())).cte("locked")
+    readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADERS)
+    size = case((readable, locked.c.BodyBytes + locked.c.HeadersBytes), else_=0)
+    before = func.coalesce(func.sum(size).over(order_by=locked.c.Time, rows=(None, -1)), 0)
+    counted = select(*locked.c, readable.label("readable"), before.label("before")).subquery("counted")
+    due = select(counted).where(counted.c.before < bindparam("most_bytes", type_=Integer())).cte("due")
+
+    def read(name: str) -> ColumnElement[Any]:
+        if name in _CONTENT:
+            return case((due.c.readable, due.c[name]))
+        # times as the driver has them, which are in UTC: to look at each takes as long as all else with a row
+        return type_coerce(due.c[name], _TIMESTAMP) if name in _TIMES else due.c[name]
+
+    rows = select(*(read(name) for name in CLAIMED), cast(due.c.ctid, Text))
     if alone:
         return rows.add_cte(leases.take_all(tables, due).cte("taken"))
     taken = leases.take(tables, due).cte("taken")
     return rows.join_from(due, taken, taken.c.Id == due.c.Id)
 
 
-def _due(tables: Tables, conditions: Sequence[ColumnElement[bool]], *further: ColumnElement[Any]) -> Select[Any]:
+def _due(
+    tables: Tables, conditions: Sequence[ColumnElement[bool]], columns: Sequence[ColumnElement[Any]]
+) -> Select[Any]:
     table = tables.messages
     return (
-        select(*(table.c[name] for name in CLAIMED), *further)
+        select(*columns)
         .where(*conditions)
         .order_by(table.c.Time)
         .with_for_update(skip_locked=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Table, case, cast, func, select
 
 from airflow_delayed.errors import DelayedError, InvalidMessage
 from airflow_delayed.message import check_text
@@ -85,15 +85,18 @@ def length(column: ColumnElement[bytes], dialect_name: str) -> ColumnElement[Any
     if dialect_name == "mssql":
         return func.datalength(column)
     _check(dialect_name)
+    if dialect_name == "sqlite":
+        # of text, which SQLite keeps in any column, it would count the characters before the first null
+        return case((func.typeof(column) == "blob", func.length(column)), else_=func.length(cast(column, LargeBinary)))
     return func.length(column)
 
 
-def beginning(column: ColumnElement[bytes], limit: int, dialect_name: str) -> ColumnElement[Any]:
-    """Return the SQL for the first bytes."""
+def beginning(column: ColumnElement[Any], limit: int, dialect_name: str) -> ColumnElement[Any]:
+    """Return the SQL for the first bytes, or for the first characters of text."""
     if dialect_name == "mssql":
-        return func.substring(column, 1, limit, type_=LargeBinary())
+        return func.substring(column, 1, limit, type_=column.type)
     _check(dialect_name)
-    return func.substr(column, 1, limit, type_=LargeBinary())
+    return func.substr(column, 1, limit, type_=column.type)
 
 
 def _check(dialect_name: str) -> None:

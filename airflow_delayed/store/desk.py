@@ -38,8 +38,6 @@ T = TypeVar("T")
 LOOK_AGAIN = 1.0
 #: After another dispatcher has claimed the same messages, how long it is thought to be there; in seconds.
 OTHERS_STAY = 10.0
-#: Not more than so many bytes of bodies are claimed at a time, but for one batch.
-MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +216,7 @@ class Desk:
     ) -> list[Batch]:
         claimed: list[Batch] = []
         left, size = wanted.limit, 0
-        while left > 0 and size < MOST_BYTES and self.may_claim:
+        while left > 0 and size < claiming.MOST_BYTES and self.may_claim:
             began = self.monotonic()
             since = place.since if began < place.look_again else None
             limit = min(left, self.policy.batch_size)
@@ -230,6 +228,7 @@ class Desk:
                     deliver_conn_id=wanted.deliver_conn_id,
                     due_by=now + wanted.window,
                     limit=limit,
+                    most_bytes=claiming.MOST_BYTES - size,
                     since=since,
                     alone=since is not None and place.untouched and began >= self._others_until,
                     passed=place.passed,
@@ -245,7 +244,7 @@ class Desk:
             if rows:
                 claimed.append(Batch(rows, holder, deadline))
                 left -= len(rows)
-                size += sum(len(row["State"]) for row in rows)
+                size += sum(map(claiming.size_of, rows))
             if len(rows) < limit and (rows or since is None):
                 break
         return claimed

@@ -5,7 +5,6 @@ Neither a body nor a header is read, and no transaction stays open between two p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, bindparam, select
 
-from airflow_delayed.store import claims
+from airflow_delayed.store import claims, heartbeat
 from airflow_delayed.store.criteria import Criteria
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import looking
@@ -269,26 +268,19 @@ class DispatcherSeen:
 
 
 def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
-    """Return who dispatches, and who did lately; the one seen last comes first."""
+    """Return who dispatches, and who did lately, up to a thousand runs; the one seen last comes first."""
     table = tables.dispatchers
-    statement = select(table).order_by(table.c.SeenAt.desc(), table.c.Id)
     with looking(engine) as connection:
+        columns = (table.c.Id, table.c.StartedAt, table.c.SeenAt, table.c.EndedAt)
+        statement = select(*columns, heartbeat.names_in(connection, tables).label("names"))
+        statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(heartbeat.MOST)
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
-                conn_ids=_names(row.ConnIds),
+                conn_ids=heartbeat.names(row.names),
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
             )
             for row in connection.execute(statement)
         ]
-
-
-def _names(text: str) -> tuple[str | None, ...]:
-    """Return the names in a JSON list; none for what somebody else wrote and is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    return tuple(name for name in found if name is None or isinstance(name, str)) if isinstance(found, list) else ()

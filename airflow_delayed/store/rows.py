@@ -10,21 +10,31 @@ from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.schema import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
+from airflow_delayed.store.schema import MAX_BODY, MAX_DESTINATION, MAX_HEADERS, MAX_QUEUE_NAME, MAX_TAG
 
 #: ``json.dumps`` would make an encoder for each message.
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def check_limits(message: DelayedMessage) -> None:
-    """Check a message against the store's columns; the limits count characters.
+    """Check a message against the store's columns, and against what a dispatcher reads.
 
-    :raises LimitExceeded: the destination has over 200, or the tag over 250.
-    :raises InvalidMessage: one of them has a null character.
+    :raises LimitExceeded: the destination has over 200 characters, the tag over 250, or the body over 128 MiB.
+    :raises InvalidMessage: destination or tag has a null character.
     """
     _check_text("destination", message.destination, MAX_DESTINATION)
     if message.tag is not None:
         _check_text("tag", message.tag, MAX_TAG)
+    _check_size("body", message.body, MAX_BODY)
+
+
+def _check_size(column: str, value: bytes, limit: int) -> None:
+    if len(value) > limit:
+        raise LimitExceeded(
+            column,
+            f"has {len(value):,} bytes, and a dispatcher reads up to {limit:,}; keep the content elsewhere and send"
+            " where it is",
+        )
 
 
 def check_queue_name(name: str) -> None:
@@ -52,12 +62,14 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     :raises LimitExceeded: it does not fit.
     """
     check_limits(message)
+    headers = _JSON(dict(message.headers)).encode()
+    _check_size("headers", headers, MAX_HEADERS)
     return {
         "Id": message.message_id,
         "Destination": message.destination,
         "State": message.body,
         "Time": message.due_at,
-        "Headers": _JSON(dict(message.headers)).encode(),
+        "Headers": headers,
         "RetryCount": 0,
         "DeliverConnId": deliver_conn_id,
         "Tag": message.tag,
@@ -85,8 +97,15 @@ def headers_of(data: bytes) -> dict[str, Any]:
 def to_message(row: Mapping[str, Any]) -> DelayedMessage:
     """Return the message of a row.
 
-    :raises InvalidMessage: the row was not written by this package and says something that cannot be sent.
+    :raises InvalidMessage: the row was not written by this package and says something that cannot be sent, or is so
+        large that a claim has left out its content.
     """
+    if row["State"] is None:
+        raise LimitExceeded(
+            "body",
+            f"has {row['BodyBytes']:,} bytes and the headers {row['HeadersBytes']:,}, too many to be read; a dispatcher"
+            f" reads up to {MAX_BODY:,} and {MAX_HEADERS:,}; send where the content is, in its place",
+        )
     given = bytes(row["Headers"])
     headers = headers_of(given) if given != b"{}" else {}
     if isinstance(row["Time"], NoTime):

@@ -76,6 +76,10 @@ MAX_DISPATCHER = 64
 #: A number and a UUID, with their names.
 MAX_TURN = 100
 MAX_ERROR = 1000
+#: Bytes of a body: RabbitMQ's default before its release 4; other transports take less.
+MAX_BODY = 128 * 1024 * 1024
+#: Bytes of headers as JSON.
+MAX_HEADERS = 16 * 1024 * 1024
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
 #: A destination that is a table: PostgreSQL would cut a longer name.

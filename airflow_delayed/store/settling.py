@@ -168,7 +168,12 @@ def _count_failures(connection: Connection, tables: Tables, verdict: Verdict) ->
     counted = [{"of": one.row["Id"], "reason": shortened(one.reason), "next": one.next_try} for one in verdict.again]
     counted += [{"of": row["Id"], "reason": shortened(reason), "next": None} for row, reason in verdict.failed]
     if counted:
-        more = case((table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + 1), else_=table.c.RetryCount)
+        # somebody else may have written less than none
+        more = case(
+            (table.c.RetryCount < 0, 1),
+            (table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + 1),
+            else_=table.c.RetryCount,
+        )
         statement = (
             update(table)
             .where(table.c.Id == bindparam("of"))

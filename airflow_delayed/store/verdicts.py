@@ -95,13 +95,18 @@ def judge(
             verdict.expired.append(row)
         elif (failure := results.failures.get(name)) is None:
             verdict.untried.append(row)
-        elif failure.final or row["RetryCount"] >= number_of_retries:
+        elif failure.final or _failures(row) >= number_of_retries:
             verdict.failed.append((row, failure.reason))
         else:
-            seconds = next_sleep(row["RetryCount"] + 1, first=FIRST_RETRY, longest=LONGEST_RETRY, chance=chance)
+            seconds = next_sleep(_failures(row) + 1, first=FIRST_RETRY, longest=LONGEST_RETRY, chance=chance)
             again = now + timedelta(seconds=seconds)
             verdict.again.append(Again(row, failure.reason, again))
     return verdict
+
+
+def _failures(row: Row) -> int:
+    """Return how often handing a message over failed; somebody else may have written less than none."""
+    return max(0, int(row["RetryCount"]))
 
 
 def copies(verdict: Verdict, error_destination: str, now: datetime) -> list[DelayedMessage]:

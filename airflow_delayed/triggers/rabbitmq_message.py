@@ -13,8 +13,9 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_delayed import compat
 from airflow_delayed.compat import NeedsAirflow
 from airflow_delayed.errors import one_line, some
-from airflow_delayed.rabbitmq.consumer import Consumer, Delivery
+from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage
 from airflow_delayed.rabbitmq.event import told
+from airflow_delayed.rabbitmq.link import KEPT_BODY
 
 try:
     from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
@@ -35,7 +36,7 @@ PAUSE = 5.0
 MAX_PAUSE = 60.0
 #: Bytes of the largest body that an event takes along, unless told otherwise, and the most that may be told.
 BODY_LIMIT = 65_536
-MAX_BODY_LIMIT = 1_048_576
+MAX_BODY_LIMIT = KEPT_BODY
 
 
 class RabbitMQMessageTrigger(BaseEventTrigger):
@@ -139,17 +140,17 @@ class RabbitMQMessageTrigger(BaseEventTrigger):
             batch.has_event = True
             yield MessageEvent(payload={"queue": self.queue_name, "messages": [self._told(found) for found in batch]})
 
-    def _told(self, found: Delivery) -> dict[str, Any]:
-        if self.body and len(found.body) > self.body_limit:
+    def _told(self, found: ReceivedMessage) -> dict[str, Any]:
+        if self.body and found.size > self.body_limit:
             log.warning(
                 "message %s of queue %r: its body of %s bytes is beyond body_limit=%s, and not in the event",
                 one_line(str(found.properties.message_id)),
                 self.queue_name,
-                f"{len(found.body):,}",
+                f"{found.size:,}",
                 f"{self.body_limit:,}",
             )
         limit = self.body_limit if self.body else None
-        return told(found.properties, found.body, redelivered=found.redelivered, body_limit=limit)
+        return told(found.properties, found.body, redelivered=found.redelivered, body_limit=limit, size=found.size)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Raise an error: only with a shared stream does Airflow tell when an event is stored.
@@ -171,7 +172,7 @@ class MessageEvent(TriggerEvent):
     __str__ = __repr__
 
 
-class Batch(list["Delivery"]):
+class Batch(list["ReceivedMessage"]):
     """Messages that come in one event.
 
     Airflow counts a subscriber that leaves while it has a batch as if it had accepted it. So a subscriber notes that it

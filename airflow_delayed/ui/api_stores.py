@@ -43,14 +43,17 @@ async def summary(connection_id: str, asking: AskingDep) -> StoreSummary:
 
 
 @router.get("/messages")
-async def messages(connection_id: str, query: Annotated[Listing, Query()], asking: AskingDep) -> Messages:
-    """Return one page of messages, failed ones too."""
+async def messages(
+    connection_id: str, query: Annotated[Listing, Query()], asking: AskingDep, user: security.User
+) -> Messages:
+    """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
+    reasons = await run_in_threadpool(security.may, "GET", connection_id, user)
 
     def look(hook: DelayedStoreHook) -> Messages:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
         return Messages(
             at=page.at,
-            messages=[shown.message(one) for one in page.messages],
+            messages=[shown.message(one, reasons=reasons) for one in page.messages],
             remembered=[shown.remembered(one) for one in page.remembered],
             next=page.next,
         )
@@ -62,7 +65,7 @@ async def messages(connection_id: str, query: Annotated[Listing, Query()], askin
 async def message(
     connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep, user: security.User
 ) -> MessageDetail:
-    """Return all that is known of an id; header values only with the right to read the connection."""
+    """Return all that is known of an id; header values and reasons only with the right to read the connection."""
     values = await run_in_threadpool(security.may, "GET", connection_id, user)
 
     def look(hook: DelayedStoreHook) -> MessageDetail:

@@ -97,7 +97,12 @@ def check_write(request: Request) -> None:
         raise Refused(403, "cross_site", problem)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "not_json", "send JSON, with the header Content-Type: application/json")
-    length = headers.get("content-length", "")
+    # some servers pass on both, and the length then says nothing of what comes
+    length = "" if "transfer-encoding" in headers else headers.get("content-length", "")
     if not length.isdecimal() or int(length) > MAX_REQUEST:
         status = 413 if length.isdecimal() else 411
-        raise Refused(status, "invalid", f"send up to {MAX_REQUEST:,} bytes, with the header Content-Length")
+        raise Refused(
+            status,
+            "invalid",
+            f"send up to {MAX_REQUEST:,} bytes, with the header Content-Length and without Transfer-Encoding",
+        )

@@ -64,8 +64,16 @@ def _bars(counted: Mapping[datetime, int]) -> list[models.Bar]:
     return [models.Bar(begin=begin, messages=many) for begin, many in counted.items()]
 
 
-def message(one: StoredMessage) -> models.Message:
-    """Return a message that is in the store."""
+#: Stands for the reason of a failure before a user who may not read the connection: a broker's text may name a virtual
+#: host, a login or an address.
+HIDDEN = "hidden; who may read the connection sees the reason"
+
+
+def message(one: StoredMessage, *, reasons: bool) -> models.Message:
+    """Return a message that is in the store.
+
+    :param reasons: show why it failed.
+    """
     origin = one.origin
     return models.Message(
         message_id=one.message_id,
@@ -77,7 +85,7 @@ def message(one: StoredMessage) -> models.Message:
         expires_at=one.expires_at,
         retry_count=one.retry_count,
         next_try=one.next_try,
-        last_error=one.last_error,
+        last_error=_last_error(one, reasons=reasons),
         stored_at=one.stored_at,
         replaced_at=one.replaced_at,
         failed_at=one.failed_at,
@@ -91,6 +99,10 @@ def message(one: StoredMessage) -> models.Message:
             iteration=origin.iteration,
         ),
     )
+
+
+def _last_error(one: StoredMessage, *, reasons: bool) -> str | None:
+    return one.last_error if reasons or one.last_error is None else HIDDEN
 
 
 def remembered(one: Remembered) -> models.Remembered:
@@ -118,16 +130,16 @@ def detail(
 ) -> models.MessageDetail:
     """Return all that is known of an id but its body.
 
-    :param values: show the values of headers.
+    :param values: show the values of headers, and why the message failed.
     """
     there = isinstance(known, StoredMessage)
     return models.MessageDetail(
         at=now,
-        message=message(known) if isinstance(known, StoredMessage) else None,
+        message=message(known, reasons=values) if isinstance(known, StoredMessage) else None,
         remembered=remembered(known) if isinstance(known, Remembered) else None,
         headers=_headers(content.headers, values=values) if there and content and content.headers is not None else None,
         body_bytes=content.body_bytes if content else None,
-        history=history(known, changes),
+        history=history(known, changes, reasons=values),
     )
 
 
@@ -142,17 +154,22 @@ def _headers(headers: Mapping[str, str], *, values: bool) -> models.Headers:
     )
 
 
-def history(known: StoredMessage | Remembered, changes: Sequence[AuditRecord]) -> list[models.Happening]:
-    """Return what happened to a message, oldest first."""
+def history(
+    known: StoredMessage | Remembered, changes: Sequence[AuditRecord], *, reasons: bool
+) -> list[models.Happening]:
+    """Return what happened to a message, oldest first.
+
+    :param reasons: show why it failed.
+    """
     lines = [_changed(one) for one in changes]
     if isinstance(known, Remembered):
         lines += _gone(known, changes)
     else:
-        lines += _stood(known)
+        lines += _stood(known, _last_error(known, reasons=reasons))
     return sorted(lines, key=lambda line: line.at)
 
 
-def _stood(known: StoredMessage) -> list[models.Happening]:
+def _stood(known: StoredMessage, reason: str | None) -> list[models.Happening]:
     lines = []
     origin = known.origin
     who = f"task {origin.dag_id}.{origin.task_id}, run {origin.run_id}" if origin else None
@@ -163,11 +180,9 @@ def _stood(known: StoredMessage) -> list[models.Happening]:
         lines.append(_line(replaced_at, "replaced", who, "by another with the same id"))
     tries = f"{known.retry_count} failed {'try' if known.retry_count == 1 else 'tries'}"
     if known.failed_at is not None:
-        lines.append(
-            _line(known.failed_at, known.state.value, None, f"{tries}; {known.last_error or 'no reason kept'}")
-        )
+        lines.append(_line(known.failed_at, known.state.value, None, f"{tries}; {reason or 'no reason kept'}"))
     elif known.next_try is not None:
-        lines.append(_line(known.next_try, "next try", None, f"after {tries}: {known.last_error}"))
+        lines.append(_line(known.next_try, "next try", None, f"after {tries}: {reason}"))
     return lines
 
 

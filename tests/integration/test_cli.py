@@ -109,6 +109,29 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     assert delayed("dispatchers", "-o", "json").rows == []
 
 
+@pytest.mark.parametrize("output", ["table", "plain"])
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("[/x]", "[/x]"),
+        ("[link=x]y[/link]", "[link=x]y[/link]"),
+        ("\x1b[1mbold\x07", "\\x1b[1mbold\\x07"),
+        ("a\nm9", "a\\nm9"),
+    ],
+)
+def test_a_text_of_others_is_only_a_text(hook: DelayedStoreHook, delayed, monkeypatch, output, text, shown):
+    monkeypatch.setenv("COLUMNS", "300")
+    hook.send([message("new", LATER, tag=text, destination=text)])
+    for words in (("list", "new"), ("get", "new"), ("counts", "--by-destination")):
+        done = delayed(*words, "-o", output)
+        assert done.code == 0
+        # a table of many columns breaks what is long
+        assert shown in done.out or words[0] == "get"
+        assert "\x1b" not in done.out
+    # in JSON it is what it was
+    assert delayed("get", "new", "-o", "json").rows[0]["tag"] == text
+
+
 def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
     no = delayed("cancel", "--tag", "t", answer="n\n")
     assert no.code == 1

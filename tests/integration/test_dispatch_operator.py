@@ -211,7 +211,7 @@ def test_a_lookahead_that_leaves_a_gap_is_an_error(store: Store, monkeypatch, sc
     task.execute(run_of(dag, due, "manual"))
 
 
-def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, caplog):
+def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, caplog, monkeypatch):
     hook = store.installed("q", deliver_conn_id=None)
     due = hook.now() + 60 * SECOND
     log = logging.getLogger("sender")
@@ -230,6 +230,11 @@ def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, cap
     reporting.warn_without_dispatcher(log, hook, store.conn_id, 1, timedelta(0))
     assert "the last dispatcher was there at 20" in caplog.text
     assert due > hook.now()
+    caplog.clear()
+    # whatever keeps that from being known, the messages are held
+    monkeypatch.setattr(hook, "last_seen", lambda: json.loads("secret"))
+    reporting.warn_without_dispatcher(log, hook, store.conn_id, 1, timedelta(0))
+    assert "could not be told: JSONDecodeError" in caplog.text
 
 
 def test_through_rabbitmq(store: Store, rabbitmq_url, connect):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -22,7 +23,7 @@ from support.virtual_hosts import VirtualHosts
 from support.watching import SECONDS, Triggerer, eventually, triggerer, watcher
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq import consumer
+from airflow_delayed.rabbitmq import consumer, link
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 Connect = Callable[..., str]
@@ -106,6 +107,34 @@ def test_an_event_says_what_and_when_and_the_body_only_if_asked(
     }
     assert whole == {**plain, "body": "m 0"}
     assert at >= message.due_at
+    assert vhost.count(queue) == 0
+
+
+def test_large_bodies_are_not_held(vhost: VirtualHost, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "KEPT_BODY", 100_000)
+    with vhost.channel() as channel:
+        channel.confirm_delivery()
+        for number in range(40):
+            body = b"x" * (1_000_000 if number else 100_000)
+            channel.basic_publish("", queue, body, pika.BasicProperties(message_id=f"m{number}"))
+
+    async def watch() -> list[dict[str, Any]]:
+        async with triggerer(watcher(queue), watcher(queue, body=True, body_limit=1_048_576)) as one:
+            for number in (1, 2):
+                await one.until(*(f"m{number}" for number in range(40)), trigger_id=number)
+            return [message for number, message in one.told if number == 2]
+
+    tracemalloc.start()
+    try:
+        told = asyncio.run(watch())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # 39 MB were in hand
+    assert peak < 15_000_000
+    assert [message["body_bytes"] for message in told] == [100_000, *[1_000_000] * 39]
+    # of watchers that share a stream each gets the bodies that it asked for
+    assert [len(message.get("body", "")) for message in told] == [100_000, *[0] * 39]
     assert vhost.count(queue) == 0
 
 

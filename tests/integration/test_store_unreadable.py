@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import create_engine, insert, make_url, text
+from sqlalchemy import create_engine, insert, make_url, text, update
 from support.lengths import length
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
@@ -17,6 +18,7 @@ from airflow_delayed.store.engine import prepare
 from airflow_delayed.store.report import DispatchFailed
 
 SECOND = timedelta(seconds=1)
+LATE_TIME = datetime(9998, 1, 1, tzinfo=timezone.utc)
 ROWS = length("random rows of a store", 150, 2000)
 HEADERS = "headers: are not a JSON object in UTF-8"
 #: By id: headers, and why they are refused.
@@ -153,6 +155,17 @@ def test_counts_and_ids_and_destinations_at_their_ends(store: Store):
     look(hook)
 
 
+def test_a_count_below_none_is_none(store: Store):
+    hook, transport = store.installed(), Transport(refused={"below"})
+    put(hook, "below", RetryCount=-(2**31))
+    assert store.dispatcher(hook, transport).run().retried == 1
+    assert store.failures_of(hook) == {"below": 1}
+    put(hook, "last", RetryCount=-1)
+    transport.refused = {"last"}
+    dispatch(store, hook, transport, number_of_retries=0)
+    assert store.given_up(hook)["last"][:2] == ("failed", 1)
+
+
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_sqlite_keeps_anything_in_any_column(store: Store):
     hook, transport = store.installed(), Transport()
@@ -167,6 +180,47 @@ def test_sqlite_keeps_anything_in_any_column(store: Store):
     assert error.report.failed + len(transport.ids) == len(everything)
     assert hook.count() == 0
     assert sorted([*look(hook), *transport.ids]) == sorted(everything)
+
+
+#: What somebody may write in place of a JSON list of connections.
+NO_NAMES = ["x", "5", "null", '{"broker": 1}', "[" * 5000, '["broker"', '"broker"', "[5]"]
+
+
+def put_dispatcher(hook: DelayedStoreHook, name: str, conn_ids: str) -> None:
+    values = {"Id": name, "ConnIds": conn_ids, "StartedAt": hook.now(), "SeenAt": LATE_TIME}
+    with hook.engine.begin() as connection:
+        connection.execute(insert(hook.tables.dispatchers).values(values))
+
+
+def test_dispatchers_that_are_none(store: Store):
+    hook = store.installed()
+    for number, conn_ids in enumerate(NO_NAMES):
+        put_dispatcher(hook, f"d{number}", conn_ids)
+    assert hook.last_seen() is None
+    assert store.hook(None).last_seen() is None
+    store.dispatcher(hook, Transport()).run()
+    assert hook.last_seen() < LATE_TIME
+    found = {one.dispatcher: one.conn_ids for one in hook.dispatchers()}
+    assert found.pop(f"d{len(NO_NAMES) - 1}") == ()
+    assert set(found.values()) == {(), ("broker",)}
+
+
+def test_texts_that_are_long_are_not_read(store: Store):
+    hook = store.installed()
+    hook.send([message("m", hook.now() + 60 * SECOND)])
+    assert hook.cancel(["m"]).changed == 1
+    # MariaDB's and MySQL's column takes 64 KB
+    put_dispatcher(hook, "long", '["broker", ' + '"ab",' * 13_000 + '"a"]')
+    for number in range(1100):
+        put_dispatcher(hook, f"d{number}", "[]")
+    selection = json.dumps({"first": ["m"], "to": "x" * 2_000_000})
+    with hook.engine.begin() as connection:
+        connection.execute(update(hook.tables.audit).values(Selection=selection))
+    assert len(hook.dispatchers()) == 1000
+    assert {one.conn_ids for one in hook.dispatchers()} == {()}
+    assert hook.last_seen() is None
+    assert [one.selection for one in hook.audit()] == [{}]
+    assert list(hook.audit(message_id="m")) == []
 
 
 #: What random rows are made of, beside random bytes and text.

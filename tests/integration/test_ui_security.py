@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from airflow.models.connection import Connection
@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import delete
 from support.operations_page import PREFIX, ROLES, Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401
+from support.standing import give_up, pause
 from support.stores import Store, message, on_postgres_too
 
 import airflow_delayed.ui as ui
@@ -191,6 +192,26 @@ def test_viewers_see_neither_bodies_nor_the_values_of_headers(
     assert "secret body" not in found.text
 
 
+def test_viewers_do_not_see_what_a_broker_said(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook = store.hooks[-1]
+    hook.send(message(name, LATER) for name in ("failed", "retried"))
+    give_up(hook, "failed", error="secret virtual host")
+    pause(hook, ["retried"], timedelta(hours=1))
+    store.sql(hook, """UPDATE {s}"delayed_messages" SET "LastError" = 'secret login' WHERE "Id" = 'retried'""")
+    top = f"/api/v1/stores/{store.conn_id}"
+    for role, may in (("viewer", False), ("op", True)):
+        found = shown.ask("GET", f"{top}/messages", role).text
+        found += shown.ask("GET", f"{top}/messages", role, params={"id": ["failed", "retried"]}).text
+        assert ("secret" in found, "hidden" in found) == (may, not may)
+        for name, secret in (("failed", "secret virtual host"), ("retried", "secret login")):
+            answer = shown.get(f"{top}/message", role, id=name)
+            assert (secret in str(answer["history"]), secret == answer["message"]["last_error"]) == (may, may)
+            assert ("secret" in str(answer)) is may
+    # where nothing failed, nothing is hidden
+    assert shown.get(f"{top}/message", "viewer", id="m")["message"]["last_error"] is None
+
+
 def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, monkeypatch: pytest.MonkeyPatch):
     other = connect("another", conn_type="sqlite", host="/nowhere")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "")
@@ -242,6 +263,9 @@ def test_a_request_has_an_end(store: Store, shown: Page):
     assert shown.ask("POST", path, content=b"{}", headers=big).status_code == 413
     chunks = {"Content-Type": "application/json"}
     assert shown.ask("POST", path, content=iter([b"{}"]), headers=chunks).status_code == 411
+    # some servers pass both headers on, and read as much as comes
+    both = {**chunks, "Content-Length": "2", "Transfer-Encoding": "chunked"}
+    assert shown.ask("POST", path, content=b"{}", headers=both).status_code == 411
     # a thousand of the longest ids are well within, and a header of 64 kB too
     ids = [f"{number:03}" + "☃" * 247 for number in range(1000)]
     answer = shown.ask("POST", path, json={"ids": ids, "dry_run": True}, headers={"X-Long": "x" * 65_536})

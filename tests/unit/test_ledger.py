@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def test_repeats_are_found_whether_in_memory_or_on_disk(rows, memory):
             other = next(number for number, digest in group if digest != group[0][1])
             conflicts.add((group[0][0], other))
     assert found.copies == copies
+    assert len(found.copies) == len(copies)
     assert set(found.conflicts) == conflicts
 
 
@@ -39,3 +41,18 @@ def test_files_are_removed():
     assert ledger.repeats().copies == set(range(1, 10))
     ledger.close()
     assert not Path(folder).exists()
+
+
+def test_very_many_rows_of_one_id_take_little_memory():
+    ledger = Ledger()
+    for number in range(200_000):
+        ledger.add("same", b"0" * 16, number)
+    tracemalloc.start()
+    copies = ledger.repeats().copies
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    ledger.close()
+    assert peak < 8_000_000
+    assert len(copies) == 199_999
+    assert 0 not in copies
+    assert 199_999 in copies

@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import tracemalloc
+import zipfile
 from datetime import datetime
 
 import fsspec
@@ -132,6 +133,26 @@ def test_a_file_that_unpacks_to_more_than_is_ever_read_is_refused(tmp_path, monk
         count(source(path))
 
 
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst", "zip", "empty.zip"])
+def test_a_damaged_compressed_file_is_named(tmp_path, ending):
+    path = tmp_path / f"rows.jsonl.{ending}"
+    path.write_bytes(b"not compressed")
+    if ending == "empty.zip":
+        zipfile.ZipFile(path, "w").close()
+    with pytest.raises(SourceError, match=rf"rows\.jsonl\.{ending} cannot be read as lines of text"):
+        count(source(path, source_format="json"))
+
+
+def test_a_folder_whose_name_is_not_text_makes_its_rows_problems(tmp_path):
+    folder = os.fsencode(tmp_path / "rows") + b"/tag=\xff"
+    os.makedirs(folder)
+    parquet(tmp_path / "rows.parquet", ["a", "b"])
+    os.rename(tmp_path / "rows.parquet", folder + b"/part-0.parquet")
+    good, problems = count(source(tmp_path / "rows"))
+    assert good == 0
+    assert [problem.column for problem in problems] == ["tag", "tag"]
+
+
 def test_long_lines_come_in_small_batches(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({**GOOD, "value": "x" * MB}) for _ in range(60)))
@@ -205,6 +226,79 @@ def test_headers_that_rows_share_do_not_multiply(tmp_path):
     batch = next(source(tmp_path).batches(Wanted(destination=True, due=True)))
     assert batch.records.schema.field("headers").type == pa.map_(pa.string(), pa.string())
     assert batch.records.nbytes < 80 * MB
+
+
+DELTA = {"use_dictionary": ["destination"], "column_encoding": {"value": "DELTA_BYTE_ARRAY"}, "compression": "zstd"}
+
+
+def test_a_long_value_that_equals_the_one_before_does_not_multiply(tmp_path):
+    # 400 MB in a file of 2 KB: of each value alone what differs from the one before is stored
+    long = pa.array(["x" * 1_000_000] * 8)
+    parquet(tmp_path / "rows.parquet", pa.chunked_array([["a"] * 400, *[long] * 50]), **DELTA)
+    assert (tmp_path / "rows.parquet").stat().st_size < 5000
+    pool = pa.default_memory_pool()
+    before, found = pool.bytes_allocated(), 0
+    for batch in source(tmp_path).batches(Wanted()):
+        found += batch.size
+        assert pool.bytes_allocated() - before < 250 * MB
+        assert batch.records.nbytes < 80 * MB
+        if found > 420:
+            break
+    assert found > 420
+
+
+def test_short_values_of_that_encoding_come_in_large_batches(tmp_path):
+    values = [f"text {number}" for number in range(20_000)]
+    parquet(tmp_path / "rows.parquet", values, **DELTA)
+    batches = list(source(tmp_path).batches(Wanted()))
+    assert max(batch.size for batch in batches) > 7000
+    assert [value for batch in batches for value in batch.values("value")] == values
+    assert [batch.first_row for batch in batches[1:]] == [batch.first_row + batch.size for batch in batches[:-1]]
+
+
+def with_headers(path, counts):
+    """Write rows with so many headers of one name."""
+    ends = [sum(counts[:row]) for row in range(len(counts) + 1)]
+    names = pa.array(["k"] * ends[-1])
+    headers = pa.MapArray.from_arrays(pa.array(ends, pa.int32()), names, names)
+    columns = {"value": ["a"] * len(counts), "destination": ["q"] * len(counts), "delay_seconds": [1] * len(counts)}
+    pq.write_table(pa.table({**columns, "headers": headers}), path, compression="zstd")
+
+
+def test_a_row_of_very_many_headers_is_a_problem_and_they_are_not_made(tmp_path):
+    with_headers(tmp_path / "rows.parquet", [1, 1_000_000, 1])
+    with Peak() as peak:
+        good, [problem] = count(source(tmp_path))
+    assert peak.mb < 20
+    assert good == 2
+    assert "row 2, column headers: has 1,000,000 headers, and a row may have 10,000 at most" in str(problem)
+    # set aside without them
+    assert str(problem.row["headers"]) == "1,000,000 headers"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_as_many_headers_are_a_problem_wherever_rows_come_from(tmp_path, listed):
+    rows = [{**GOOD, "headers": {str(number): "" for number in range(most)}} for most in (10_000, 10_001)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    good, [problem] = count(ListSource(rows) if listed else source(tmp_path))
+    assert good == 1
+    assert "has 10,001 headers" in problem.problem
+
+
+def test_more_headers_than_a_file_of_its_size_may_have_are_refused_before_they_are_read(tmp_path):
+    with_headers(tmp_path / "rows.parquet", [1, 2_000_009, 1])
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    with pytest.raises(SourceError, match=r"one row group of .* bytes has 2,000,008 headers"):
+        count(source(tmp_path))
+    assert pool.bytes_allocated() - before < 5 * MB
+
+
+def test_rows_of_many_headers_come_in_small_batches(tmp_path):
+    with_headers(tmp_path / "rows.parquet", [5000] * 300)
+    batches = list(source(tmp_path).batches(Wanted()))
+    assert len(batches) > 1
+    assert sum(batch.size for batch in batches) == 300
 
 
 @pytest.fixture

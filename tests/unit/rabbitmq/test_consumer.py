@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pika import BasicProperties, ConnectionParameters
 
 from airflow_delayed.rabbitmq import consumer
-from airflow_delayed.rabbitmq.consumer import Consumer, Delivery
+from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage
 from airflow_delayed.rabbitmq.link import Arrival
 
 
@@ -45,7 +45,7 @@ class AnyMoment(RuleBasedStateMachine):
         self.again: list[str] = []
         self.acked: list[str] = []
         self.told: Counter[str] = Counter()
-        self.in_hand: list[tuple[str, Delivery]] = []
+        self.in_hand: list[tuple[str, ReceivedMessage]] = []
         self.done: list[str] = []
         self.tag = 0
 
@@ -54,7 +54,7 @@ class AnyMoment(RuleBasedStateMachine):
         self.link.unacked[self.tag] = name
         # every third has no id: it cannot be recognised
         properties = BasicProperties(message_id=None if int(name) % 3 == 0 else name)
-        found = self.consumer._take(self.link, Arrival(self.tag, redelivered, properties, name.encode()))
+        found = self.consumer._take(self.link, Arrival.of(self.tag, redelivered, properties, name.encode()))
         if found is not None:
             self.told[name] += 1
             self.in_hand.append((name, found))
@@ -160,7 +160,7 @@ def test_what_a_sender_sent_twice_is_told_twice():
     link = ModelLink()
     for tag in (1, 2, 3):
         link.unacked[tag] = "a"
-        taken = found._take(link, Arrival(tag, False, BasicProperties(message_id="a"), b""))
+        taken = found._take(link, Arrival.of(tag, False, BasicProperties(message_id="a"), b""))
         assert taken is not None
         # in hand together, or one after the other
         if tag == 2:
@@ -172,7 +172,7 @@ def test_what_is_remembered_is_bounded():
     link = ModelLink()
     for number in range(100):
         link.unacked[number] = str(number)
-        taken = found._take(link, Arrival(number, False, BasicProperties(message_id=str(number)), b""))
+        taken = found._take(link, Arrival.of(number, False, BasicProperties(message_id=str(number)), b""))
         assert taken is not None
         found.done(taken)
     assert len(found._done) == consumer._REMEMBERED * 2
