@@ -21,7 +21,7 @@ class MoveReport:
     :param left: how many were put back at the end of their queue, by reason.
     :param waiting: how many were there at the start, by queue; empty queues are left out.
     :param destinations: of a dry run of ``redrive``: how many messages there are, by destination.
-    :param problems: of these destinations those that nothing would be sent to, each with the reason.
+    :param problems: destinations to which nothing would be sent, each with the reason.
     """
 
     source: str

@@ -4,7 +4,7 @@ As in NServiceBus.AmazonSQS (DelayedMessagesPump.cs), but for four things. A mes
 adds up. A failed delete is repeated on the delay queue; the model repeats it on the queue the message was sent to,
 where it cannot succeed. What cannot be sent on is tried again after growing pauses, not at once. And a message that
 says neither when it is due nor how long it is to wait goes to an error queue, where the model delivers it at once; so
-does one that a queue refuses for good.
+does a message that its destination refuses for good.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def claim_locked(connection: Connection, tables: Tables, wanted: Wanted, now: da
 
 
 def size_of(row: Mapping[str, Any]) -> int:
-    """Return how many bytes of body and headers are read of a message: none of one that is too large."""
+    """Return how many bytes of body and headers a claim reads of a row: 0 if the row is over the limits."""
     readable = row["BodyBytes"] <= MAX_BODY and row["HeadersBytes"] <= MAX_HEADERS
     return row["BodyBytes"] + row["HeadersBytes"] if readable else 0
 

@@ -69,7 +69,7 @@ def keep_anchor(connection: Connection, tables: Tables, origin: Origin, turn: st
 def forget_old(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
     """Forget up to 100 runs that began to store before a time and have nothing left; return how many were looked at.
 
-    Those that have messages left are looked at again after :data:`KEPT`, or later.
+    Runs with messages left are checked again after :data:`KEPT`, or later.
     """
     runs = tables.runs
     old = runs.c.At < min(before, now - KEPT)

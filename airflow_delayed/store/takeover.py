@@ -26,7 +26,7 @@ WHERE EVENT_OBJECT_SCHEMA = COALESCE(:schema, DATABASE()) AND EVENT_OBJECT_TABLE
 
 
 def warnings(connection: Connection, tables: Iterable[Table]) -> Iterator[str]:
-    """Yield what is to be said of tables that are there: of PostgreSQL owner and triggers, of MariaDB triggers."""
+    """Yield warnings of existing tables: owner and triggers on PostgreSQL, triggers on MariaDB and MySQL."""
     for table in tables:
         owner, triggers = _of(connection, table)
         if owner is not None:

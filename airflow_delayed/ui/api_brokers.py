@@ -88,9 +88,9 @@ async def redrive_rabbitmq(
             waiting = sum(would.waiting.values())
             return Redriven(dry_run=True, waiting=waiting, destinations=destinations, moved=0, left=would.left)
         about = {"connection_id": connection_id, "destinations": redrive.destinations}
-        with logged("redrive", user, about) as told:
+        with logged("redrive", user, about) as outcome:
             done = hook.redrive(destinations=redrive.destinations, limit=MOST)
-            told.update(moved=done.moved, left=done.left)
+            outcome.update(moved=done.moved, left=done.left)
         asking.changed(f"rabbitmq {connection_id}")
         return Redriven(dry_run=False, waiting=None, moved=done.moved, left=done.left)
 

@@ -137,7 +137,7 @@ class RedriveUnroutable(Redrive):
     """Sending unroutable messages again, to destinations that are named: a message may name any."""
 
     destinations: list[_Text] | None = Field(
-        default=None, min_length=1, max_length=MAX_IDS, description="Of those that a dry run has listed"
+        default=None, min_length=1, max_length=MAX_IDS, description="Names from the list of a dry run"
     )
 
     @model_validator(mode="after")

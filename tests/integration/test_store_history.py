@@ -239,10 +239,14 @@ def note_session(connection: Connection) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize(
+    "store, kills",
+    # SQLite has no sessions to kill
+    [("sqlite", False), *((name, kills) for name in ("postgres", "mariadb") for kills in (False, True))],
+    indirect=["store"],
+)
 def test_every_answer_has_an_order_that_explains_it(store: Store, kills):
-    if store.installed().engine.dialect.name == "sqlite" and kills:
-        pytest.skip("SQLite has no sessions")
+    store.installed()
     clients = [{mode: store.hook(on_conflict=mode) for mode in ("keep", "replace")} for _ in range(CLIENTS + 1)]
     SESSIONS.clear()
     for hook in [hook for one in clients[:-1] for hook in one.values()] if kills else ():

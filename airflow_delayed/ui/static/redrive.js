@@ -47,7 +47,7 @@ function question({ waiting, destinations }) {
   return `Move ${waiting.toLocaleString()} messages back to where they were to go? They are delivered at once.`;
 }
 
-/** A destination to tick; one that is bound already is ticked. */
+/** A checkbox for a destination; a destination that is bound already begins ticked. */
 function choice({ name, messages, problem }) {
   const box = h("input", { type: "checkbox", name: "destination", value: name });
   box.checked = problem === null;
