@@ -1,25 +1,32 @@
 SHELL := /bin/bash
 # some tests in place of all: TESTS=tests/unit
 TESTS ?=
-# a group of files at a time to each of three processes, which share one set of servers (tests/support/scopes.py)
-PARALLEL := --durations=25 --numprocesses=3 --dist=loadscope --no-loadscope-reorder
-# Python may keep what it has compiled: otherwise every process would compile Airflow anew
+# a group of files at a time to each of five processes, which share one set of servers (tests/support/scopes.py): more
+# than cores, for a test often waits
+PARALLEL := --durations=25 --numprocesses=5 --dist=loadscope --no-loadscope-reorder
+# Python may keep what it has compiled: otherwise every process would compile Airflow again
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ui test test-long test-newest test-latest security lint setup clean
+.PHONY: help demo demo-ui test compiled test-long test-newest test-latest security release-check lint docs setup clean
 
 help: ## list these commands
 	@echo 'airflow_delayed: delayed messages for Apache Airflow'; echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
-demo: setup ## a Spark job's reminders through Airflow and SQS to a consumer, with a table at the end (2 to 4 minutes)
-	@exec .venv/bin/python .ci/demo.py
+demo: ## a Spark job's reminders through Airflow and SQS to a consumer, with a table at the end (1 to 4 minutes)
+	@.ci/setup demo java && exec .venv/bin/python .ci/demo.py
 
-demo-ui: setup ## Airflow with the operations page and the demo's data, until Ctrl-C; prints the address and the logins
-	@exec .venv/bin/python .ci/demo_ui.py
+demo-ui: ## Airflow with the operations page and messages in every state, until Ctrl-C; prints address and logins
+	@.ci/setup demo rabbitmq && exec .venv/bin/python .ci/demo_ui.py
 
-test: lint ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
+test: ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
+	@$(MAKE) --no-print-directory --jobs=2 lint $(if $(TESTS),,compiled)
 	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(or $(TESTS),tests) $(ARGS)
+
+# in a fresh clone, beside mypy, which needs one core: otherwise each process would compile Airflow and the tests at its
+# start; what cannot be collected is an error of the tests
+compiled: setup
+	@[[ -d tests/__pycache__ ]] || .venv/bin/python -m pytest --collect-only --quiet tests >/dev/null 2>&1 || true
 
 test-long: export TEST_LENGTH := long
 test-long: test ## the same with each fault many times and on each database; long
@@ -33,11 +40,17 @@ test-latest: setup ## unit tests and the example DAGs on the newest releases of 
 security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for about a minute
 	@exec .ci/security $(ARGS)
 
+release-check: setup ## all that a release has to show, one line a step (about half an hour); some: STEPS="build twine wheel"
+	@exec .venv/bin/python .ci/release.py $(STEPS)
+
 lint: setup ## ruff (with its security rules), mypy (strict) on the package, and .ci/guards.py on its structure
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy
 	@.venv/bin/python .ci/guards.py
+
+docs: setup ## the documentation as a site with search, in build/docs; broken links and pages without a place are errors
+	@exec .ci/docs
 
 setup: ## install what the others need into .venv; instant when it is there
 	@.ci/setup

@@ -1,7 +1,7 @@
 """What `make demo-ui` runs: an Airflow with the operations page, and messages in every state, until Ctrl-C.
 
 Real parts: Airflow, RabbitMQ, SQLite as the store; SQS is an emulator. All that it writes is in .run/demo-ui, and all
-that it starts is stopped. Its first data is what a night's run of dags/nightly_reminders.py has sent.
+that it starts is stopped. Most of its messages are those that a run of dags/nightly_reminders.py sends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from progress import Progress
 
 from services import airflow, process, rabbitmq, sqs
 
@@ -27,6 +28,9 @@ DAG, QUEUE = "nightly_reminders", "appointment-reminders"
 APPOINTMENTS = 400
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAGE = "/plugin/delayed-deliveries"
+INTRODUCTION = """The page Delayed deliveries in Airflow's UI shows what waits, what is late and what has failed.
+Airflow and RabbitMQ are real, the store is a SQLite file, and Amazon SQS is emulated.
+"""
 
 
 class Demo:
@@ -113,11 +117,12 @@ def fill(demo: Demo) -> str:
 
 
 def introduce(demo: Demo) -> None:
-    """Say where the page is, and who can log in."""
-    print(f"\n  {demo.live.url}{PAGE}\n", flush=True)
+    """Print where the page is, and who can log in."""
+    print(f"\nOpen it in a browser:\n  {demo.live.url}{PAGE}\n")
     for user, password in demo.live.passwords.items():
-        print(f"  login {user:<8} password {password}")
-    print("\nadmin and op may act, viewer sees figures only. Ctrl-C stops everything.", flush=True)
+        may = "sees the figures alone" if user == "viewer" else "may also cancel, reschedule, retry and erase"
+        print(f"  login {user:<8} password {password}   {may}")
+    print("\nCtrl-C stops everything.", flush=True)
 
 
 def main() -> None:
@@ -133,10 +138,13 @@ def main() -> None:
     for number in STOPS:
         signal.signal(number, stop)
     try:
-        print("starts Airflow, RabbitMQ and an SQS emulator (about a minute) ...", flush=True)
+        print(INTRODUCTION)
+        progress = Progress()
+        progress.step("start", "an SQS emulator, RabbitMQ and Airflow, which takes about a minute")
         with running(folder) as demo:
-            print("runs dags/nightly_reminders.py, and makes messages that failed, expired or are late ...", flush=True)
+            progress.step("fill", "dags/nightly_reminders.py sends reminders; others failed, expired or are late")
             fill(demo)
+            progress.step("ready", "")
             introduce(demo)
             while True:
                 time.sleep(3600)

@@ -15,7 +15,7 @@ from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sqs.settings import QueueSettings
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch.report import DispatchFailed
 
 QUEUE = "appointment-reminders"
 NOW = datetime.now(timezone.utc)
@@ -32,7 +32,7 @@ def fill_store() -> None:
         store.send(message(f"invoice-{n}", -minute, "closed-queue", tag="billing") for n in range(4))
         store.send(message(f"offer-{n}", -5 * minute, tag="marketing", expires_at=NOW - minute) for n in range(3))
         store.send(message(f"welcome-{n}", -minute, tag="customer-3") for n in range(12))
-        # the queue closed-queue does not exist: what is meant for it fails at once
+        # the queue closed-queue does not exist: a message for it fails at once
         with closing(delivery_for("delayed_sqs")) as transport, suppress(DispatchFailed):
             store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0)).run()
         # nobody dispatches any more

@@ -7,7 +7,10 @@ circle: no module imports another that imports it, directly or through others; i
 class: no public class has the name of another.
 module: no module has the name of another, unless both play the same role in their rooms (ROLES).
 door: a room is a folder of the package; the others import at most DOORS of its modules or subfolders.
+test: integration and acceptance tests, and what they share, import public paths and doors of rooms alone (TEST_DOORS).
 word: some words (WORDS) say too little for a name or a docstring. Error texts may have them.
+
+test_imports.txt has the modules that a test imports all the same, and why. A line that is not needed any more fails.
 
 What was there before the rules is counted in guards.txt, by rule and file. A count may only fall: where it rises this
 fails, and where it fell it asks for the lower number, which `--lower` writes. That also follows files that were moved
@@ -28,13 +31,35 @@ from typing import NamedTuple
 TOP = Path(__file__).resolve().parent.parent
 PACKAGE = TOP / "airflow_delayed"
 COUNTS = TOP / ".ci" / "guards.txt"
+EXCEPTIONS = TOP / ".ci" / "test_imports.txt"
 LOWER = ".venv/bin/python .ci/guards.py --lower"
 
 #: Names that several rooms give to a module, because it does the same in each.
-ROLES = {"__init__", "admin", "connections", "dispatch", "errors", "fifo_cycle", "limits", "plugin", "reporting"}
-# a public path that only passes a name on: origin
-ROLES |= {"origin", "topology", "transport"}
+ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
+ROLES |= {"reporting"}
+# a public path that only passes a name on: origin; frozen dataclasses that a room returns: records
+ROLES |= {"clock", "origin", "records", "topology", "transport"}
 DOORS = 8
+#: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
+TEST_DOORS = {
+    "": "clock delivery errors identity links message provider_info",
+    "cli": "*",
+    "decorators": "*",
+    "hooks": "*",
+    "notifications": "notifiers",
+    "operators": "change custom_dispatch dispatch send spark spark_connections topology",
+    "rabbitmq": "bridge consumer levels publisher topology transport",
+    "sensors": "*",
+    "sources": "*",
+    "spark": "sink",
+    "sqs": "entries queues settings transport",
+    "store": "api dispatch.dispatcher dispatch.report origin policy protocol records schema transport",
+    "testing": "*",
+    "triggers": "*",
+    "ui": "app hook_pool plugin",
+}
+#: Folders of tests to which that applies.
+TEST_FOLDERS = ("integration", "acceptance", "support")
 #: What says more.
 WORDS = {
     "told": "reported, logged, described",
@@ -92,15 +117,24 @@ class Package:
 
     def _imports(self, importer: str) -> Iterator[Import]:
         for node in ast.walk(self.trees[importer]):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = self._base(importer, node)
-                # a name is a module or something that is in one
-                names = [name if (name := f"{base}.{alias.name}") in self.trees else base for alias in node.names]
-            for imported in sorted({*names} & self.trees.keys() - {importer}):
+            base = self._base(importer, node) if isinstance(node, ast.ImportFrom) else ""
+            for imported in sorted(self._modules(node, base) - {importer}):
                 yield Import(importer, imported, node.lineno)
+
+    def imported_by(self, tree: ast.Module) -> set[tuple[str, int]]:
+        """Return the modules of this package that code outside imports, with the lines."""
+        imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+        return {(name, node.lineno) for node in imports for name in self._modules(node, getattr(node, "module", ""))}
+
+    def _modules(self, node: ast.AST, base: str | None) -> set[str]:
+        """Return the modules of this package that a statement imports."""
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # a name is a module or something that is in one
+            names = [name if (name := f"{base}.{alias.name}") in self.trees else base or "" for alias in node.names]
+        return {*names} & self.trees.keys()
 
     def _base(self, importer: str, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -174,9 +208,41 @@ def doors(package: Package) -> Iterator[Violation]:
             place = f"{package.file(one.importer)}:{one.line}"
             text = (
                 f"imports {door}; other rooms import {len(entered)} modules of {room}/, at most {DOORS} are allowed:"
-                " import one that others import already, or let that one pass it on"
+                " import a module that other rooms import already, or let that module pass it on"
             )
             yield Violation("door", door.replace(".", "/"), place, text)
+
+
+def read_exceptions(file: Path) -> set[tuple[str, str]]:
+    """Read which file imports which module beside the doors: a line for each, with file, module and the reason."""
+    lines = (line.split(maxsplit=2) for line in file.read_text().splitlines() if not line.startswith("#"))
+    return {(name, module) for name, module, _ in lines}
+
+
+def test_imports(package: Package, tests: Path, exceptions: set[tuple[str, str]]) -> Iterator[Violation]:
+    """Find what tests import beside public paths and doors, and exceptions that are not needed any more."""
+    unused = set(exceptions)
+    for file in (file for folder in TEST_FOLDERS for file in sorted((tests / folder).rglob("*.py"))):
+        name = file.relative_to(tests).as_posix()
+        for module, line in sorted(package.imported_by(ast.parse(file.read_text(), str(file)))):
+            unused.discard((name, module))
+            if (name, module) not in exceptions and not _is_door(package, module):
+                text = (
+                    f"imports {module}: go by a public path, or a door of the room (TEST_DOORS); where neither shows"
+                    f" the behaviour, write the reason into {EXCEPTIONS.name}"
+                )
+                yield Violation("test", f"tests/{name}", f"tests/{name}:{line}", text)
+    for name, module in sorted(unused):
+        text = f"{name} does not import {module} any more; remove the line"
+        yield Violation("test", f".ci/{EXCEPTIONS.name}", f".ci/{EXCEPTIONS.name}", text)
+
+
+def _is_door(package: Package, module: str) -> bool:
+    path = module.split(".", 1)[1] if "." in module else ""
+    room, _, name = path.partition(".") if package.room(module) else ("", "", path)
+    allowed = TEST_DOORS.get(room, "")
+    # a room itself is its folder
+    return not name or allowed == "*" or name in allowed.split()
 
 
 def words(package: Package) -> Iterator[Violation]:
@@ -189,7 +255,8 @@ def words(package: Package) -> Iterator[Violation]:
                     text = f"{word.lower()!r} in the name {name}; say {WORDS[word.lower()]}, or the noun of the domain"
                     yield Violation("word", file, f"{file}:{line}", text)
         for line, text in _docstrings(tree):
-            for word in re.findall(rf"\b(?:{'|'.join(WORDS)})\b", text.lower()):
+            # names in double backquotes are those of queues, keys and parameters
+            for word in re.findall(rf"\b(?:{'|'.join(WORDS)})\b", re.sub("``.*?``", "", text.lower())):
                 remedy = f"{word!r} in a docstring; say {WORDS[word]}, or a subject, a verb and a noun"
                 yield Violation("word", file, f"{file}:{line}", remedy)
 
@@ -197,7 +264,8 @@ def words(package: Package) -> Iterator[Violation]:
 def _names(tree: ast.Module) -> list[tuple[str, int]]:
     """Return the names that a module makes: of functions, classes, arguments, variables and attributes."""
     made = (node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", ast.Store()), ast.Store))
-    return sorted({(getattr(node, _NAMES[type(node)]), node.lineno) for node in made if type(node) in _NAMES})
+    names = {(getattr(node, _NAMES[type(node)]), node) for node in made if type(node) in _NAMES}
+    return sorted((name, node.lineno) for name, node in names)
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -209,7 +277,10 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def violations(folder: Path) -> list[Violation]:
     package = Package(folder)
-    return [found for rule in (circles, classes, modules, doors, words) for found in rule(package)]
+    found = [one for rule in (circles, classes, modules, doors, words) for one in rule(package)]
+    if folder == PACKAGE:
+        found += test_imports(package, TOP / "tests", read_exceptions(EXCEPTIONS))
+    return found
 
 
 def read(file: Path) -> Counts:

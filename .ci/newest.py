@@ -102,7 +102,7 @@ def main() -> None:
                 else:
                     if asked.record:
                         RECORD.write_text(write({**read(RECORD.read_text()), server.title: result}))
-    # what is recorded anew is compared with nothing
+    # what is recorded again is compared with nothing
     lines, good = compare(results, {} if asked.args or asked.record else recorded)
     print("\nThe newest servers of Debian sid:", *lines, sep="\n  ")
     if asked.record:
@@ -176,7 +176,7 @@ def _base(mirror: str) -> Path:
 
 
 def _apts_proxies() -> dict[str, str]:
-    """Return the proxies that apt is told to use, as debootstrap understands them."""
+    """Return the proxies that apt uses, as debootstrap understands them."""
     proxies = {}
     for kind in ("http", "https"):
         command = ["apt-config", "shell", "proxy", f"Acquire::{kind}::Proxy"]
@@ -370,7 +370,7 @@ def write(results: dict[str, Result]) -> str:
             "# On the newest servers",
             "",
             "What `make test-newest` showed: tests of RabbitMQ and of the store on the newest servers of Debian sid.",
-            "It compares with this table, and `make test-newest RECORD=yes` writes it anew.",
+            "It compares with this table, and `make test-newest RECORD=yes` writes it again.",
             "",
             "| server | version | passed | failed | day |",
             "|---|---|---|---|---|",

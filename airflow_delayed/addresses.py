@@ -12,7 +12,7 @@ _SECRET = re.compile(
     r"pass(word|wd|phrase|code)?|pwd|secrets?|tokens?|keys?|apikey|accesskey|secretkey|credentials?|authorization|bearer"
     r"|sig|signature|sas|dsn|jaas"
 )
-#: A name that ends so says where a secret is, or of which kind; or it has a key of another kind.
+#: A name with one of these ends describes a secret, such as its place or kind, or has another kind of key.
 _HARMLESS = {
     *("file", "path", "location", "provider", "type", "class", "name"),
     *("column", "columns", "field", "fields", "serializer", "deserializer"),
@@ -26,8 +26,8 @@ _TOKENS = ("http", "https", "ftp", "ftps", "git", "webdav", "webdavs")
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
 
 
-class Address(NamedTuple):
-    """The parts of one address; ``user`` is all before the host, ``query`` all behind the path."""
+class UrlParts(NamedTuple):
+    """The parts of one address; ``user`` is everything before the host, ``query`` everything after the path."""
 
     scheme: str
     user: str
@@ -41,14 +41,14 @@ def shown(url: str) -> str:
     return "::".join(_shown(one) for one in _CHAIN.split(url))
 
 
-def parse(url: str) -> Address | None:
+def parse(url: str) -> UrlParts | None:
     """Return the parts of an address, or None of a path. A password may have a slash, an @ or a question mark."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return None
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     before = authority.partition("@")[0]
-    # behind a colon is a port, or a password that may go on: up to the last @ that there is
+    # after a colon is a port, or a password that may go on: up to the last @ that there is
     end = rest.rfind("@") if ":" in before else authority.rfind("@")
     user, rest = rest[: max(end, 0)], rest[end + 1 :]
     if user and scheme.lower() in _CONTAINERS and ":" not in user:
@@ -56,13 +56,13 @@ def parse(url: str) -> Address | None:
     cut = re.search(r"[?#;]" if scheme.startswith("jdbc:") else r"[?#]", rest)
     rest, query = (rest[: cut.start()], rest[cut.end() :]) if cut else (rest, "")
     host, slash, path = rest.partition("/")
-    return Address(scheme, user, host, slash + path, query)
+    return UrlParts(scheme, user, host, slash + path, query)
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return the secrets in a path or URL: a password, a token, and what a query has under the names of secrets.
+    """Return the secrets in a path or URL: a password, a token, and values of a query with the names of secrets.
 
-    The name of an Airflow connection, as in ``s3://conn_id@bucket``, is none.
+    The name of an Airflow connection, as in ``s3://conn_id@bucket``, is no secret.
     """
     return [secret for one in _CHAIN.split(url) for secret in _secrets(one) if secret]
 
@@ -76,7 +76,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Return the text of somebody else's error, in which an address may stand, as it may be shown."""
+    """Return the text of another library's error without the secrets of an address in it."""
     text = text.replace(url, shown(url))
     for secret in sorted(secrets_of(url), key=len, reverse=True):
         text = text.replace(secret, "***")

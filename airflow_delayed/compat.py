@@ -1,6 +1,6 @@
-"""What differs between Airflow 3.1, 3.2, 3.3 and 3.4.
+"""Differences between Airflow 3.1, 3.2, 3.3 and 3.4.
 
-What an earlier one does not have is refused when the DAG is parsed, or where it shows, by :class:`NeedsAirflow`.
+A feature that the installed Airflow lacks raises :class:`NeedsAirflow`, when the DAG is parsed if possible.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
     "NEVER_EXPIRE",
+    "RENDERS_TRIGGERS",
     "TRIGGERER_QUEUES",
     "AirflowException",
     "AirflowFailException",
@@ -45,6 +46,8 @@ __all__ = [
 _VERSION = tuple(map(int, _sdk.split(".")[:2]))
 #: Whether a task can keep something from one try to the next. The Task SDK's 1.3 is Airflow's 3.3.
 KEEPS_STATE = _VERSION >= (1, 3)
+#: Whether the triggerer renders the templates of a task that starts from its trigger.
+RENDERS_TRIGGERS = _VERSION >= (1, 3)
 #: Whether a clear deletes what a task has kept, unless its user chooses otherwise; so it is from Airflow 3.4 on.
 CLEAR_DELETES_STATE = _VERSION >= (1, 4)
 #: Whether a trigger of an asset may name the triggerers that run it.
@@ -52,9 +55,9 @@ TRIGGERER_QUEUES = _VERSION >= (1, 4)
 
 
 class NeedsAirflow(ValueError):
-    """Something needs a later Airflow.
+    """A feature needs a later Airflow.
 
-    :param why: with what to do instead.
+    :param why: the reason, and the remedy.
     """
 
     def __init__(self, what: str, version: str, why: str) -> None:
@@ -85,19 +88,19 @@ def limits() -> Iterator[Finding]:
 
 
 class TryStates(dict[str, Any]):
-    """In place of Airflow's task state store: keeps things for one try."""
+    """A replacement of Airflow's task state store that keeps values for one try."""
 
     def set(self, key: str, value: Any, **options: object) -> None:
-        """Keep something."""
+        """Keep a value."""
         self[key] = value
 
     def delete(self, key: str) -> None:
-        """Forget it."""
+        """Delete a value."""
         self.pop(key, None)
 
 
 def stats() -> Any:
-    """Return Airflow's metrics: what has ``incr``, ``timing`` and ``gauge``."""
+    """Return Airflow's metrics, an object with ``incr``, ``timing`` and ``gauge``."""
     found: Any
     try:
         from airflow.sdk.observability import stats as found

@@ -1,11 +1,14 @@
-"""The section ``[delayed]`` of Airflow's configuration: what holds for all tasks unless one says otherwise.
+"""The section ``[delayed]`` of Airflow's configuration: defaults for all tasks.
 
-Each option is described in :mod:`airflow_delayed.provider_info`, which also has its default. Nothing else reads it.
+A value that an operator was given wins over the option, and the option over its default. The descriptions and defaults
+of all options are in :mod:`airflow_delayed.provider_info`. No other module reads the section.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
+from math import inf, nan
+from tempfile import gettempdir
 
 from airflow_delayed.errors import InvalidMessage, InvalidOption
 from airflow_delayed.message import delay_of
@@ -15,23 +18,47 @@ SECTION = "delayed"
 
 
 def hold_over() -> timedelta:
-    """Return how far ahead of its due time a message waits in a store, where the operator that sends does not say."""
+    """Return how far ahead of its due time a message waits in a store, unless the sending operator has a value."""
     return _span("hold_over")
 
 
 def lookahead() -> timedelta:
-    """Return how long before its due time a dispatcher hands a message over, where its operator does not say."""
+    """Return how long before its due time a message is dispatched, unless its operator has a value."""
     return _span("lookahead")
 
 
 def remember() -> timedelta:
-    """Return how long the ids of what was handed over or cancelled are remembered, where the operator does not say."""
+    """Return how long the ids of dispatched and cancelled messages are remembered, unless the operator has a value.
+
+    The StoreDispatchOperator puts it into its DispatchPolicy, by which the dispatcher deletes old ids.
+    """
     return _span("remember")
 
 
 def max_past() -> timedelta:
-    """Return how long ago a message may have been due, where the operator that sends does not say."""
+    """Return how long ago a message may have been due, unless the sending operator has a value."""
     return _span("max_past")
+
+
+def max_messages_per_run() -> int:
+    """Return how many messages one DelayedSendOperator may send in a run; 0: as many as it has."""
+    text = _text("max_messages_per_run")
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidOption("max_messages_per_run", text, "give a whole number of messages; 0 is no limit")
+    return int(text)
+
+
+def spool_folder() -> str:
+    """Return the folder for the spools of queries and functions; by default that of temporary files."""
+    return _text("spool_folder") or gettempdir()
+
+
+def spool_limit() -> int:
+    """Return how many bytes a spool may have."""
+    text = _text("spool_limit")
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise InvalidOption("spool_limit", text, "give a whole number of bytes, 1 or more")
+    return int(text)
 
 
 def deliver_conn_ids() -> tuple[str, ...]:
@@ -61,8 +88,23 @@ def page_sqs() -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def sqs_prices() -> tuple[float, float, date]:
+    """Return the US dollars for a million requests to standard and to FIFO queues, and the day of these prices."""
+    text = _text("sqs_prices")
+    try:
+        standard, fifo, day = (part.strip() for part in text.split(","))
+        prices, as_of = (float(standard), float(fifo)), date.fromisoformat(day)
+    except ValueError:
+        prices, as_of = (nan, nan), date.min
+    # also not a number
+    if not all(0 <= price < inf for price in prices):
+        advice = "write two prices in US dollars and their day, such as 0.40, 0.50, 2026-11-21"
+        raise InvalidOption("sqs_prices", text, advice)
+    return (*prices, as_of)
+
+
 def viewers() -> str:
-    """Return who sees figures and lists of a connection: who may read "connections", or all who see "plugins"."""
+    """Return the right that figures and lists of a connection need: to read "connections", or to see "plugins"."""
     text = _text("viewers")
     if text not in ("connections", "plugins"):
         raise InvalidOption("viewers", text, "write connections or plugins")
@@ -70,11 +112,19 @@ def viewers() -> str:
 
 
 def page_body_limit() -> int:
-    """Return how many bytes of a body the operations page shows to those who may see it; 0: none."""
+    """Return how many bytes of a body the operations page shows to users with the right to see it; 0: none."""
     text = _text("page_body_limit")
     if not (text.isascii() and text.isdigit()):
         raise InvalidOption("page_body_limit", text, "give a whole number of bytes, 0 or more")
     return int(text)
+
+
+def sqlite_on_shared_disk() -> bool:
+    """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
+    text = _text("sqlite_on_shared_disk").lower()
+    if text not in ("true", "false"):
+        raise InvalidOption("sqlite_on_shared_disk", text, "write True or False")
+    return text == "true"
 
 
 def _span(option: str) -> timedelta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,17 +13,15 @@ from inspect import Parameter, signature
 from types import MethodType
 from typing import Any, cast
 
+from airflow_delayed.clock import Clock as Clock
 from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
-from airflow_delayed.extremes import Extremes
+from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.origin import Origin
 from airflow_delayed.reports import Finding as Finding
 from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
-
-Clock = Callable[[], datetime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +38,53 @@ class Connection:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBounds:
+    """Worst-case bounds of a batch: if they pass a limit, every message does.
+
+    Lengths are bytes in UTF-8, but for the tag's; no length may be below the true one.
+
+    :param destinations: all of them.
+    :param header_names: all of them.
+    :param longest_value: of a header.
+    :param most_headers: the largest number of headers of one message.
+    :param longest_tag: in characters; 0 if there are none.
+    :param null_in_tag: a tag has a null character.
+    """
+
+    destinations: Collection[str]
+    first_due: datetime
+    last_due: datetime
+    shortest_body: int
+    longest_body: int
+    header_names: Collection[str]
+    longest_value: int
+    most_headers: int
+    longest_tag: int
+    null_in_tag: bool
+
+
 class Delivery(ABC):
     """A transport. Every method may raise TransportUnavailable; none is safe to call from two threads at once."""
 
-    #: Whether messages wait in it until a dispatcher hands them over; then it is a :class:`DelayStore`.
+    #: Whether messages wait in it until they are dispatched; then it is a :class:`DelayStore`.
     is_store: bool = False
 
     @property
     @abstractmethod
     def horizon(self) -> timedelta:
-        """How long the transport itself can delay a message cheaply; a dispatcher hands over no earlier than that.
+        """How long the transport itself can delay a message cheaply; a dispatcher dispatches no earlier than that.
 
-        Zero where a message that is handed over is delivered at once.
+        Zero where a message that is dispatched is delivered at once.
         """
 
     @abstractmethod
     def install(
         self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
     ) -> TopologyReport:
-        """Make what the transport needs to deliver to these destinations; may be repeated at any time.
+        """Create the topology that the transport needs for these destinations; may be repeated at any time.
 
-        What is there and differs is reported, never changed. A destination itself is made only with
+        A part that exists and differs is reported, never changed. A destination itself is made only with
         ``create_destinations``. With ``dry_run`` nothing is made and the plan is returned.
 
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
@@ -68,9 +92,9 @@ class Delivery(ABC):
 
     @abstractmethod
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare what is there with what messages to these destinations need, delayed by up to ``max_delay``.
+        """Compare the topology with the needs of messages to these destinations, delayed by up to ``max_delay``.
 
-        Without ``max_delay`` with all that ``install`` makes. Changes nothing.
+        Without ``max_delay`` it is compared with all that ``install`` creates. Changes nothing.
         """
 
     @abstractmethod
@@ -95,12 +119,12 @@ class Delivery(ABC):
     def close(self) -> None:
         """Close connections; the object can be used again."""
 
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether ``check`` passes all messages within these bounds; False where that is not sure."""
+    def fits(self, bounds: BatchBounds, now: datetime) -> bool:
+        """Return whether ``check`` passes all messages within these bounds; False if some may not."""
         return False
 
     def advice(self, messages: int, delays: timedelta) -> str | None:
-        """Return a line for the log about delays beyond the horizon, such as what they cost; None: there is none.
+        """Return a line for the log about delays beyond the horizon, such as their cost, or None.
 
         :param messages: how many are due beyond the horizon.
         :param delays: their delays, added up.
@@ -121,7 +145,7 @@ DelayedDelivery = Delivery
 
 
 class DelayStore(Delivery):
-    """A store, in which messages wait until a dispatcher hands them over."""
+    """A store, in which messages wait until they are dispatched."""
 
     is_store = True
     #: The name of the store's connection.
@@ -131,33 +155,33 @@ class DelayStore(Delivery):
 
     @abstractmethod
     def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids whose content is not what these digests stand for, where storing them is an error for that."""
+        """Return the ids that are stored with other digests, if the store refuses such messages."""
 
     @abstractmethod
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids that wait there, have failed there, or are remembered to have gone from there."""
+        """Return the ids that the store knows: messages that wait, have failed, or were delivered or cancelled."""
 
     @abstractmethod
     def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
-        """Remember messages that their transport has confirmed, and that never waited there."""
+        """Remember messages that their transport has confirmed, and that never waited in the store."""
 
     @abstractmethod
     def last_seen(self) -> datetime | None:
-        """Return when a dispatcher was last at work for these messages; None if none was not long ago."""
+        """Return when a dispatcher was last at work for these messages; None if there was none lately."""
 
     @abstractmethod
     def now(self) -> datetime:
-        """Return the time by which that is told."""
+        """Return the present by the clock of :meth:`last_seen`."""
 
     def anchor(self, turn: str | None) -> datetime | None:
-        """Return what the relative delays of ``origin`` count from in this turn; None: nothing is kept.
+        """Return the anchor of the relative delays of ``origin`` in this turn, or None if none is kept.
 
-        :param turn: where each clear of the task means other messages, what its tries have in common.
+        :param turn: identifies the tries between two clears, where each clear of the task means other messages.
         """
         return None
 
     def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
-        """Keep an anchor, in place of what was kept before, for as long as ids are remembered; by default do not."""
+        """Replace the anchor, for as long as ids are remembered; by default none is kept."""
         return
 
     def own_dataset(self) -> Dataset | None:
@@ -186,7 +210,7 @@ BUILT_IN: Mapping[str, str] = {
 def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object) -> Delivery:
     """Return the hook that serves a connection, chosen by the connection's type.
 
-    :param clock: what the hook takes for the present; by default this machine's clock.
+    :param clock: the hook's present; by default this machine's clock.
     :param options: further keyword arguments of that hook, such as RabbitMQ's ``topology``; one that is None is left
         out.
     :raises UnsupportedConnection: nothing serves that type.
@@ -203,7 +227,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     return with_defaults(hook(conn_id, **given, **({"clock": clock} if clock else {})))
 
 
-#: What a transport may lack; and what a store may.
+#: Attributes that a transport may lack; and attributes that a store may lack.
 _DEFAULTS = ("is_store", "fits", "advice", "kept_open", "dataset")
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "own_dataset", "gauges")
 

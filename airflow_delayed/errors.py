@@ -1,4 +1,4 @@
-"""What can go wrong, one class for each; the text of an error says what to do about it.
+"""The errors of this package; each text has the remedy.
 
 Failures are of three kinds, never mixed: the input's (:class:`InputError`, raised before anything is sent), the
 connection's (:class:`TransportUnavailable`), and single messages' (:class:`SendFailed`, which names each).
@@ -16,7 +16,7 @@ SHOWN = 5
 
 
 def one_line(text: str) -> str:
-    """Return a text that cannot end a line of a log: what is not printable in it is escaped."""
+    """Return a text whose unprintable characters are escaped, so that it cannot end a line of a log."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -31,7 +31,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 
 def short(value: object) -> str:
-    """Return a value as an error may show it: what is long has its middle left out."""
+    """Return a value as an error may show it: of a long one the middle is left out."""
     try:
         return _SHORT.repr(value)
     except (RecursionError, ValueError):
@@ -59,7 +59,7 @@ class InputError(DelayedError):
 
 
 class InvalidMessage(InputError):
-    """One message breaks a rule. ``column`` is the field that is at fault."""
+    """A message breaks a rule. ``column`` is the wrong field."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(f"{column}: {problem}")
@@ -68,14 +68,21 @@ class InvalidMessage(InputError):
 
 
 class LimitExceeded(InvalidMessage):
-    """A message is beyond what its transport can carry: its delay, its size or its destination's name."""
+    """A message is beyond a limit of its transport: its delay, its size or its destination's name."""
 
 
 class NaiveTime(InvalidMessage):
-    """A due time without a time zone, which would be a guess."""
+    """A time without a time zone, which would be a guess.
 
-    def __init__(self, column: str, value: object, *, advice: str = "give it an offset, or set timezone=") -> None:
-        super().__init__(column, f"{value} has no time zone; {advice}")
+    :func:`airflow_delayed.message.utc` refuses it for messages and parameters, ``RowReader`` in
+    :mod:`airflow_delayed.intake.rows` for rows, and :func:`airflow_delayed.identity.key_id` for the values of
+    ``id_columns=``. A whole column without a zone is refused as :class:`UnsupportedColumns`: of Parquet by
+    :func:`airflow_delayed.intake.arrow.check_schema`, of a DataFrame by
+    :func:`airflow_delayed.spark.sink.check_columns`.
+    """
+
+    def __init__(self, column: str, value: object) -> None:
+        super().__init__(column, f"{value} has no time zone; give it an offset, or set timezone=")
 
 
 class PastDue(InputError):
@@ -86,8 +93,23 @@ class SourceError(InputError):
     """A source cannot be read, is incomplete, or changed while it was read."""
 
 
+class SpoolError(DelayedError):
+    """The rows of a source cannot be spooled on this machine. Nothing was sent; a retry may run on another one."""
+
+    def __init__(self, name: str, folder: str, why: str) -> None:
+        super().__init__(
+            f"the rows of {name} cannot be spooled in {folder}: {why}. Nothing was sent. Free space there, or name a"
+            " folder on another disk in [delayed] spool_folder"
+        )
+
+
 class UnsupportedColumns(InputError):
-    """A source lacks columns that are needed, or has columns that mean nothing here."""
+    """A source lacks columns that are needed, or has unknown ones.
+
+    The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
+    types in :func:`airflow_delayed.intake.arrow.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
+    and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
+    """
 
 
 class MessageConflict(InputError):
@@ -105,17 +127,17 @@ class DestinationMissing(InputError):
 
 
 class TopologyError(DelayedError):
-    """What a transport needs is missing or differs from what was wanted. ``report`` has each finding.
+    """A part of the topology is missing, or differs from the wanted one. ``report`` has each finding.
 
-    :param remedy: what else to do, if that is not told by the findings.
-    :param topology: the name of RabbitMQ's topology that was wanted.
+    :param remedy: a further remedy, besides those of the findings.
+    :param topology: the name of RabbitMQ's wanted topology.
     """
 
     def __init__(
         self, conn_id: str, report: TopologyReport, remedy: str | None = None, *, topology: str | None = None
     ) -> None:
         problems = [str(finding) for finding in report.problems]
-        told = remedy is not None or any(finding.state.name == "DIFFERS" for finding in report.problems)
+        shows_remedy = remedy is not None or any(finding.state.name == "DIFFERS" for finding in report.problems)
         if remedy is None:
             mends = any(finding.repair for finding in report.problems)
             remedy = f"what differs {'is changed with repair=True' if mends else 'has to be changed by hand first'}"
@@ -123,7 +145,7 @@ class TopologyError(DelayedError):
         destinations = ", with create_destinations=True destinations too" if report.missing_destinations else ""
         super().__init__(
             f"connection {conn_id!r} is not ready: {some(problems)}. TopologyInstallOperator({options}) makes what is"
-            f" missing{destinations}; its dry_run=True shows the plan{f'; {remedy}' if told else ''}"
+            f" missing{destinations}; its dry_run=True shows the plan{f'; {remedy}' if shows_remedy else ''}"
         )
         self.report = report
 
@@ -164,9 +186,9 @@ class RetentionAtRisk(DelayedError):
 class Interrupted(DelayedError):
     """Sending stopped half-way. A retry sends the same messages with the same ids."""
 
-    def __init__(self, sent: int, held: int, why: str) -> None:
+    def __init__(self, sent: int, stored: int, why: str) -> None:
         super().__init__(
-            f"sending stopped after {sent:,} messages were sent and {held:,} stored: {why}. A retry sends the same"
+            f"sending stopped after {sent:,} messages were sent and {stored:,} stored: {why}. A retry sends the same"
             " messages again, with the same ids"
         )
 
@@ -181,8 +203,20 @@ class UnsupportedConnection(DelayedError):
         )
 
 
+class NotAStore(UnsupportedConnection):
+    """The connection is that of a broker, and messages of a store were to be looked up or changed."""
+
+    def __init__(self, conn_id: str, conn_type: str | None) -> None:
+        DelayedError.__init__(
+            self,
+            f"connection {conn_id!r} is of type {conn_type!r}, and no store: a message that a broker has cannot be"
+            " looked up, cancelled or changed. Send with store_conn_id=, so that messages wait in a SQL database until"
+            " shortly before they are due, and name that connection here",
+        )
+
+
 class UnsupportedOption(InputError):
-    """A transport was given options that another one has."""
+    """The options belong to another transport than that of the connection."""
 
     def __init__(self, conn_id: str, conn_type: str | None, options: Sequence[str]) -> None:
         super().__init__(
@@ -202,7 +236,7 @@ class TransportUnavailable(DelayedError):
 
 
 class AccessDenied(TransportUnavailable):
-    """The role of a connection may not do what is needed. ``actions`` names what to allow, on which ``queue``."""
+    """The role of a connection lacks permissions: the ``actions`` to allow on ``queue``."""
 
     def __init__(self, conn_id: str, actions: Sequence[str], queue: str | None, doing: str, answer: str) -> None:
         where = f"queue {queue}" if queue else "the queue"
@@ -215,16 +249,32 @@ class AccessDenied(TransportUnavailable):
 
 
 class SendFailed(DelayedError):
-    """Some messages were not confirmed. ``report`` counts those that were; ``failures`` has a reason by message id.
+    """Some messages were not confirmed. ``report`` counts the confirmed ones; ``failures`` has reasons by message id.
 
     Sending the same messages again is safe: their ids stay the same, so a duplicate can be recognised.
     """
 
     def __init__(self, conn_id: str, report: SendReport, failures: Sequence[tuple[str, str]]) -> None:
-        cases = [f"message {message_id}: {reason}" for message_id, reason in failures]
+        reasons = some(_by_reason(failures))
         super().__init__(
-            f"connection {conn_id!r} confirmed {report.sent:,} messages and not {len(failures):,}: {some(cases)}."
+            f"connection {conn_id!r} confirmed {report.sent:,} messages and not {len(failures):,}: {reasons}."
             " Those not named may be sent again with the same ids by a retry"
         )
         self.report = report
         self.failures = tuple(failures)
+
+
+def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:
+    """Return each reason once, after the first ids that it holds for."""
+    ids: dict[str, list[str]] = {}
+    for message_id, reason in failures:
+        ids.setdefault(reason, []).append(message_id)
+    return [
+        f"message{'s' if len(named) > 1 else ''} {some(named, separator=', ')}: {reason}"
+        for reason, named in ids.items()
+    ]
+
+
+def explained(error: Exception) -> str:
+    """Return the text of an error of this package; of any other error only the type, for its text may show secrets."""
+    return str(error) if isinstance(error, DelayedError) else type(error).__name__

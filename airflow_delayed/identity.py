@@ -2,12 +2,13 @@
 
 One hash is used by the operator, by Spark and by the store: BLAKE2b of 16 bytes over parts, each led by a letter for
 its type and its length in 8 bytes, so that no two different messages run into one text. Ids are 32 hexadecimal
-characters. The position of a row is never a part of it.
+characters. The position of a row is never a part of it. An origin is the identity of one run of a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
@@ -26,7 +27,7 @@ _KEY = b"delayed key 1"
 #: Digits of a whole number in a key: as many as Python writes by default.
 MAX_DIGITS = 4300
 _TOO_LONG = 10**MAX_DIGITS
-#: Where the first digit of a fraction may be, behind the point.
+#: Where the first digit of a fraction may be, after the point.
 _SMALLEST = 1_000_000
 
 _HEAD = Struct(">cQ").pack
@@ -41,7 +42,7 @@ def _text(value: str) -> bytes:
 
 
 def scope_of(*parts: str | int) -> bytes:
-    """Return what sets one run's messages apart from another's, made once: DAG, run, task and map index."""
+    """Return the scope of content ids, which differs from run to run: DAG, run, task and map index as bytes."""
     return b"".join(_text(str(part)) for part in parts)
 
 
@@ -54,8 +55,8 @@ def content_digest(
     expires_us: int | None = None,
     scope: bytes = b"",
 ) -> bytes:
-    """Return 16 bytes that stand for everything a message says; the order of its headers says nothing."""
-    # as _text and _part say; a job has millions of messages
+    """Return a digest of 16 bytes over all fields of a message; the order of its headers does not count."""
+    # _text and _part written out, since a job has millions of messages
     to, due, count = destination.encode(), b"%d" % due_us, b"%d" % len(headers)
     parts = [scope, _HEAD(b"s", len(to)), to, _HEAD(b"t", len(due)), due, _HEAD(b"b", len(body)), body]
     parts += _HEAD(b"n", len(count)), count
@@ -69,7 +70,7 @@ def content_digest(
 
 
 def digest_of(message: DelayedMessage) -> bytes:
-    """Return 16 bytes that stand for everything a message says but its id."""
+    """Return a digest of 16 bytes over all fields of a message but its id."""
     return content_digest(
         message.destination,
         microseconds(message.due_at),
@@ -84,7 +85,7 @@ def key_id(columns: Sequence[str], values: Sequence[object]) -> str:
     """Return the id of a row's key: the names of its columns and their values.
 
     Whole numbers count alike whatever their width (a decimal or a float without a fraction as well), and times by the
-    moment that they name. It holds no run: the same key in the next night's run is the same message, made anew.
+    moment that they name. It has no run: the same key in the next night's run is the same message again.
 
     :raises InvalidMessage: a value is null or not a number, or of a type that has no fixed form.
     """
@@ -145,22 +146,22 @@ def _decimal(column: str, value: Decimal) -> bytes:
     return _part(b"m", text.encode()) if "." in text else _whole(column, int(text))
 
 
-# The same for many rows at once; the parts are joined by airflow_delayed.intake.parts.
+# The same for many rows at once; the parts are joined by airflow_delayed.intake.arrow.
 
 
 def text_part(value: str) -> bytes:
-    """Return a text as a part of what is hashed."""
+    """Return a text as a part of the hashed bytes."""
     return _text(value)
 
 
 def headers_part(headers: Mapping[str, str]) -> bytes:
-    """Return headers as a part of what is hashed: how many, then each in the order of the names."""
+    """Return headers as a part of the hashed bytes: their number, then each in the order of the names."""
     pairs = [_text(name) + _text(headers[name]) for name in sorted(headers)]
     return _part(b"n", b"%d" % len(headers)) + b"".join(pairs)
 
 
 def content_digests(tails: Iterable[bytes], scope: bytes = b"") -> list[bytes]:
-    """Return what :func:`content_digest` does, of messages whose parts after the scope are joined already."""
+    """Return the :func:`content_digest` of messages whose parts after the scope are joined already."""
     return _digests(tails, blake2b(scope, digest_size=16, person=_CONTENT))
 
 
@@ -177,3 +178,54 @@ def _digests(texts: Iterable[bytes], begun: Any) -> list[bytes]:
         one.update(text)
         digests.append(one.digest())
     return digests
+
+
+#: Longest name that Airflow allows, in characters.
+MAX_NAME = 250
+_ORIGIN = b"delayed origin 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The run of a task that a message comes from; all tries of it are one.
+
+    :param map_index: -1 for a task that is not mapped.
+    :param iteration: of a task loop, counted from 1; None outside of loops.
+    :raises ValueError: a name is empty or has over 250 characters.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    iteration: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dag_id", "run_id", "task_id"):
+            value = getattr(self, name)
+            if not 0 < len(value) <= MAX_NAME or "\0" in value:
+                raise ValueError(f"{name} must have 1 to {MAX_NAME} characters, none of them null")
+
+    @property
+    def parts(self) -> tuple[str | int, ...]:
+        """The parts that identify the run. The iteration counts only inside a loop."""
+        parts: tuple[str | int, ...] = (self.dag_id, self.run_id, self.task_id, self.map_index)
+        return parts if self.iteration is None else (*parts, f"iteration {self.iteration}")
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of 16 bytes."""
+        return blake2b(scope_of(*self.parts), digest_size=16, person=_ORIGIN).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBy:
+    """A filter of runs of tasks: all those of a DAG, or only those with the given names.
+
+    :param map_index: -1 for a task that is not mapped.
+    """
+
+    dag_id: str
+    run_id: str | None = None
+    task_id: str | None = None
+    map_index: int | None = None

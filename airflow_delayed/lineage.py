@@ -1,22 +1,21 @@
-"""Where messages come from and go to, by the names that OpenLineage gives them.
+"""The sources and destinations of messages, by OpenLineage's names.
 
-Files, tables and topics are named as OpenLineage's ``spec/Naming.md`` and Airflow's own hooks have them. For queues it
-has no rule: those of RabbitMQ are named as Kafka's topics are, by ``amqp://{host}:{port}``, those of SQS as AWS Glue's
+Files, tables and topics are named as OpenLineage's ``spec/Naming.md`` and Airflow's own hooks have them. OpenLineage
+has no rule for queues: RabbitMQ's are named as Kafka's topics are, by ``amqp://{host}:{port}``, and SQS's as AWS Glue's
 tables are, by the first part of their ARN.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from os.path import abspath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from airflow_delayed.addresses import parse
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import explained
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +78,13 @@ def sqs_queue(partition: str, region: str, url: str) -> Dataset:
 
 
 class Traced:
-    """What OpenLineage asks of an operator, see the page docs/airflow/lineage.md."""
+    """OpenLineage's interface of an operator, see the page docs/airflow/lineage.md."""
 
     _inputs: Sequence[Dataset] = ()
     _outputs: Sequence[Dataset] = ()
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return what the task read and wrote as OpenLineage's OperatorLineage, also when it failed half-way."""
+        """Return the task's inputs and outputs as OpenLineage's OperatorLineage, also when it failed half-way."""
         from airflow.providers.common.compat.openlineage.facet import Dataset as Named
         from airflow.providers.openlineage.extractors import OperatorLineage  # type: ignore[import-not-found]
 
@@ -94,22 +93,22 @@ class Traced:
 
         return OperatorLineage(inputs=named(self._inputs), outputs=named(self._outputs))
 
-    def _trace(self, inputs: Iterable[Dataset], outputs: Iterable[Dataset]) -> None:
-        """Note what was read and written; each once, the first hundred."""
-        self._inputs = list(dict.fromkeys(inputs))[:NAMED]
-        self._outputs = list(dict.fromkeys(outputs))[:NAMED]
+    def _trace(self, datasets: Callable[[], tuple[Iterable[Dataset], Iterable[Dataset]]]) -> None:
+        """Note inputs and outputs, if OpenLineage is installed: each once, the first hundred.
+
+        :param datasets: names inputs and outputs. Its errors are only warnings: an error would fail a task that has
+            sent its messages.
+        """
+        if not wanted():
+            return
+        try:
+            inputs, outputs = datasets()
+            self._inputs = list(dict.fromkeys(inputs))[:NAMED]
+            self._outputs = list(dict.fromkeys(outputs))[:NAMED]
+        except Exception as error:
+            log.warning("inputs and outputs could not be reported to OpenLineage: %s", explained(error))
 
 
 def wanted() -> bool:
     """Return whether OpenLineage's provider is installed."""
     return find_spec("airflow.providers.openlineage") is not None
-
-
-@contextmanager
-def never_failing() -> Iterator[None]:
-    """Only warn if names cannot be told: what was sent was sent."""
-    try:
-        yield
-    except Exception as error:
-        text = str(error) if isinstance(error, DelayedError) else type(error).__name__
-        log.warning("inputs and outputs could not be told to OpenLineage: %s", text)

@@ -5,6 +5,7 @@ Promise: never early. Whatever is rounded here is rounded up.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal, Invalid
 from itertools import repeat
 from typing import Any
 
+from airflow_delayed.clock import utcnow as utcnow
 from airflow_delayed.errors import InvalidMessage, NaiveTime, short
 
 UTC = timezone.utc
@@ -22,8 +24,8 @@ MICROSECOND = timedelta(microseconds=1)
 
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
-#: What a time has beyond microseconds, behind them; also in an offset.
-_FINER = re.compile("([.,][0-9]{6})([0-9]+)")
+#: A fraction of a second, also in an offset: microseconds, and the digits beyond them.
+_FRACTION = re.compile("[.,]([0-9]{1,6})([0-9]*)")
 #: For seconds as text: exact, whatever the caller's own context is.
 _EXACT = Context(prec=40, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow])
 _SIX_DIGITS = Decimal("0.000001")
@@ -39,8 +41,8 @@ class DelayedMessage:
     :param due_at: aware; kept in UTC with microseconds. It is never delivered before it.
     :param message_id: 1 to 128 printable ASCII characters without blanks, the same on every retry of the same send.
     :param headers: text by text.
-    :param tag: what a user cancels by: a customer, an order.
-    :param expires_at: aware and after ``due_at``; the message is not handed over from a store after it.
+    :param tag: a name to cancel by, such as a customer or an order.
+    :param expires_at: aware and after ``due_at``; the message is not dispatched from a store after it.
     :raises InvalidMessage: a field breaks one of these rules; the error names it.
     """
 
@@ -86,7 +88,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidMessage("headers", f"the name {short(name)} must be text that is not empty")
         if not isinstance(value, str):
-            # the value is not shown: a header may hold what must not be in a log
+            # the value is not shown: a header may hold a secret, which must not be in a log
             raise InvalidMessage("headers", f"the value of {short(name)} must be text, not {type(value).__name__}")
         check_text("headers", name)
         check_text("headers", value)
@@ -149,12 +151,13 @@ def parse_time(column: str, value: object) -> datetime:
         raise InvalidMessage(column, f"must be a time of the years 1 to 9999, not {type(value).__name__}")
     text = value.strip()
     try:
-        # Python 3.10 does not know the Z
-        moment = datetime.fromisoformat(_FINER.sub(r"\1", text[:-1] + "+00:00" if text[-1:] in ("z", "Z") else text))
+        # Python 3.10 knows neither the Z, nor a comma, nor a fraction of four digits
+        zoned = text[:-1] + "+00:00" if text[-1:] in ("z", "Z") else text
+        moment = datetime.fromisoformat(_FRACTION.sub(lambda found: f".{found[1]:0<6}", zoned))
     except ValueError:
         raise InvalidMessage(column, f"{short(value)} is not a time; write it as 2026-01-31T09:30:00+01:00") from None
     # .NET writes seven digits, others nine
-    return _later(column, moment, sum(any(digit != "0" for digit in finer) for _, finer in _FINER.findall(text)))
+    return _later(column, moment, sum(any(digit != "0" for digit in finer) for _, finer in _FRACTION.findall(text)))
 
 
 def parse_moment(column: str, value: object) -> datetime:
@@ -184,19 +187,6 @@ def _later(column: str, moment: datetime, count: int) -> datetime:
         raise InvalidMessage(
             column, f"{moment} and a fraction of a microsecond are rounded up, which ends after the year 9999"
         ) from None
-
-
-def _machine_time() -> datetime:
-    return datetime.now(UTC)
-
-
-#: airflow_delayed.testing puts a clock in its place that a test moves.
-_present = _machine_time
-
-
-def utcnow() -> datetime:
-    """Return the machine's time; everything that needs a clock takes one, and this is the default."""
-    return _present()
 
 
 def microseconds(moment: datetime) -> int:
@@ -280,3 +270,14 @@ def due_after(anchor: datetime | None, delay: timedelta, column: str = "delay") 
         return anchor + delay
     except OverflowError:
         raise InvalidMessage(column, f"{delay} from {anchor} ends after the year 9999") from None
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """Return a body as JSON may hold it: ``body`` if it is text in UTF-8 without NUL, else ``body_base64``."""
+    try:
+        # not every database can hold a NUL in JSON
+        if b"\0" not in body:
+            return {"body": body.decode()}
+    except UnicodeDecodeError:
+        pass
+    return {"body_base64": base64.b64encode(body).decode()}

@@ -1,4 +1,6 @@
-"""What is told through Airflow's Stats: counters, a timing, and a store's gauges while a dispatcher stays.
+"""Metrics through Airflow's Stats: counters, a timing, and a store's gauges while a dispatcher stays.
+
+A :class:`Recorder` gets the same, such as the ``/metrics`` of ``airflow delayed dispatcher``.
 
 Names and tags are described in docs/airflow/metrics.md. Tags name connections, never a destination or a message.
 """
@@ -6,37 +8,77 @@ Names and tags are described in docs/airflow/metrics.md. Tags name connections, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from datetime import timedelta
 from functools import cache
 from threading import Event, Thread
 from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_delayed.delivery import DelayStore
-from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.store.handover import explained
-from airflow_delayed.store.report import DispatchReport
-from airflow_delayed.store.settling import Verdict
+from airflow_delayed.errors import explained
+from airflow_delayed.sqs.stats import CycleCounts
+
+if TYPE_CHECKING:
+    from airflow_delayed.store.dispatch.report import DispatchReport
+    from airflow_delayed.store.dispatch.settle import BatchOutcome
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for gauges, while a dispatcher stays.
+#: Seconds between two reports of the gauges, while a dispatcher runs.
 EVERY = 30.0
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 
 
+#: The counters of a dispatcher: what became of its messages.
+OUTCOMES = ("dispatched", "retried", "failed", "expired", "error_destination")
+
+
+class Recorder(Protocol):
+    """Gets metrics as Airflow's Stats does; from any thread. A name is such as ``delayed.dispatched``."""
+
+    def incr(self, name: str, count: int, *, tags: dict[str, str]) -> object:
+        """Add to a counter."""
+
+    def timing(self, name: str, dt: timedelta, *, tags: dict[str, str]) -> object:
+        """Note one duration."""
+
+    def gauge(self, name: str, value: float, *, tags: dict[str, str]) -> object:
+        """Set a gauge."""
+
+
+_recorders: list[Recorder] = []
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder get all metrics of this process too, within the block."""
+    _recorders.append(recorder)
+    try:
+        yield
+    finally:
+        _recorders.remove(recorder)
+
+
+def _receivers() -> list[Any]:
+    from airflow_delayed.compat import stats
+
+    return [stats(), *_recorders]
+
+
 def wanted() -> bool:
-    """Return whether Airflow passes metrics on to anything (its section ``[metrics]``)."""
+    """Return whether metrics go anywhere: by Airflow's section ``[metrics]``, or to a recorder."""
     from airflow_delayed.compat import conf
 
-    return any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
+    return bool(_recorders) or any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
 
 
 @cache
-def begin_in_trigger() -> None:
-    """Let Stats pass on what a trigger tells: Airflow sees to that for tasks alone."""
+def begin_outside_tasks() -> None:
+    """Let Stats pass on metrics of a trigger or a command: Airflow initialises it for tasks alone."""
     from airflow_delayed.compat import conf, stats
 
     try:
@@ -49,44 +91,43 @@ def begin_in_trigger() -> None:
     )
 
 
-def count_sent(conn_id: str, store_conn_id: str | None, sent: int, held: int) -> None:
-    """Count what a task sent, and what it left in a store."""
+def count_sent(conn_id: str, store_conn_id: str | None, sent: int, stored: int) -> None:
+    """Count the messages that a task sent, and the messages that it stored."""
     _count({"sent": sent}, {"conn_id": conn_id})
-    _count({"held": held}, {"conn_id": conn_id, "store_conn_id": str(store_conn_id)})
+    _count({"stored": stored}, {"conn_id": conn_id, "store_conn_id": str(store_conn_id)})
 
 
-def count_verdicts(store_conn_id: str) -> Callable[[str, Verdict], None]:
-    """Return what counts each batch that a dispatcher has settled, with how late the latest of it was handed over."""
+def count_outcomes(store_conn_id: str) -> Callable[[str, BatchOutcome], None]:
+    """Return a function that counts each settled batch of a dispatcher, with the lateness of its latest message."""
 
-    def count(conn_id: str, verdict: Verdict) -> None:
+    def count(conn_id: str, outcome: BatchOutcome) -> None:
         tags = {"conn_id": conn_id, "store_conn_id": store_conn_id}
         counts = {
-            "dispatched": len(verdict.gone),
-            "retried": len(verdict.again),
-            "failed": len(verdict.failed),
-            "expired": len(verdict.expired),
-            "error_destination": len(verdict.aside),
+            "dispatched": len(outcome.delivered),
+            "retried": len(outcome.retry),
+            "failed": len(outcome.failed),
+            "expired": len(outcome.expired),
+            "error_destination": len(outcome.dead_lettered),
         }
         _count(counts, tags)
-        if verdict.gone and verdict.at is not None:
-            _lateness(verdict.at - min(row["Time"] for row in verdict.gone), tags)
+        if outcome.delivered and outcome.at is not None:
+            _lateness(outcome.at - min(row["Time"] for row in outcome.delivered), tags)
 
     return count
 
 
 def count_report(store: str, conn_id: str, report: DispatchReport) -> None:
-    """Count what a dispatcher did with a store of the user's own."""
-    names = ("dispatched", "retried", "failed", "expired", "error_destination")
-    _count({name: getattr(report, name) for name in names}, {"conn_id": conn_id, "store_conn_id": store})
+    """Count the messages that a dispatcher has taken from a custom store."""
+    _count({name: getattr(report, name) for name in OUTCOMES}, {"conn_id": conn_id, "store_conn_id": store})
 
 
-def count_cycled(conn_id: str) -> Callable[[Counts], None]:
-    """Return what counts each look at a delay queue of SQS, with how late the latest message went on."""
+def count_cycled(conn_id: str) -> Callable[[CycleCounts], None]:
+    """Return a function that counts each pass through a delay queue of SQS, with the lateness of its latest message."""
 
-    def count(found: Counts) -> None:
+    def count(found: CycleCounts) -> None:
         tags = {"conn_id": conn_id}
         _count(
-            {"dispatched": found.delivered, "retried": found.failed, "error_destination": found.set_aside},
+            {"dispatched": found.delivered, "retried": found.failed, "error_destination": found.to_error_queue},
             tags,
         )
         if found.late:
@@ -96,33 +137,36 @@ def count_cycled(conn_id: str) -> Callable[[Counts], None]:
 
 
 def _count(counts: dict[str, int], tags: dict[str, str]) -> None:
-    from airflow_delayed.compat import stats
-
     for name, count in counts.items():
-        if count:
-            stats().incr(f"delayed.{name}", count, tags=tags)
+        for receiver in _receivers() if count else ():
+            receiver.incr(f"delayed.{name}", count, tags=tags)
 
 
 def _lateness(late: timedelta, tags: dict[str, str]) -> None:
-    from airflow_delayed.compat import stats
+    for receiver in _receivers():
+        # a message that is dispatched before its due time is not late
+        receiver.timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
 
-    # what is handed over ahead of its due time is not late
-    stats().timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
+
+def gauge(name: str, value: float, tags: dict[str, str]) -> None:
+    """Set a gauge."""
+    for receiver in _receivers():
+        receiver.gauge(f"delayed.{name}", value, tags=tags)
 
 
 def tell_gauges(store: DelayStore) -> None:
-    """Tell a store's gauges, if anybody takes them: on a large store the counts take a second."""
+    """Report a store's gauges, if metrics are switched on: on a large store the counts take a second."""
     if not wanted():
         return
     try:
         store.gauges()
     except Exception as error:
-        # what was handed over was handed over, whatever can be told of it
-        log.warning("the counts of store %r could not be told as gauges: %s", store.conn_id, explained(error))
+        # the messages are dispatched: missing gauges are no reason to fail
+        log.warning("the counts of store %r could not be reported as gauges: %s", store.conn_id, explained(error))
 
 
 class Gauges:
-    """Tells a store's gauges every half minute within a ``with`` block, in a thread that holds up no message."""
+    """Reports a store's gauges every half minute within a ``with`` block, in a thread that holds up no message."""
 
     def __init__(self, store: DelayStore) -> None:
         self._store = store

@@ -1,4 +1,7 @@
-"""What Airflow asks of a provider: a literal, made without importing Airflow."""
+"""The metadata that Airflow asks of a provider: a literal, made without importing Airflow.
+
+It has the options of the section ``[delayed]`` with their defaults, which :mod:`airflow_delayed.config` reads.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "Delayed delivery",
                 "python-modules": [
                     "airflow_delayed.operators.send",
+                    "airflow_delayed.operators.change",
                     "airflow_delayed.operators.topology",
                     "airflow_delayed.operators.dispatch",
                     "airflow_delayed.operators.custom_dispatch",
@@ -49,7 +53,15 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
-        "sensors": [{"integration-name": "Delayed delivery", "python-modules": ["airflow_delayed.sensors.fifo_cycle"]}],
+        "task-decorators": [
+            {"name": "delayed_send", "class-name": "airflow_delayed.decorators.delayed_send.delayed_send_task"}
+        ],
+        "sensors": [
+            {
+                "integration-name": "Delayed delivery",
+                "python-modules": ["airflow_delayed.sensors.due_time", "airflow_delayed.sensors.fifo_cycle"],
+            }
+        ],
         "hooks": [
             {
                 "integration-name": "Delayed delivery",
@@ -66,12 +78,29 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.triggers.due_time",
                     "airflow_delayed.triggers.fifo_cycle",
+                    "airflow_delayed.triggers.queue_table",
                     "airflow_delayed.triggers.rabbitmq_message",
                     "airflow_delayed.triggers.store_dispatch",
                 ],
             }
         ],
+        "notifications": [
+            "airflow_delayed.notifications.notifiers.DelayedNotifier",
+            "airflow_delayed.notifications.notifiers.DelayedCancelNotifier",
+        ],
+        # schemes of common.messaging's MessageQueueTrigger
+        "queues": [
+            "airflow_delayed.triggers.messaging.RabbitMQQueueProvider",
+            "airflow_delayed.triggers.messaging.SqlQueueProvider",
+        ],
         "plugins": [{"name": "delayed_deliveries", "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}],
+        "asset-uris": [
+            {
+                "schemes": ["delayed"],
+                "handler": "airflow_delayed.assets.sanitize_uri",
+                "factory": "airflow_delayed.assets.create_asset",
+            }
+        ],
         "extra-links": ["airflow_delayed.links.StoredMessagesLink", "airflow_delayed.links.DeliveriesLink"],
         "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
         "config": {
@@ -87,16 +116,17 @@ def get_provider_info() -> dict[str, Any]:
                         example="600",
                     ),
                     "lookahead": _option(
-                        "How many seconds before its due time a dispatcher hands a message over. At least the time"
+                        "How many seconds before its due time a message is dispatched. At least the time"
                         " between two dispatches and a worker's start.",
                         "float",
                         default="900",
                         example="600",
                     ),
                     "remember": _option(
-                        "For how many seconds a dispatcher remembers the ids of what was handed over or cancelled, so"
+                        "For how many seconds a dispatcher remembers the ids of what was dispatched or cancelled, so"
                         " that a late retry neither repeats nor revives. By default 14 days.",
                         "float",
+                        # 14 days; DispatchPolicy.remember repeats it for a dispatcher that code makes itself
                         default="1209600",
                         example="2592000",
                     ),
@@ -107,12 +137,48 @@ def get_provider_info() -> dict[str, Any]:
                         default="3600",
                         example="300",
                     ),
+                    "max_messages_per_run": _option(
+                        "How many messages one DelayedSendOperator may send in a run. With more it fails before the"
+                        " first is sent, so that a wrong query does not reach every customer. 0 is no limit.",
+                        "integer",
+                        default="0",
+                        example="10000000",
+                    ),
+                    "spool_folder": _option(
+                        "The folder on a worker where rows of a query or of a function are spooled, until all of them"
+                        " are sent. Empty: the folder for temporary files.",
+                        "string",
+                        default="",
+                        example="/var/spool/airflow",
+                    ),
+                    "spool_limit": _option(
+                        "How many bytes the rows of one query or function may take there. With more the task fails"
+                        " before the first message is sent. By default 10 GiB.",
+                        "integer",
+                        default="10737418240",
+                        example="1073741824",
+                    ),
                     "deliver_conn_ids": _option(
                         "The connections that a StoreDispatchOperator delivers through if it names none, with commas in"
                         " between. Whoever may write into a store can have messages sent through these.",
                         "string",
                         default="",
                         example="aws_default,rabbitmq_default",
+                    ),
+                    "sqlite_on_shared_disk": _option(
+                        "Whether all of Airflow's processes see the file of a store in SQLite, although the executor's"
+                        " workers may run on several machines. Without it such a store is an error.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
+                    "sqs_prices": _option(
+                        "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
+                        " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"
+                        " free tier and the lower prices of large volumes are not modelled. By default us-east-1.",
+                        "string",
+                        default="0.40, 0.50, 2026-11-21",
+                        example="0.44, 0.55, 2026-12-01",
                     ),
                     "page_stores": _option(
                         "The SQL connections whose stores the page of delayed deliveries shows, with commas between.",
@@ -203,12 +269,17 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "connection_timeout": {
                         "label": "Connection timeout",
-                        "description": "Milliseconds to connect to a host; empty: 15000.",
+                        "description": "Milliseconds to log in at a host; empty: 15000, of several hosts 5000.",
                         "schema": {"type": ["integer", "null"], "minimum": 1},
                     },
                     "blocked_timeout": {
                         "label": "Blocked timeout",
                         "description": "Seconds to wait for a broker that is short of memory or disk; empty: 300.",
+                        "schema": {"type": ["number", "null"], "exclusiveMinimum": 0},
+                    },
+                    "confirm_timeout": {
+                        "label": "Confirm timeout",
+                        "description": "Seconds that a send may be without a confirm of the broker; empty: 60.",
                         "schema": {"type": ["number", "null"], "exclusiveMinimum": 0},
                     },
                     "management_url": {

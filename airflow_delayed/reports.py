@@ -1,21 +1,21 @@
-"""What transports report: findings about a topology, and what became of the messages that were sent.
+"""Reports of transports: findings about a topology, counts of messages, and how far a send has come.
 
-Below the errors, which carry these reports.
+The errors carry these reports, so this module imports nothing of the package.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 
 class Countable(Protocol):
-    """The part of a message that a report counts by."""
+    """A message, as far as reports count it."""
 
     @property
     def destination(self) -> str:
@@ -29,7 +29,7 @@ class Countable(Protocol):
 
 
 class State(str, Enum):
-    """What was found of, or done to, one part of a topology."""
+    """The state of one part of a topology: found, planned or changed."""
 
     OK = "ok"
     PLANNED = "would create"
@@ -40,23 +40,33 @@ class State(str, Enum):
     REPAIRED = "repaired"
     WOULD_DELETE = "would delete"
     DELETED = "deleted"
-    #: All is there, and yet messages cannot pass for the time being; ``found`` says why.
+    #: It exists, and messages cannot pass for the time being; ``found`` is the reason.
     BLOCKED = "blocked"
-    #: Messages are delivered, and something is to be known; ``found`` says what.
+    #: Messages are delivered, with a condition that a user should know: ``found``.
     WARNING = "warning"
-    #: It could not be looked at, which is neither good nor bad; ``found`` says why.
+    #: It could not be examined; ``found`` is the reason.
     UNKNOWN = "unknown"
 
 
 _UNREADY = (State.MISSING, State.DIFFERS)
+_SEVERITIES = {
+    **dict.fromkeys((*_UNREADY, State.BLOCKED), "error"),
+    State.WARNING: "warning",
+    State.UNKNOWN: "unknown",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One part of a topology: a queue, an exchange, a table; with ``argument``, one setting of it."""
+    """What is true of one part that messages need: a queue, an exchange, a table, a node, a dispatcher.
+
+    ``install`` and ``verify`` return findings; the log, the operations page and ``airflow delayed doctor`` show them.
+    """
 
     state: State
+    #: The part, such as ``queue orders``.
     resource: str
+    #: One setting of the part.
     argument: str | None = None
     wanted: object = None
     found: object = None
@@ -68,28 +78,55 @@ class Finding:
     why: str | None = None
     #: What a repair does to messages that are there already; None: there is no repair.
     repair: str | None = None
+    #: What to do, with the command or the parameter.
+    remedy: str | None = None
 
-    def __str__(self) -> str:
-        text = f"{self.resource} {self.argument}" if self.argument else self.resource
+    @property
+    def severity(self) -> str:
+        """``error`` (messages cannot be delivered, or at a wrong time), ``warning``, ``unknown`` or ``ok``."""
+        return _SEVERITIES.get(self.state, "ok")
+
+    @property
+    def where(self) -> str:
+        """The part, and the setting of it."""
+        return f"{self.resource} {self.argument}" if self.argument else self.resource
+
+    @property
+    def what(self) -> str:
+        """The condition, and what happens because of it."""
         if self.state in (State.DIFFERS, State.WOULD_REPAIR, State.REPAIRED):
             done = "" if self.state is State.DIFFERS else f"{self.state.value}, "
-            text += f": {done}wanted {self.wanted!r}, found {self.found!r}"
+            text = f"{done}wanted {self.wanted!r}, found {self.found!r}"
         elif self.state in (State.WARNING, State.BLOCKED):
-            text += f": {self.found}"
+            text = str(self.found)
         elif self.state is State.UNKNOWN:
-            text += f": unknown: {self.found}"
+            text = f"unknown: {self.found}"
         else:
-            text += f": {self.state.value}"
+            text = self.state.value
         if self.why:
             text += f" ({self.why})"
         if self.repair:
             text += f"; a repair {self.repair}"
         return text
 
+    def __str__(self) -> str:
+        remedy = f". What to do: {self.remedy}" if self.remedy else ""
+        return f"{self.where}: {self.what}{remedy}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return the five texts that the page and ``airflow delayed doctor`` show."""
+        return {
+            "code": self.code or self.state.value,
+            "severity": self.severity,
+            "where": self.where,
+            "what": self.what,
+            "remedy": self.remedy,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TopologyReport:
-    """What ``install`` did or would do, or what ``verify`` found."""
+    """The findings of ``install`` or ``verify``."""
 
     findings: tuple[Finding, ...] = ()
 
@@ -100,7 +137,7 @@ class TopologyReport:
 
     @property
     def unready(self) -> tuple[Finding, ...]:
-        """Those of the problems that do not pass by themselves: what has to be made or changed before sending."""
+        """Problems that do not pass by themselves: parts to create or change before sending."""
         return tuple(found for found in self.findings if found.state in _UNREADY)
 
     @property
@@ -126,20 +163,82 @@ class TopologyReport:
         return counts
 
 
-@dataclass(slots=True)
-class SendReport:
-    """What became of the messages given to ``send``. ``duplicates`` were there already and are not in ``sent``.
+#: Of two times or numbers in a field of Counts with this metadata, the sum has the lower; None counts as no time.
+EARLIEST: Mapping[str, Any] = {"choose": min}
+#: ... or the higher.
+LATEST: Mapping[str, Any] = {"choose": max}
+_Counts = TypeVar("_Counts", bound="Counts")
 
-    In a store, ``replaced`` took the place of what had the same id, and ``refused`` came too late for that: it had
-    been handed over or cancelled, or was being handed over. Neither is in ``sent``.
+
+class Counts:
+    """A base for dataclasses that count: two of them can be added, and each can be kept as JSON.
+
+    Numbers are added; dictionaries are added by key, and counts within counts field by field.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def merge(self: _Counts, other: _Counts) -> None:
+        """Add another's counts to these."""
+        for each in fields(self):
+            mine, others = getattr(self, each.name), getattr(other, each.name)
+            if choose := each.metadata.get("choose"):
+                setattr(self, each.name, choose((value for value in (mine, others) if value is not None), default=None))
+            elif isinstance(mine, dict):
+                for key, count in others.items():
+                    mine[key] = mine.get(key, 0) + count
+            elif isinstance(mine, Counts):
+                mine.merge(others)
+            else:
+                setattr(self, each.name, mine + others)
+
+    def __add__(self: _Counts, other: _Counts) -> _Counts:
+        total = type(self)()
+        total.merge(self)
+        total.merge(other)
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON can hold them."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_json(cls: type[_Counts], content: Mapping[str, Any]) -> _Counts:
+        """Read the result of ``to_json``: a missing field has its default, and an unknown one is ignored."""
+        return cls(**{each.name: _read(each, content[each.name]) for each in fields(cls) if each.name in content})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Counts):
+        return value.to_json()
+    if isinstance(value, dict):
+        return dict(value)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _read(each: Field[Any], value: Any) -> Any:
+    if "choose" in each.metadata:
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    if isinstance(each.default_factory, type) and issubclass(each.default_factory, Counts):
+        return each.default_factory.from_json(value)
+    return dict(value) if isinstance(value, dict) else value
+
+
+@dataclass(slots=True)
+class SendReport(Counts):
+    """Counts of the messages of one ``send``. ``duplicates`` were there already and are not in ``sent``.
+
+    In a store, ``replaced`` took the place of what had the same id, and ``not_replaced`` came too late for that: it had
+    been dispatched or cancelled, or was being dispatched. Neither is in ``sent``.
     """
 
     sent: int = 0
     duplicates: int = 0
     replaced: int = 0
-    refused: int = 0
-    first_due: datetime | None = None
-    last_due: datetime | None = None
+    not_replaced: int = 0
+    first_due: datetime | None = field(default=None, metadata=EARLIEST)
+    last_due: datetime | None = field(default=None, metadata=LATEST)
     by_destination: dict[str, int] = field(default_factory=dict)
 
     def add(self, message: Countable) -> None:
@@ -166,14 +265,56 @@ class SendReport:
         if self.last_due is None or message.due_at > self.last_due:
             self.last_due = message.due_at
 
-    def merge(self, other: SendReport) -> None:
-        """Add another report's counts to this one."""
-        self.sent += other.sent
-        self.duplicates += other.duplicates
-        self.replaced += other.replaced
-        self.refused += other.refused
-        for destination, count in other.by_destination.items():
-            self.by_destination[destination] = self.by_destination.get(destination, 0) + count
-        dues = [due for due in (self.first_due, self.last_due, other.first_due, other.last_due) if due]
-        if dues:
-            self.first_due, self.last_due = min(dues), max(dues)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Counts):
+    """How far a send has come, so that a retry sends only the rest.
+
+    It is kept after every 2500 messages (:data:`airflow_delayed.sending.CHUNK`), so at most these are sent again. A
+    retry whose source or arguments have changed sends all again: ``Sending._start`` compares the fingerprints.
+
+    The first ``rows`` rows of a source are confirmed; some of the rows after them may be, too.
+
+    :param fingerprint: of the source and of the way it is sent; the checkpoint holds for no other.
+    :param sent: how many of the rows went to the transport at once; the other counts are those of the store's
+        SendReport.
+    """
+
+    fingerprint: str = ""
+    rows: int = 0
+    sent: int = 0
+    stored: int = 0
+    replaced: int = 0
+    not_replaced: int = 0
+    duplicates: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages of these rows were sent or stored."""
+        return self.sent + self.stored + self.replaced
+
+    def after(self, rows: int, sent: SendReport, stored: SendReport) -> Checkpoint:
+        """Return the checkpoint of a later row.
+
+        :param rows: how many rows are confirmed now.
+        :param sent: what went to the transport since this checkpoint.
+        :param stored: what went into the store since.
+        """
+        return Checkpoint(
+            fingerprint=self.fingerprint,
+            rows=rows,
+            sent=self.sent + sent.sent,
+            stored=self.stored + stored.sent,
+            replaced=self.replaced + stored.replaced,
+            not_replaced=self.not_replaced + stored.not_replaced,
+            duplicates=self.duplicates + sent.duplicates + stored.duplicates,
+        )
+
+    @classmethod
+    def restored(cls, state: object) -> Checkpoint | None:
+        """Return a checkpoint from the JSON of any release, or None if the state is no checkpoint."""
+        if not isinstance(state, Mapping) or not isinstance(state.get("fingerprint"), str):
+            return None
+        found = cls.from_json(state)
+        counts = (found.rows, found.sent, found.stored, found.replaced, found.not_replaced, found.duplicates)
+        return found if all(isinstance(count, int) and count >= 0 for count in counts) else None

@@ -1,23 +1,25 @@
-"""Which way a message goes: straight to its transport, or into a store before."""
+"""The way of a message: straight to its transport, or into a store before; and publishing it there."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_delayed.delivery import DelayStore, Delivery
-from airflow_delayed.extremes import Extremes
+from airflow_delayed.delivery import BatchBounds, DelayStore, Delivery, SendReport
+from airflow_delayed.errors import DelayedError, SendFailed
 from airflow_delayed.lineage import NAMED, Dataset
 from airflow_delayed.message import MICROSECOND, DelayedMessage, microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Who delivers, and what waits in a store before.
+    """The transport that delivers, and the store in which messages may wait before.
 
-    :param store: takes what is due later than ``hold_over`` from now; without it the transport takes all.
+    :param store: takes messages due later than ``hold_over`` from now; without it the transport takes all.
     """
 
     delivery: Delivery
@@ -28,20 +30,18 @@ class Route:
         """Return whether a message waits in the store."""
         return self.store is not None and (self.holds_all or message.due_at - now > self.hold_over)
 
-    def parted(
-        self, messages: list[DelayedMessage], now: datetime
-    ) -> tuple[list[DelayedMessage], list[DelayedMessage]]:
-        """Return the messages that go straight to the transport, and those that wait in the store."""
+    def split(self, messages: list[DelayedMessage], now: datetime) -> tuple[list[DelayedMessage], list[DelayedMessage]]:
+        """Return the messages for the transport, and the messages for the store."""
         if self.store is None or self.holds_all:
             return (messages, []) if self.store is None else ([], messages)
         direct: list[DelayedMessage] = []
-        held: list[DelayedMessage] = []
+        to_store: list[DelayedMessage] = []
         for message in messages:
-            (held if self.holds(message, now) else direct).append(message)
-        return direct, held
+            (to_store if self.holds(message, now) else direct).append(message)
+        return direct, to_store
 
-    def held_from(self, now: datetime) -> int:
-        """Return after which moment :meth:`holds` is true, in microseconds since 1970."""
+    def stored_from(self, now: datetime) -> int:
+        """Return the moment after which :meth:`holds` is true, in microseconds since 1970."""
         if self.store is None:
             return sys.maxsize
         return -sys.maxsize if self.holds_all else microseconds(now) + self.hold_over // MICROSECOND
@@ -51,19 +51,19 @@ class Route:
         """Whether the transport is a store itself, in which everything waits."""
         return self.store is not None and self.store is self.delivery
 
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether all messages within these bounds pass :meth:`check`; False where that is not sure."""
+    def fits(self, bounds: BatchBounds, now: datetime) -> bool:
+        """Return whether all messages within these bounds pass :meth:`check`; False if some may not."""
         if self.store is not None:
-            if not self.store.fits(extremes, now):
+            if not self.store.fits(bounds, now):
                 return False
             if self.holds_all:
                 return True
-            # what is due later than that is handed over by then
-            extremes = replace(extremes, last_due=min(extremes.last_due, now + self.hold_over))
-        return self.delivery.fits(extremes, now)
+            # the store dispatches the others when they are no further off
+            bounds = replace(bounds, last_due=min(bounds.last_due, now + self.hold_over))
+        return self.delivery.fits(bounds, now)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message against the limits of all that it will pass through.
+        """Check a message against the limits of the store and the transport on its way.
 
         :raises LimitExceeded: it is beyond one of them.
         """
@@ -75,25 +75,36 @@ class Route:
             now = message.due_at - self.hold_over
         self.delivery.check(message, now)
 
-    def leave_known(self, direct: list[DelayedMessage], held: list[DelayedMessage]) -> None:
-        """Move what the store knows from ``direct`` to ``held``.
+    def leave_known(self, direct: list[DelayedMessage], to_store: list[DelayedMessage]) -> None:
+        """Move messages whose ids the store knows from ``direct`` to ``to_store``.
 
-        What the store knows stays the store's: it tells a copy from a change, and nothing is sent twice.
+        The store tells a copy from a change, so that nothing is sent twice.
         """
         if self.store is None or self.holds_all or not direct:
             return
         known = self.store.known([message.message_id for message in direct])
-        held += (message for message in direct if message.message_id in known)
+        to_store += (message for message in direct if message.message_id in known)
         direct[:] = [message for message in direct if message.message_id not in known]
 
-    def outputs(self, counts: Counter[str], *, stored: bool) -> list[Dataset]:
-        """Name where messages went: the store's table, if that took any, and the destinations with the most of them.
+    def publish(
+        self, direct: list[DelayedMessage], to_store: list[DelayedMessage], *, sent: SendReport, stored: SendReport
+    ) -> None:
+        """Send the messages due sooner, then store the others, and count the confirmed ones in the reports."""
+        if direct:
+            record = None if self.store is None or self.holds_all else self.store.note_sent
+            publish_and_record(self.delivery, direct, sent, record)
+        if to_store:
+            assert self.store is not None
+            publish_and_record(self.store, to_store, stored)
+
+    def outputs(self, counts: Mapping[str, int], *, stored: bool) -> list[Dataset]:
+        """Return OpenLineage's names of the store's table, if it took any, and of the destinations with most messages.
 
         :param counts: messages by destination.
         :param stored: the store took some.
         """
         table = self.store.own_dataset() if stored and self.store is not None else None
-        names = [table, *(self.delivery.dataset(name) for name, _ in counts.most_common(NAMED))]
+        names = [table, *(self.delivery.dataset(name) for name, _ in Counter(counts).most_common(NAMED))]
         return [name for name in names if name is not None]
 
     def close(self) -> None:
@@ -101,3 +112,39 @@ class Route:
         self.delivery.close()
         if self.store is not None and not self.holds_all:
             self.store.close()
+
+
+def publish_and_record(
+    delivery: Delivery,
+    messages: list[DelayedMessage],
+    report: SendReport,
+    record: Callable[[list[DelayedMessage]], None] | None = None,
+) -> None:
+    """Publish messages, count the confirmed ones in the report, and record them in the store.
+
+    A process that is killed in between publishes them again, with the same ids.
+    """
+    try:
+        report.merge(delivery.send(messages))
+    except DelayedError as error:
+        partly = getattr(error, "report", None)
+        if isinstance(partly, SendReport):
+            report.merge(partly)
+        if record is not None and isinstance(error, SendFailed):
+            # the user sees the first error
+            with suppress(DelayedError):
+                record(_confirmed(messages, error))
+        raise
+    if record is not None:
+        record(messages)
+
+
+def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
+    """Return the messages that were confirmed, or none if the error does not account for every message.
+
+    A message that was not even tried must not pass for sent.
+    """
+    failed = {message_id for message_id, _ in error.failures}
+    others = [message for message in messages if message.message_id not in failed]
+    confirmed = error.report.sent + error.report.duplicates
+    return others if confirmed == len(others) and confirmed + len(error.failures) == len(messages) else []

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from itertools import islice
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delayed.confirmed import send_and_note
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage
-from airflow_delayed.garbage import seldom_collected
 from airflow_delayed.identity import digest_of
-from airflow_delayed.intake.batch import Batch, row_of
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.ledger import Ledger, Repeats
+from airflow_delayed.intake.columns import ColumnRules, RowBatch, row_of
+from airflow_delayed.intake.duplicates import DuplicateFilter, DuplicateIndex, Duplicates
 from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import Source
-from airflow_delayed.mark import Mark, Marks, fingerprint
 from airflow_delayed.message import UTC, DelayedMessage
+from airflow_delayed.preflight import PreflightReport
+from airflow_delayed.reports import Checkpoint
 from airflow_delayed.route import Route
-from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
-    from airflow_delayed.intake.checked import Checked
+    from airflow_delayed.intake.columnar import ColumnarRows
 
-#: Messages given to a transport at a time; no more may come twice when a task is killed and tried again.
+#: The number of rows of the source up to the end of the block, and the messages of the block.
+_Block = tuple[int, list[DelayedMessage]]
+#: The most messages given to a transport at a time, so the most that come twice when a task is killed and retried.
 CHUNK = 2500
-#: Messages of which it is told at a time which way they go.
+#: Messages that are routed at a time.
 AT_ONCE = 256
 _FIRST = datetime.min.replace(tzinfo=UTC)
 #: Ids asked of the store at a time.
@@ -39,32 +41,52 @@ PROGRESS_SECONDS = 10.0
 
 
 class Log(Protocol):
-    """Takes lines of text."""
+    """A logger of Airflow's or Python's."""
 
     def info(self, event: str, /, *args: Any) -> Any:
-        """Tell how it goes."""
+        """Log progress."""
         ...
 
     def warning(self, event: str, /, *args: Any) -> Any:
-        """Tell what deserves a look."""
+        """Log a condition that the user should look at."""
         ...
+
+
+class Checkpoints(Protocol):
+    """Keeps the checkpoint of a send from one try to the next."""
+
+    def get(self) -> Checkpoint | None:
+        """Return the last checkpoint."""
+        ...
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Replace the last checkpoint. Raises nothing, for the messages are sent already."""
+        ...
+
+
+def fingerprint(*parts: bytes) -> str:
+    """Return a digest of a source, of the meaning of its rows, and of the way that its messages go."""
+    whole = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return blake2b(whole, digest_size=16, person=b"delayed source 1").hexdigest()
 
 
 class Sending:
     """One send: its source, its rules, its route.
 
-    :param past_due: "fail", "send" or "skip" what was due more than ``max_past`` before it began.
+    :param wanted: rules for the source's columns.
+    :param reader: makes a reader, with the rules for rows, for each pass.
+    :param past_due: "fail", "send" or "skip" messages due more than ``max_past`` before ``began``.
     :param began: when the first try of this send began.
     :param clock: the present.
     :param log: takes progress; never a body or a header's value.
-    :param way: stands for the connections and options that it goes by.
-    :param stopped: whether the task has been ended; looked at before each batch of rows and each block of messages.
+    :param way: a digest of the connections and options of the send.
+    :param stopped: whether the task has been ended; called before each batch of rows and each block of messages.
     """
 
     def __init__(
         self,
         source: Source,
-        wanted: Wanted,
+        wanted: ColumnRules,
         reader: Callable[[], RowReader],
         route: Route,
         *,
@@ -80,7 +102,7 @@ class Sending:
         self.wanted = wanted
         self.route = route
         self.past_due = past_due
-        # what lies more than that back is before all that a calendar has
+        # Python has no time before the year 1
         self.oldest = began - max_past if max_past < began - _FIRST else _FIRST
         self.max_past = max_past
         self.began = began
@@ -88,25 +110,25 @@ class Sending:
         self.log = log
         self.way = way
         self.stopped = stopped
-        #: What this try has sent and stored.
+        #: Counts of what this try has sent and stored.
         self.sent = SendReport()
-        self.held = SendReport()
+        self.stored = SendReport()
         self.skipped = 0
-        #: Where this try began, and which messages earlier tries had confirmed.
-        self.start = Mark()
+        #: The checkpoint that this try began with, and counts of the messages that earlier tries had confirmed.
+        self.start = Checkpoint()
         self.earlier = SendReport()
         self._good = 0
         self._reader = reader
         self._horizon = route.delivery.horizon
         self._ask: dict[str, bytes] = {}
-        self._told = 0.0
-        # limits are judged by one moment, so that both passes set the same rows aside
+        self._logged_at = 0.0
+        # limits are judged by one moment, so that both passes reject the same rows
         self._judged_at = clock()
 
     def first_due(self, enough: datetime) -> datetime | None:
         """Return when the first message is due, or one that is due by ``enough``, or None if there is none.
 
-        Rows that break a rule are left out here: the survey judges them.
+        Rows that break a rule are left out here: the preflight judges them.
         """
         first: datetime | None = None
         for _, item in self._items(self._reader()):
@@ -118,33 +140,33 @@ class Sending:
                     break
         return first
 
-    def survey(self, *, set_aside: Callable[[Problem], None] | None = None) -> Survey:
+    def preflight(self, *, reject: Callable[[Problem], None] | None = None) -> PreflightReport:
         """Read everything once and send nothing.
 
-        :param set_aside: takes rows that break a rule; without it they are an error.
+        :param reject: takes rows that break a rule; without it they are an error.
         :raises InputError: something is wrong with the source, with rows, or with what they say together.
         """
-        found = Survey()
+        found = PreflightReport()
         reader = self._reader()
-        sieve = Sieve()
+        ids_seen = DuplicateFilter()
         try:
             for number, batch in self._batches():
                 found.note_place(number, batch)
                 found.rows += batch.size
                 checked = reader.check(batch)
-                if checked is None or not self._look_at_all(checked, found, sieve):
+                if checked is None or not self._check_batch(checked, found, ids_seen):
                     items = reader.by_row(batch) if checked is None else checked.messages()
                     for place, item in enumerate(items, number):
-                        self._look(item, place, found, sieve, set_aside)
+                        self._check_item(item, place, found, ids_seen, reject)
                 self._progress("checked", found.rows)
             self._ask_store(found)
-            again = sieve.again()
+            repeated = ids_seen.repeated()
         finally:
-            sieve.close()
-        if again:
-            found.repeats = self._repeats(again, found)
+            ids_seen.close()
+        if repeated:
+            found.duplicates = self._duplicates(repeated, found)
         found.judge(
-            invalid_rows_fail=set_aside is None,
+            invalid_rows_fail=reject is None,
             stale_rows_fail=self.past_due == "fail",
             max_past=self.max_past,
             began=self.began,
@@ -159,7 +181,7 @@ class Sending:
             )
         return found
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
+    def _batches(self) -> Iterator[tuple[int, RowBatch]]:
         number = 0
         for batch in self.source.batches(self.wanted):
             self._check_stopped()
@@ -168,59 +190,59 @@ class Sending:
 
     def _check_stopped(self) -> None:
         if self.stopped():
-            raise Interrupted(self.sent.sent, self.held.sent, "the task was ended")
+            raise Interrupted(self.sent.sent, self.stored.sent, "the task was ended")
 
     def _items(self, reader: RowReader) -> Iterator[tuple[int, DelayedMessage | Problem]]:
         for number, batch in self._batches():
             yield from enumerate(reader.read(batch), number)
 
-    def _repeats(self, again: set[int], found: Survey) -> Repeats:
-        """Read the rows once more to tell what repeats an id, of those whose ids have these hashes."""
-        ledger = Ledger()
+    def _duplicates(self, hashes: set[int], found: PreflightReport) -> Duplicates:
+        """Read the rows once more, and find copies and conflicts among those whose ids have these hashes."""
+        index = DuplicateIndex()
         try:
             for number, item in self._items(self._reader()):
-                if isinstance(item, Problem) or hash(item.message_id) not in again or self._skips(item):
+                if isinstance(item, Problem) or hash(item.message_id) not in hashes or self._skips(item):
                     continue
                 if self._refusal(item, number, found) is None:
-                    ledger.add(item.message_id, digest_of(item), number)
-            return ledger.repeats()
+                    index.add(item.message_id, digest_of(item), number)
+            return index.duplicates()
         finally:
-            ledger.close()
+            index.close()
 
-    def _look_at_all(self, checked: Checked, found: Survey, sieve: Sieve) -> bool:
-        """Count rows at once, unless something is special about one of them."""
-        extremes = checked.extremes()
-        if extremes.first_due < self.oldest or not self.route.fits(extremes, self._judged_at):
+    def _check_batch(self, checked: ColumnarRows, found: PreflightReport, ids_seen: DuplicateFilter) -> bool:
+        """Count a batch's rows at once and return True; False if one of them is past due or may be beyond a limit."""
+        bounds = checked.bounds()
+        if bounds.first_due < self.oldest or not self.route.fits(bounds, self._judged_at):
             return False
         found.note_all(checked, self.route, self._horizon, self.clock())
         ids = checked.message_ids()
-        sieve.add(ids)
+        ids_seen.add(ids)
         if self.route.store is not None:
-            self._note_digests(zip(ids, checked.digests(), strict=True), found)
+            self._compare_with_store(zip(ids, checked.digests(), strict=True), found)
         return True
 
-    def _note_digests(self, digests: Iterable[tuple[str, bytes]], found: Survey) -> None:
+    def _compare_with_store(self, digests: Iterable[tuple[str, bytes]], found: PreflightReport) -> None:
         for message_id, digest in digests:
-            # what is due soon may wait in the store from an earlier run
+            # also of messages that are due soon: an earlier run may have stored them
             self._ask[message_id] = digest
             if len(self._ask) >= ASKED:
                 self._ask_store(found)
 
-    def _look(
+    def _check_item(
         self,
         item: DelayedMessage | Problem,
         number: int,
-        found: Survey,
-        sieve: Sieve,
-        set_aside: Callable[[Problem], None] | None,
+        found: PreflightReport,
+        ids_seen: DuplicateFilter,
+        reject: Callable[[Problem], None] | None,
     ) -> None:
         problem = item if isinstance(item, Problem) else self._refusal(item, number, found)
         if problem is not None:
             found.problem_count += 1
             if len(found.problems) < SHOWN:
                 found.problems.append(problem)
-            if set_aside is not None:
-                set_aside(problem)
+            if reject is not None:
+                reject(problem)
             return
         assert isinstance(item, DelayedMessage)
         found.good += 1
@@ -230,28 +252,17 @@ class Sending:
                 found.first_past = f"{found.place(number)}, due {item.due_at:%Y-%m-%d %H:%M:%S} UTC"
             if self.past_due == "skip":
                 return
-        now = self.clock()
-        sieve.add((item.message_id,))
+        ids_seen.add((item.message_id,))
         if self.route.store is not None:
-            self._note_digests([(item.message_id, digest_of(item))], found)
-        if self.route.holds(item, now):
-            found.held.add(item)
-        else:
-            found.direct.add(item)
-            delay = item.due_at - now
-            found.longest = max(found.longest, delay)
-            if delay > self._horizon:
-                found.far += 1
-                found.far_delays += delay
-        if len(found.sample) < SHOWN:
-            found.sample.append(item)
+            self._compare_with_store([(item.message_id, digest_of(item))], found)
+        found.note(item, self.route, self._horizon, self.clock())
 
-    def _ask_store(self, found: Survey) -> None:
+    def _ask_store(self, found: PreflightReport) -> None:
         if self._ask and self.route.store is not None and len(found.conflicts) < SHOWN:
             found.conflicts += self.route.store.conflicting(self._ask)
         self._ask.clear()
 
-    def _refusal(self, message: DelayedMessage, number: int, found: Survey) -> Problem | None:
+    def _refusal(self, message: DelayedMessage, number: int, found: PreflightReport) -> Problem | None:
         try:
             self.route.check(message, self._judged_at)
         except InvalidMessage as error:
@@ -264,91 +275,96 @@ class Sending:
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
 
-    def deliver(self, found: Survey, *, dry_run: bool = False, marks: Marks | None = None) -> None:
-        """Send what the survey found, at once or into the store, from the row on up to which earlier tries have come.
+    def deliver(self, found: PreflightReport, *, dry_run: bool = False, checkpoints: Checkpoints | None = None) -> None:
+        """Send the messages of the preflight, at once or into the store, but for the rows that earlier tries confirmed.
 
-        ``sent`` and ``held`` count what was confirmed, also after an error; ``earlier`` what was before.
+        ``sent`` and ``stored`` count the messages that were confirmed, also after an error; ``earlier`` those of
+        earlier tries.
 
-        :param dry_run: only count what would be sent.
-        :param marks: keeps how far it has come, after every 2500 messages. Without it all is sent.
+        :param dry_run: count the messages, and send none.
+        :param checkpoints: keeps a checkpoint after every 2500 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
-        :raises InputError: something is wrong that the survey could not see, and nothing was sent yet.
+        :raises InputError: something is wrong that the preflight could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
-        if marks is not None and self.source.fingerprint() is None:
+        if checkpoints is not None and self.source.fingerprint() is None:
             self.log.warning(
                 "the file system of %s has no times or hashes of its files, so that a changed file may look like the"
                 " old one: no checkpoint is kept, and a retry sends all from the top, with the same ids",
                 self.source.name,
             )
-            marks = None
-        if marks is not None:
-            self.start = self._start(marks.get(), found)
+            checkpoints = None
+        if checkpoints is not None:
+            self.start = self._start(checkpoints.get(), found)
         try:
-            with seldom_collected(), self.route.delivery.kept_open():
-                good = self._deliver(found, dry_run, marks)
+            with relaxed_gc(), self.route.delivery.kept_open():
+                good = self._send_all(found, dry_run, checkpoints)
             self.source.check_unchanged()
         except InputError as error:
-            if dry_run or not (self.start.messages + self.sent.sent + self.held.sent + self.held.replaced):
+            if dry_run or not (self.start.messages + self.sent.sent + self.stored.sent + self.stored.replaced):
                 raise
-            raise Interrupted(self.sent.sent, self.held.sent + self.held.replaced, str(error)) from error
+            raise Interrupted(self.sent.sent, self.stored.sent + self.stored.replaced, str(error)) from error
         if good != found.good:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
-            raise Interrupted(self.sent.sent, self.held.sent, why)
-        self._mark(marks, found.rows)
+            raise Interrupted(self.sent.sent, self.stored.sent, why)
+        self._keep_checkpoint(checkpoints, found.rows)
 
-    def _start(self, mark: Mark | None, found: Survey) -> Mark:
-        # with what this try judged otherwise, rows below the mark are not those that were sent
+    def _start(self, checkpoint: Checkpoint | None, found: PreflightReport) -> Checkpoint:
+        """Return the checkpoint of the earlier try if it holds for this one, else an empty one.
+
+        It holds if source and arguments are the same, and if this try accepts and skips as many rows: otherwise the
+        first rows are no longer the rows that were sent.
+        """
         rules = (self._reader().rules, self.wanted, self.past_due, self.max_past)
         judged = (found.rows, found.good, found.problem_count, found.past_due if self.past_due == "skip" else 0)
         now = fingerprint(self.way, self.source.fingerprint() or b"", repr((rules, judged)).encode())
-        if mark is None or not mark.rows:
-            return Mark(fingerprint=now)
-        if mark.fingerprint != now:
+        if checkpoint is None or not checkpoint.rows:
+            return Checkpoint(fingerprint=now)
+        if checkpoint.fingerprint != now:
             self.log.warning(
                 "an earlier try had confirmed %s rows, but the source or arguments are not what they were then: all is"
                 " sent from the top; what is as it was has the same id",
-                f"{mark.rows:,}",
+                f"{checkpoint.rows:,}",
             )
-            return Mark(fingerprint=now)
+            return Checkpoint(fingerprint=now)
         self.log.info(
-            "goes on after %s of %s rows that an earlier try had confirmed", f"{mark.rows:,}", f"{found.rows:,}"
+            "goes on after %s of %s rows that an earlier try had confirmed", f"{checkpoint.rows:,}", f"{found.rows:,}"
         )
-        return mark
+        return checkpoint
 
-    def _mark(self, marks: Marks | None, rows: int) -> None:
-        if marks is not None:
-            marks.keep(self.start.after(rows, self.sent, self.held))
+    def _keep_checkpoint(self, checkpoints: Checkpoints | None, rows: int) -> None:
+        if checkpoints is not None:
+            checkpoints.keep(self.start.after(rows, self.sent, self.stored))
 
-    def _deliver(self, found: Survey, dry_run: bool, marks: Marks | None) -> int:
+    def _send_all(self, found: PreflightReport, dry_run: bool, checkpoints: Checkpoints | None) -> int:
         direct: list[DelayedMessage] = []
-        held: list[DelayedMessage] = []
-        for rows, some in self._left(self._going(found)):
+        to_store: list[DelayedMessage] = []
+        for rows, block in self._without_confirmed(self._blocks(found)):
             self._check_stopped()
-            # by the clock of now: what was far off in the survey may be near when its turn comes
-            near, far = self.route.parted(some, self.clock())
+            # by the present clock: a message far from due in the preflight may be near when its turn comes
+            near, far = self.route.split(block, self.clock())
             direct += near
-            held += far
-            if max(len(direct), len(held)) + AT_ONCE > CHUNK:
-                self._flush(direct, held, dry_run)
-                self._mark(marks, rows)
+            to_store += far
+            if max(len(direct), len(to_store)) + AT_ONCE > CHUNK:
+                self._flush(direct, to_store, dry_run)
+                self._keep_checkpoint(checkpoints, rows)
                 self._progress("sent", rows, found.rows)
-        self._flush(direct, held, dry_run)
+        self._flush(direct, to_store, dry_run)
         return self._good
 
-    def _left(self, going: Iterable[tuple[int, list[DelayedMessage]]]) -> Iterator[tuple[int, list[DelayedMessage]]]:
-        """Count what earlier tries had confirmed, and yield the others."""
-        for rows, some in going:
+    def _without_confirmed(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
+        """Count the messages that earlier tries had confirmed, and yield the others."""
+        for rows, block in blocks:
             if rows <= self.start.rows:
-                self.earlier.add_all(some)
+                self.earlier.add_all(block)
             else:
-                yield rows, some
+                yield rows, block
 
-    def _going(self, found: Survey) -> Iterator[tuple[int, list[DelayedMessage]]]:
-        """Yield what is sent, as the survey judged it, some at a time, with the number of rows up to there."""
+    def _blocks(self, found: PreflightReport) -> Iterator[_Block]:
+        """Yield the messages to send, as the preflight judged them, in blocks."""
         reader = self._reader()
-        special = found.problem_count or found.repeats.copies or (found.past_due and self.past_due == "skip")
+        special = found.problem_count or found.duplicates.copies or (found.past_due and self.past_due == "skip")
         for number, batch in self._batches():
             checked = None if special else reader.check(batch)
             if checked is not None:
@@ -357,41 +373,67 @@ class Sending:
                     number += len(block)
                     yield number, block
             else:
-                items = self._chosen(enumerate(reader.read(batch), number), found)
-                while some := list(islice(items, AT_ONCE)):
-                    yield some[-1][0] + 1, [message for _, message in some]
+                items = self._accepted(enumerate(reader.read(batch), number), found)
+                while taken := list(islice(items, AT_ONCE)):
+                    yield taken[-1][0] + 1, [message for _, message in taken]
 
-    def _chosen(
-        self, items: Iterable[tuple[int, DelayedMessage | Problem]], found: Survey
+    def _accepted(
+        self, items: Iterable[tuple[int, DelayedMessage | Problem]], found: PreflightReport
     ) -> Iterator[tuple[int, DelayedMessage]]:
         for number, item in items:
             if isinstance(item, Problem):
                 continue
             if found.problem_count and self._refusal(item, number, found):
-                continue  # the survey set it aside
+                continue  # the preflight rejected it
             self._good += 1
             if self._skips(item):
                 self.skipped += 1
-            elif number not in found.repeats.copies:
+            elif number not in found.duplicates.copies:
                 yield number, item
 
-    def _flush(self, direct: list[DelayedMessage], held: list[DelayedMessage], dry_run: bool) -> None:
-        self.route.leave_known(direct, held)
-        # what is due sooner goes first
-        for delivery, messages, report in (
-            (self.route.delivery, direct, self.sent),
-            (self.route.store, held, self.held),
-        ):
-            if dry_run:
-                report.add_all(messages)
-            elif messages:
-                assert delivery is not None
-                note = self.route.store.note_sent if self.route.store is not None and messages is direct else None
-                send_and_note(delivery, messages, report, note)
-            messages.clear()
+    def _flush(self, direct: list[DelayedMessage], to_store: list[DelayedMessage], dry_run: bool) -> None:
+        self.route.leave_known(direct, to_store)
+        if dry_run:
+            self.sent.add_all(direct)
+            self.stored.add_all(to_store)
+        else:
+            self.route.publish(direct, to_store, sent=self.sent, stored=self.stored)
+        direct.clear()
+        to_store.clear()
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
-        if time.monotonic() - self._told >= PROGRESS_SECONDS:
-            if self._told:
+        if time.monotonic() - self._logged_at >= PROGRESS_SECONDS:
+            if self._logged_at:
                 self.log.info("%s %s%s rows", done, f"{count:,}", "" if total is None else f" of {total:,}")
-            self._told = time.monotonic()
+            self._logged_at = time.monotonic()
+
+
+#: A threshold of the garbage collector above the number of objects that the waiting messages of a chunk keep alive.
+_ALIVE = 25_000
+_lock = Lock()
+_senders = 0
+_before = (0, 0, 0)
+
+
+@contextmanager
+def relaxed_gc() -> Iterator[None]:
+    """Raise the threshold of Python's garbage collector, so that it does not run while a chunk's messages are alive.
+
+    Otherwise, every few thousand messages, the collector scans all objects of the process. With Airflow loaded that
+    costs more than reading the rows. The threshold is the process's: the first of several senders raises it, and the
+    last restores it.
+    """
+    global _senders, _before
+    with _lock:
+        _senders += 1
+        if _senders == 1:
+            first, second, third = _before = gc.get_threshold()
+            if 0 < first < _ALIVE:
+                gc.set_threshold(_ALIVE, second, third)
+    try:
+        yield
+    finally:
+        with _lock:
+            _senders -= 1
+            if _senders == 0:
+                gc.set_threshold(*_before)

@@ -51,6 +51,8 @@ def _received() -> bytes:
 
 
 RECEIVED = _received()
+#: Of the delay queue; of the destination only the retention counts.
+ATTRIBUTES = {"FifoQueue": "true", "DelaySeconds": "900", "MessageRetentionPeriod": "1209600"}
 COUNTS: Counter[str] = Counter()
 LEFT = {"receives": FULL}
 
@@ -59,6 +61,8 @@ def answer(action: str, body: bytes) -> bytes:
     COUNTS[action] += 1
     if action == "GetQueueUrl":
         return json.dumps({"QueueUrl": f"http://127.0.0.1/000000000000/{json.loads(body)['QueueName']}"}).encode()
+    if action == "GetQueueAttributes":
+        return json.dumps({"Attributes": ATTRIBUTES}).encode()
     if action == "ReceiveMessage":
         LEFT["receives"] -= 1
         return RECEIVED if LEFT["receives"] >= 0 else b"{}"

@@ -1,6 +1,7 @@
 """How late waits end in Airflow's trigger runner, and what they cost: DueTimeTrigger beside Airflow's DateTimeTrigger.
 
     python benchmarks/due_triggers.py [--waits 10000] [--spread 60] [--rounds 1]
+    python benchmarks/due_triggers.py --live [--waits 20] [--rounds 3]
 
 Each contestant has a process of its own with Airflow's TriggerRunner, the event loop of a triggerer, as it is; only its
 supervisor is not there: what the runner would tell it is encoded and dropped, and its log lines, JSON as in a
@@ -14,6 +15,10 @@ which looks at the clock before it calls.
 CPU is user and system time of the process from when all are loaded until the last moment: net of as many triggers that
 return at once; and net of as many that are one asyncio.sleep each, since the runner itself looks at every trigger that
 waits once a second, however it waits.
+
+With --live the sensors on these triggers wait in a whole Airflow, with a scheduler, a triggerer and PostgreSQL:
+DueTimeSensor beside Airflow's DateTimeSensorAsync, in turns, a moment every 1.37 s, started from the trigger and ended
+by it. Late is what passes from a task's moment to its end date.
 """
 
 from __future__ import annotations
@@ -28,12 +33,34 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 BARE, OURS, CORE = "bare timer heap", "DueTimeTrigger", "DateTimeTrigger"
 PLAIN, AT_ONCE = "one asyncio.sleep", "returns at once"
 KINDS = {OURS: "due", CORE: "core", PLAIN: "plain", AT_ONCE: "at once"}
+SENSORS = "DueTimeSensor", "DateTimeSensorAsync"
+#: Seconds from the run's start to its first moment, and from one moment to the next.
+HEAD_START, EVERY = 30.0, 1.37
+LIVE_DAG = """
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG
+from airflow_delayed.sensors.due_time import DueTimeSensor
+
+with DAG("waits", schedule=None, max_active_tasks=1000):
+    for number in range(COUNT):
+        for place, kind in enumerate((DueTimeSensor, DateTimeSensorAsync)):
+            after = HEAD_START + EVERY * (2 * number + place)
+            kind(
+                task_id=f"{kind.__name__}.{number}",
+                target_time="{{ (dag_run.run_after + macros.timedelta(seconds=%r)).isoformat() }}" % after,
+                start_from_trigger=True,
+                end_from_trigger=True,
+            )
+"""
 #: Seconds that loading may take a wait, and how long all is waited for beyond that.
 LOADING, PATIENCE = 0.05, 120
 
@@ -131,10 +158,15 @@ def measure(name: str, count: int, spread: float) -> Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--waits", type=int, default=10_000)
+    parser.add_argument("--waits", type=int)
+    parser.add_argument("--live", action="store_true", help="the sensors in a whole Airflow")
     parser.add_argument("--spread", type=float, default=60.0, help="seconds over which their moments are spread")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
+    if options.live:
+        live(options.waits or 20, options.rounds)
+        return 0
+    options.waits = options.waits or 10_000
     results: dict[str, list[Result]] = {name: [] for name in (BARE, OURS, CORE, PLAIN, AT_ONCE)}
     for number in range(1, options.rounds + 1):
         for name in results if number % 2 else reversed(results):
@@ -143,6 +175,45 @@ def main() -> int:
             print(f"round {number}: {name}: p99 {result.part(0.99):.1f} ms, CPU {result.cpu:.2f} s", file=sys.stderr)
     report(results, options.waits)
     return 0
+
+
+def live(count: int, rounds: int) -> None:
+    """Print how late tasks of both sensors end."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".ci"))
+    from services import airflow, postgres
+
+    rows: dict[str, list[Result]] = {name: [] for name in SENSORS}
+    with tempfile.TemporaryDirectory(prefix="due-sensors-") as folder, postgres.running() as server:
+        numbers = f"COUNT, HEAD_START, EVERY = {count}, {HEAD_START}, {EVERY}\n"
+        Path(folder, "waits.py").write_text(numbers + LIVE_DAG)
+        with airflow.running(Path(folder), database=server.url, connections={}) as running:
+            while not running.has("waits"):
+                time.sleep(1)
+            running.call("PATCH", "/dags/waits", is_paused=False)
+            for number in range(1, rounds + 1):
+                for name, late in lateness(running, count).items():
+                    rows[name].append(Result(sorted(late), 0))
+                    print(f"round {number}: {name}: p50 {rows[name][-1].part(0.5):.2f} s", file=sys.stderr)
+    print(f"{f'{rounds} x {count} tasks, s late (medians)':40}{'p50':>8}{'p90':>8}{'max':>8}{'early':>8}")
+    for name, found in rows.items():
+        figures = "".join(f"{statistics.median(each.part(share) for each in found):8.2f}" for share in (0.5, 0.9, 1))
+        print(f"{name:40}{figures}{sum(late < 0 for each in found for late in each.late):8}")
+
+
+def lateness(running: Any, count: int) -> dict[str, list[float]]:
+    """Run the DAG, and return the lateness in seconds of each sensor's tasks."""
+    run_id = running.trigger("waits")
+    state = running.wait("waits", run_id, seconds=HEAD_START + EVERY * 2 * count + 300)
+    if state != "success":
+        raise SystemExit(f"the run has ended as {state}: {running.states('waits', run_id)}")
+    where = f"/dags/waits/dagRuns/{run_id}"
+    began = datetime.fromisoformat(running.call("GET", where)["run_after"])
+    found: dict[str, list[float]] = {name: [] for name in SENSORS}
+    for ti in running.call("GET", f"{where}/taskInstances?limit=1000")["task_instances"]:
+        name, _, number = ti["task_id"].partition(".")
+        after = HEAD_START + EVERY * (2 * int(number) + SENSORS.index(name))
+        found[name].append((datetime.fromisoformat(ti["end_date"]) - began).total_seconds() - after)
+    return found
 
 
 def report(results: dict[str, list[Result]], count: int) -> None:

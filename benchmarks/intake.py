@@ -1,6 +1,7 @@
-"""From Arrow to messages, and DelayedSendOperator reading Parquet: CPU a row, beside decoding alone.
+"""From Arrow to messages, and DelayedSendOperator reading Parquet: CPU a row, beside decoding alone; and a query.
 
     python benchmarks/intake.py [--rows 1000000] [--rounds 5]
+    python benchmarks/intake.py --query [--rows 1000000] [--few 10000] [--rounds 3]
 
 Rows of 5 columns: a body of about 200 bytes, destination, due time, id, three headers; in batches of 8192. "Decoded" is
 what pyarrow asks for by itself: each column as a list of Python's values, zipped, and nothing looked at. A sink counts
@@ -10,12 +11,16 @@ The operator runs with dry_run=True on one Parquet file, with a RabbitMQ connect
 all rows twice: once to check everything, also RabbitMQ's limits and which ids come twice, and once to make the messages
 that are sent. The last line is the memory of that, in processes of their own.
 
+With --query the operator reads the same rows as a table of a private PostgreSQL (SqlSource, which spools them), beside
+a Parquet file: time, CPU and memory of the whole, few rows and many, each in a process of its own.
+
 CPU is user and system time of all threads. The rounds alternate; medians are shown, and ratios within a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -32,7 +37,7 @@ from typing import Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / ".ci")]
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
@@ -41,9 +46,10 @@ from airflow_delayed.intake.arrow import to_batch  # noqa: E402
 from airflow_delayed.intake.columns import RowRules  # noqa: E402
 from airflow_delayed.intake.files import SourceFile  # noqa: E402
 from airflow_delayed.intake.rows import RowReader  # noqa: E402
+from services import postgres  # noqa: E402
 
 BATCH = 8192
-#: Different batches that are held in memory, and read again and again.
+#: Different batches that are kept in memory, and read again and again.
 DISTINCT = 8
 FILE = SourceFile(path="rows", format="parquet", partition={}, version=())
 RULES = RowRules(anchor=datetime(2026, 1, 1, tzinfo=timezone.utc), scope=b"benchmark")
@@ -101,7 +107,7 @@ class File:
     def __init__(self, path: Path) -> None:
         self.path = path
         #: CPU seconds of the operator's two passes, each time that it ran.
-        self.passes: dict[str, list[float]] = {"survey": [], "deliver": []}
+        self.passes: dict[str, list[float]] = {"preflight": [], "deliver": []}
 
     def write(self, rows: int) -> None:
         with pq.ParquetWriter(self.path, records(0, 1).schema) as writer:
@@ -118,7 +124,7 @@ class File:
                 count += 1
         return count
 
-    def operator(self) -> int:
+    def operator(self, source: Any = None) -> int:
         from airflow_delayed.delivery import TopologyReport
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
         from airflow_delayed.operators.send import DelayedSendOperator
@@ -127,10 +133,10 @@ class File:
         os.environ["AIRFLOW_CONN_BENCHMARK"] = json.dumps({"conn_type": "rabbitmq", "host": "localhost"})
         ti = SimpleNamespace(dag_id="dag", run_id="run", task_id="send", map_index=-1, max_tries=0, try_number=1)
         ti.xcom_push = lambda key, value: None
-        task = DelayedSendOperator(task_id="send", conn_id="benchmark", source=str(self.path), dry_run=True)
+        task = DelayedSendOperator(task_id="send", conn_id="benchmark", source=source or str(self.path), dry_run=True)
         with (
             patch.object(RabbitMQDelayHook, "verify", lambda *_, **__: TopologyReport()),
-            patch.object(Sending, "survey", self._timed(Sending.survey)),
+            patch.object(Sending, "preflight", self._timed(Sending.preflight)),
             patch.object(Sending, "deliver", self._timed(Sending.deliver)),
         ):
             return int(task.execute({"ti": ti, "task_state_store": {}})["sent"])  # type: ignore[arg-type]
@@ -161,11 +167,80 @@ def peak(path: Path, rows: int) -> float:
 
 
 def read_alone(path: str) -> None:
-    File(Path(path)).operator()
+    print_cost(lambda: File(Path(path)).operator())
+
+
+#: A query whose rows are as those of the file.
+SELECT = "SELECT value, destination, due_at, message_id, headers FROM rows WHERE number < %(rows)s"
+
+
+def fill(url: str, rows: int) -> None:
+    """Make a table with the rows of the file."""
+    import psycopg2
+    from psycopg2.extras import execute_values
+
+    columns = "value text, destination text, due_at timestamptz, message_id text, headers jsonb"
+    with contextlib.closing(psycopg2.connect(url)) as database, database, database.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE rows (number int, {columns})")
+        for start in range(0, rows, BATCH):
+            batch = records(start, min(BATCH, rows - start)).to_pylist()
+            found = [
+                (start + index, *(row[name] for name in NAMES[:-1]), json.dumps(dict(row["headers"])))
+                for index, row in enumerate(batch)
+            ]
+            execute_values(cursor, "INSERT INTO rows VALUES %s", found, page_size=1000)
+
+
+def read_query(rows: int) -> None:
+    from airflow_delayed.sources import SqlSource
+
+    print_cost(lambda: File(Path()).operator(SqlSource(SELECT, "rows", parameters={"rows": rows})))
+
+
+def print_cost(read: Callable[[], int]) -> None:
+    """Print seconds, seconds of CPU and the most memory in MiB that reading took."""
+    # what is imported is no cost of a row
+
+    import airflow_delayed.hooks.rabbitmq
+    import airflow_delayed.hooks.store
+    import airflow_delayed.intake.produced
+    import airflow_delayed.operators.send  # noqa: F401
+
+    start, used = time.perf_counter(), time.process_time()
+    read()
+    took = time.perf_counter() - start, time.process_time() - used
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) / 1024)
+    print(*took, int(status["VmHWM"].split()[0]) / 1024)
 
 
+def compare_query(rows: int, few: int, rounds: int) -> int:
+    """Print what a query costs beside a file, for few rows and for many; return how the process ends."""
+    peaks: dict[str, list[float]] = {"query": [], "file": []}
+    with tempfile.TemporaryDirectory(prefix="delayed-intake-") as folder, postgres.running() as server:
+        fill(server.url, rows)
+        more = {"AIRFLOW_CONN_ROWS": server.url, "AIRFLOW__DELAYED__SPOOL_FOLDER": folder}
+        for count in (few, rows):
+            path = Path(folder, f"{count}.parquet")
+            File(path).write(count)
+            for name, arguments in (("query", ["--read-query", str(count)]), ("file", ["--read", str(path)])):
+                command = [sys.executable, __file__, *arguments]
+                costs = []
+                for _ in range(rounds):
+                    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | more)
+                    costs.append([float(text) for text in done.stdout.split()[-3:]])
+                seconds, cpu, memory = map(statistics.median, zip(*costs, strict=True))
+                peaks[name].append(memory)
+                print(
+                    f"{name:6} {count:10,} rows: {seconds:6.1f} s, {count / seconds:9,.0f} rows/s,"
+                    f" {cpu / count * 1e6:6.2f} us of CPU a row, {memory:.0f} MiB"
+                )
+    more_memory = peaks["query"][1] - peaks["query"][0]
+    print(f"query: {more_memory:+.0f} MiB for {rows:,} rows beside {few:,}   wanted: at most {FLAT_MIB} more")
+    return int(more_memory > FLAT_MIB)
+
+
+#: How much more memory many rows may take than few, in MiB: batches are full, and ids are kept at 8 bytes each.
+FLAT_MIB = 60
 FIRST_PASS, SECOND_PASS = "operator, first pass: all is checked", "operator, second pass: messages"
 
 #: What is wanted: CPU a row in microseconds, at most.
@@ -197,7 +272,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--query", action="store_true")
+    parser.add_argument("--few", type=int, default=10_000)
     parser.add_argument("--read", help=argparse.SUPPRESS)
+    parser.add_argument("--read-query", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     # one thread reads, so that a row's CPU is a row's time on one core
     pa.set_cpu_count(1)
@@ -205,6 +283,11 @@ def main() -> int:
     if options.read:
         read_alone(options.read)
         return 0
+    if options.read_query:
+        read_query(options.read_query)
+        return 0
+    if options.query:
+        return compare_query(options.rows, options.few, options.rounds)
     batches = [records(number * BATCH, BATCH) for number in range(DISTINCT)]
     with tempfile.TemporaryDirectory(prefix="delayed-intake-") as folder:
         file = File(Path(folder, "rows.parquet"))

@@ -33,7 +33,7 @@ from support.rabbitmq import VirtualHost, virtual_host
 
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.plan import apply, plan
+from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS, Topology
 from services import rabbitmq

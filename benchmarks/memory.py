@@ -21,7 +21,7 @@ from publish import BODY, DELAY, QUEUE
 from support.rabbitmq import VirtualHost, virtual_host
 
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.plan import apply, plan
+from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import DELAYED
 from services import rabbitmq

@@ -10,7 +10,7 @@ all, and would only blur what differs. "Without" hides one distribution, and not
 "with" looks through the same sieve. They take turns in going first.
 
 The claim: less than 50 ms (the limit printed), by CPU time, for that is what a busy machine leaves alone, more or less.
-It is told twice: beside all other providers, of which some import what ours would import otherwise; and beside those
+It is measured twice: beside all other providers, some of which import what ours would otherwise; and beside those
 alone that Airflow cannot do without, which is a larger and a surer figure, since the rest is quieter. As a scale: the
 amazon provider, hidden likewise.
 """
@@ -76,7 +76,7 @@ def start(shown: Shown) -> float:
 
     manager = ProvidersManager()
     manager.initialize_providers_configuration()
-    told = [
+    figures = [
         manager.provider_configs,
         manager.hooks,
         manager.extra_links_class_names,
@@ -86,7 +86,7 @@ def start(shown: Shown) -> float:
         plugins_manager.get_plugin_info(),
     ]
     ended = time.process_time()
-    assert told
+    assert figures
     for name in (OURS, PEER):
         assert (name in manager.providers) == shown(name), name
     return (ended - began) * 1000
@@ -109,9 +109,9 @@ def forked(work: Callable[[Shown], Any], shown: Shown) -> Any:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        answer = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(told)
+    return json.loads(answer)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from support.rabbitmq import VirtualHost, virtual_host  # noqa: E402
 
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
 from airflow_delayed.rabbitmq import levels  # noqa: E402
-from airflow_delayed.rabbitmq.plan import apply, plan  # noqa: E402
+from airflow_delayed.rabbitmq.declare import apply, plan  # noqa: E402
 from airflow_delayed.rabbitmq.publisher import Publisher  # noqa: E402
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, Topology  # noqa: E402
 from services import rabbitmq  # noqa: E402

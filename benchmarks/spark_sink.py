@@ -2,7 +2,7 @@
 
     spark_sink.py send DELIVER ROWS CONNECTIONS [OPTION=VALUE ...]
 
-Run by spark_store.py and spark_rabbitmq.py in a process of its own: a warm-up of 1 % and then ROWS rows, told as a
+Run by spark_store.py and spark_rabbitmq.py in a process of its own: a warm-up of 1 % and then ROWS rows, reported as a
 :class:`measured.Measured`. The clock runs from ``save()`` to its return; Spark is up by then, as in a job that has
 computed before it sends. CPU is that of the process group: Spark's JVM and its Python workers. Memory is the peak
 that the system keeps of each Python worker, the highest of them; they live as long as Spark does.

@@ -4,7 +4,7 @@
 
 A private emulator whose clock is moved, its Date header too; about 5 minutes for a year. Each pass comes up to one
 second after the message became visible, which is a sensor's pause. NServiceBus's lateness is computed from the very
-same passes by its rule (DelayedMessagesPump.cs): each cuts the elapsed time off to whole seconds and counts anew from
+same passes by its rule (DelayedMessagesPump.cs): each cuts the elapsed time off to whole seconds and counts again from
 when it is sent back, for which 50 ms are taken.
 """
 
@@ -24,8 +24,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / ".ci")]
 
 from airflow_delayed.hooks.sqs import SqsDelayHook  # noqa: E402
 from airflow_delayed.message import DelayedMessage  # noqa: E402
-from airflow_delayed.sqs.counts import Counts  # noqa: E402
 from airflow_delayed.sqs.entries import decode  # noqa: E402
+from airflow_delayed.sqs.stats import CycleCounts  # noqa: E402
 from services import sqs  # noqa: E402
 
 #: Seconds from a receive to the next send, which NServiceBus loses in each round.
@@ -45,7 +45,7 @@ def main() -> int:
         sent = server.now()
         due_at = sent + timedelta(days=options.days)
         hook.send([DelayedMessage(destination=QUEUE, body=b"{}", due_at=due_at, message_id="year", headers={})])
-        total, passes, others = Counts(), 0, 0.0
+        total, passes, others = CycleCounts(), 0, 0.0
         began, next_pass = time.perf_counter(), sent
         while not total.delivered:
             gap = chance.random()
@@ -54,7 +54,7 @@ def main() -> int:
             passes += 1
             others += gap + LATENCY
             before = total.moved
-            total.add(hook.cycle(QUEUE))
+            total.merge(hook.cycle(QUEUE))
             if total.moved != before + 1:
                 raise SystemExit(f"pass {passes} moved {total.moved - before} messages")
             next_pass = server.now()

@@ -1,4 +1,4 @@
-"""How late a dispatcher that stays hands over what the store holds, at 200 messages a second and lookahead 0.
+"""How late a dispatcher that stays sends what the store holds, at 200 messages a second and lookahead 0.
 
     python benchmarks/store_lateness.py [--rounds 3] [--seconds 20]
 
@@ -33,7 +33,7 @@ import pika
 from store_stay import BROKER, QUEUE
 from support.rabbitmq import virtual_host
 
-from airflow_delayed.rabbitmq.plan import apply, plan
+from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.topology import DELAYED
 from services import rabbitmq
 
@@ -92,7 +92,7 @@ def ended(worker: subprocess.Popen[str]) -> str:
 
 
 def commit(url: str, stop: threading.Event, found: list[float]) -> None:
-    """Commit single rows until told to stop, and note the milliseconds of each."""
+    """Commit single rows until it is to stop, and note the milliseconds of each."""
     with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE beside (number bigint)")
         connection.commit()

@@ -35,7 +35,7 @@ from store_worker import BROKER, QUEUE
 from support.rabbitmq import VirtualHost, virtual_host
 
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.plan import apply, plan
+from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.topology import DELAYED
 from services import rabbitmq
 

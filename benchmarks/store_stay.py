@@ -3,7 +3,7 @@
     store_stay.py feed URL COUNT RATE
     store_stay.py stay URL COUNT nothing|rabbitmq
 
-They say when they are ready, and begin when they are told.
+They say when they are ready, and begin at a sign.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 Block number n of the messages falls due n days from now, and is what a lookahead of n days claims next.
 AHEAD is how many seconds later all are due. The broker of "publish" and "dispatch" is the Airflow connection of that
-name, given in the environment; they say when they are ready, and begin when they are told.
+name, given in the environment; they say when they are ready, and begin at a sign.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import psycopg  # noqa: E402
 from measured import measure  # noqa: E402
 from store_fill import fill  # noqa: E402
 
-from airflow_delayed.delivery import SendReport, TopologyReport  # noqa: E402
+from airflow_delayed.delivery import Delivery, SendReport, TopologyReport  # noqa: E402
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook  # noqa: E402
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
+from airflow_delayed.identity import Origin  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
 from airflow_delayed.operators.dispatch import transport  # noqa: E402
-from airflow_delayed.origin import Origin  # noqa: E402
-from airflow_delayed.store.rows import to_row  # noqa: E402
+from airflow_delayed.store.records import to_row  # noqa: E402
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"
 QUEUE = "orders"
@@ -45,7 +45,7 @@ CLAIMED = 500
 ORIGIN = Origin(dag_id="benchmark", run_id="manual", task_id="store")
 
 
-class NoBroker:
+class NoBroker(Delivery):
     """A transport that confirms at once."""
 
     horizon = timedelta(days=10_000)
@@ -118,7 +118,7 @@ def claim(url: str, count: int, server: int, block: int) -> None:
 
 
 def publish(url: str, count: int, server: int, ahead: float, batch: int) -> None:
-    """What the store would hand over, by the broker's hook alone."""
+    """What the store would dispatch, by the broker's hook alone."""
     with closing(RabbitMQDelayHook(BROKER)) as broker:
         ready = list(messages(count, ahead=ahead, spread=count // 1000))
         wait_for_start()

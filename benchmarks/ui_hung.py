@@ -33,7 +33,7 @@ import httpx  # noqa: E402
 import uvicorn  # noqa: E402
 from support.operations_page import PREFIX, serving  # noqa: E402
 
-from airflow_delayed.ui.asking import Asking  # noqa: E402
+from airflow_delayed.ui.hook_pool import HookPool  # noqa: E402
 
 WANTED = 0.1
 #: Requests of the other route that one figure is the median of.
@@ -85,7 +85,7 @@ def main() -> None:
         from airflow.utils.db import initdb
 
         initdb()
-        page = stack.enter_context(serving(Path(_HOME.name), Asking()))
+        page = stack.enter_context(serving(Path(_HOME.name), HookPool()))
         page.app.add_api_route("/other", other)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=500))
         server = uvicorn.Server(uvicorn.Config(page.app, log_level="critical"))
@@ -98,9 +98,9 @@ def main() -> None:
             for number in range(options.rounds):
                 alone, beside, answers = asyncio.run(measure(url, token, options.requests))
                 rounds.append(beside - alone)
-                told = ", ".join(f"{many} x {status}" for status, many in sorted(answers.items()))
+                figures = ", ".join(f"{many} x {status}" for status, many in sorted(answers.items()))
                 print(
-                    f"round {number + 1}: alone {alone * 1000:6.1f} ms, beside {beside * 1000:6.1f} ms; {told}",
+                    f"round {number + 1}: alone {alone * 1000:6.1f} ms, beside {beside * 1000:6.1f} ms; {figures}",
                     flush=True,
                 )
         finally:

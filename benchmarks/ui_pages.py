@@ -41,8 +41,8 @@ sys.path.insert(0, str(store_peers.ROOT / "tests"))
 from support.operations_page import Page, serving  # noqa: E402
 
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
-from airflow_delayed.origin import SentBy  # noqa: E402
-from airflow_delayed.store.stored import SHOWN, token_of  # noqa: E402
+from airflow_delayed.identity import SentBy  # noqa: E402
+from airflow_delayed.store.records import SHOWN, token_of  # noqa: E402
 
 CONN_ID = "pages"
 SIZE = 50
@@ -194,11 +194,11 @@ def prepare(server: store_peers.Server, url: str, hook: DelayedStoreHook, rows: 
         f'INSERT INTO "{name}_failed" ({columns}, "Reason", "FailedAt") SELECT {failed}, \'failed\', now()'
         f' FROM "{name}" ORDER BY "Id" LIMIT 100000',
         f'INSERT INTO "{name}_past" ("Id", "Destination", "Time", "Outcome", "At")'
-        " SELECT 'past ' || number, 'orders', now(), 'handed over', now() - interval '1 day'"
+        " SELECT 'past ' || number, 'orders', now(), 'dispatched', now() - interval '1 day'"
         " FROM generate_series(1, 100000) AS number",
         f'UPDATE "{name}" SET "RetryCount" = 1, "NextTry" = now() + interval \'1 day\' WHERE "Id" IN ({retrying})',
         f'INSERT INTO "{name}_past" ("Id", "Destination", "Time", "Outcome", "At", "Dispatcher", "ClaimedUntil")'
-        " SELECT \"Id\", 'orders', now(), 'handed over', now(), 'd', now() + interval '1 day'"
+        " SELECT \"Id\", 'orders', now(), 'dispatched', now(), 'd', now() + interval '1 day'"
         f' FROM "{name}" WHERE "Id" IN ({flying})',
         url=url,
     )

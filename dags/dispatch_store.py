@@ -1,12 +1,8 @@
-"""Hands over what the store holds, every 10 minutes and 15 minutes ahead; the broker then delivers to the second.
+"""Dispatches the messages of a store every 10 minutes, 15 minutes ahead; the broker then delivers each at its second.
 
-So no process runs all day. A run takes what is due within 15 minutes, with the delay that then remains: 5 minutes are
-left for a run that begins late. If one has not ended by then, messages may be late, and the deadline alert tells.
+Connections: `delayed_store` (sqlite, postgres, ...), where the messages wait, and `delayed_sqs` (aws), which delivers.
 
-Connections: `delayed_store` (sqlite, postgres, ...) holds, `delayed_sqs` (aws) delivers. The pool `delayed_dispatch`
-keeps other tasks from taking its place: `airflow pools set delayed_dispatch 1 "Dispatchers of the store"`.
-
-The deadline needs Airflow 3.2; on 3.1 leave it out.
+Run: make its pool by `airflow pools set delayed_dispatch 1 "Dispatchers of the store"`, and unpause it.
 """
 
 from __future__ import annotations
@@ -17,6 +13,8 @@ from airflow.sdk import DAG, DeadlineAlert, DeadlineReference, SyncCallback
 
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 
+# A run sends what is due within LOOKAHEAD, with the delay that then remains. The difference of the two is the time that
+# a run may begin or end late; after that messages may be late, and the alert reports it.
 EVERY, LOOKAHEAD = timedelta(minutes=10), timedelta(minutes=15)
 
 with DAG(
@@ -26,12 +24,13 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["airflow_delayed", "example"],
+    # needs Airflow 3.2; on 3.1 leave it out
     deadline=DeadlineAlert(
         name="messages may be late",
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=LOOKAHEAD - EVERY,
         # a function of alerts/late.py beside this file; yours may call somebody
-        callback=SyncCallback("alerts.late.tell"),
+        callback=SyncCallback("alerts.late.report"),
     ),
 ):
     StoreDispatchOperator(
@@ -39,8 +38,9 @@ with DAG(
         conn_id="delayed_store",
         deliver_conn_ids=["delayed_sqs"],
         lookahead=LOOKAHEAD,
+        # so that other tasks do not take its place
         pool="delayed_dispatch",
-        # a run that failed is soon followed by the next; this is for what passes in seconds
+        # for faults that pass in seconds; after longer ones comes the next run
         retries=2,
         retry_delay=timedelta(seconds=20),
     )

@@ -1,10 +1,9 @@
-"""A year of flight reminders, sent by Spark's executors: no row passes through Airflow.
+"""Sends a year of flight reminders from Spark's executors: all 336,776 into a store, those of one day to RabbitMQ.
 
-The flights are the 336,776 of 2013 from New York, each moved onto the same day and time of a year to come. All of
-them go into the store, where they wait until StoreDispatchOperator hands them over; one day's go straight to RabbitMQ.
+Connections: `spark_default` (spark), `delayed_store` (postgres, ...) and `delayed_rabbitmq` (rabbitmq). Spark's driver
+and executors need this package, pika and the database's driver, but no Airflow.
 
-Connections: `delayed_broker` (rabbitmq) delivers, `delayed_store` (postgres, ...) holds, `spark_default` (spark)
-computes. The machines of Spark's driver and executors have this package, pika and the database's driver, no Airflow.
+Run: trigger it; the parameter `onto` is the year in which the flights of 2013 depart again.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 
 QUEUE = "flight-reminders"
-FOLDER = os.environ.get("FLIGHT_REMINDERS_FOLDER") or str(
-    Path(os.environ.get("AIRFLOW_HOME", "~/airflow"), "flight_reminders").expanduser()
-)
-#: Departures are local times of New York; a reminder is due two hours before. `onto` is the year.
+# Spark and Airflow's workers must share this folder.
+FOLDER = os.environ.get("FLIGHT_REMINDERS_FOLDER", f"{Path.home()}/flight_reminders")
+# A reminder is due two hours before its flight departs, by the clocks of New York.
 REMINDERS = """
     SELECT to_utc_timestamp(departs - INTERVAL 2 HOURS, 'America/New_York') AS due_at,
            to_json(struct(carrier, flight, origin, dest, departs)) AS value,
@@ -40,7 +38,7 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["airflow_delayed", "example"],
-    params={"onto": Param(2030, type="integer", minimum=2026, description="the year to come")},
+    params={"onto": Param(2030, type="integer", minimum=2026, description="the year")},
 ):
 
     @task
@@ -57,17 +55,18 @@ with DAG(
 
     install = [
         TopologyInstallOperator(
-            task_id="install_broker", conn_id="delayed_broker", destinations=[QUEUE], create_destinations=True
+            task_id="install_rabbitmq", conn_id="delayed_rabbitmq", destinations=[QUEUE], create_destinations=True
         ),
         TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[]),
     ]
     arguments = {
-        "conn_id": "delayed_broker",
+        "conn_id": "delayed_rabbitmq",
+        "spark_conn_id": "spark_default",
         "source": unpack(),
         "source_format": "csv",
         "source_options": {"header": "true"},
         "destination": QUEUE,
-        # the flight's own key: whatever runs again, the same flight is the same message
+        # what names a flight: however often this runs, a flight has one message
         "id_columns": ["day", "carrier", "flight", "origin"],
         "conf": {"spark.sql.session.timeZone": "UTC"},
     }

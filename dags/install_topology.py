@@ -1,10 +1,8 @@
-"""Makes what messages need on each transport: RabbitMQ's delay levels, SQS's queues, the store's tables.
+"""Makes what messages need on each transport: RabbitMQ's delay levels, the queues of SQS, the tables of the store.
 
-Run it after each change of the queues below, or of this package. It may run at any time: what is there stays as it is,
-and what differs fails its task and is named in the log. With the parameter `dry_run`, as long as you do not take it
-away, nothing is made, and the log says what would be.
+Connections: `delayed_rabbitmq` (rabbitmq), `delayed_sqs` (aws) and `delayed_store` (sqlite, postgres, ...).
 
-Connections: `delayed_rabbitmq` (rabbitmq), `delayed_sqs` (aws), `delayed_store` (sqlite, postgres, ...).
+Run: trigger it with `dry_run` and read in the log what it would make, then without; again after each upgrade.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from airflow.sdk import DAG, Param
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sqs.settings import QueueSettings
 
+# Change them and run it again: a queue that exists stays. One that differs fails the task, and the log names it.
 QUEUES = ["invoices", "reminders"]
 EACH: dict[str, Any] = {"dry_run": "{{ params.dry_run }}"}
 
@@ -24,7 +23,7 @@ with DAG(
     "install_topology",
     schedule=None,
     doc_md=__doc__,
-    params={"dry_run": Param(True, type="boolean", description="only tell what would be made")},
+    params={"dry_run": Param(True, type="boolean", description="make nothing, log what would be made")},
     tags=["airflow_delayed", "example"],
 ):
     TopologyInstallOperator(
@@ -35,7 +34,7 @@ with DAG(
         conn_id="delayed_sqs",
         destinations=QUEUES,
         create_destinations=True,
-        # what is read five times and not deleted goes to a queue beside, where somebody looks
+        # a message that is received five times and not deleted goes to the dead-letter queue
         settings=QueueSettings(retention=timedelta(days=14), dead_letter_queue="dead-letters", max_receive_count=5),
         **EACH,
     )

@@ -1,27 +1,22 @@
-"""Reminders of appointments, computed anew every night; what has changed since replaces what waits.
+"""Stores a reminder of each appointment, every night again: changes replace the reminders of the night before.
 
-`nightly_reminders` reads all appointments, and stores a reminder of each, due two hours before. One that has moved
-moves its reminder; one that was called off takes its reminder away; what stays the same is counted as a duplicate. So
-the job need not know what it did the night before. `cancel_reminders` takes away all reminders of one customer at once.
-`dispatch_store` hands over what is due.
+Connections: `delayed_store` (sqlite, postgres, ...), where they wait, and `delayed_sqs` (aws), which delivers them.
 
-Connections: `delayed_store` (sqlite, postgres, ...) holds, `delayed_sqs` (aws) delivers. The appointments are a CSV
-file with the columns `appointment`, `customer`, `starts` (ISO 8601 with an offset) and `called_off` (yes or no), named
-by NIGHTLY_REMINDERS_FILE.
+Run: let NIGHTLY_REMINDERS_FILE in the environment of Airflow's workers name a CSV file with the columns `appointment`,
+`customer`, `starts` (ISO 8601 with an offset) and `called_off` (yes or no); unpause this DAG and `dispatch_store`.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.operators.change import DelayedCancelOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 
@@ -39,10 +34,10 @@ def appointments() -> list[dict[str, str]]:
 
 @task
 def compute() -> list[dict[str, Any]]:
-    """Return a reminder of each appointment that is to be."""
+    """Return a reminder of each appointment that was not called off."""
     return [
         {
-            # the appointment's own number: the same every night
+            # the same every night, so that an appointment has one reminder, however often it moves
             "message_id": f"appointment-{row['appointment']}",
             "due_at": (datetime.fromisoformat(row["starts"]) - BEFORE).isoformat(),
             "tag": row["customer"],
@@ -54,13 +49,9 @@ def compute() -> list[dict[str, Any]]:
 
 
 @task
-def cancel_called_off() -> dict[str, int]:
-    """Take away the reminders of what was called off, and return how many there were of which outcome."""
-    gone = [f"appointment-{row['appointment']}" for row in appointments() if row["called_off"] == "yes"]
-    if not gone:
-        return {}
-    with closing(DelayedStoreHook("delayed_store", "delayed_sqs")) as store:
-        return {str(outcome.value): count for outcome, count in store.cancel(gone).counts.items()}
+def called_off() -> list[str]:
+    """Return the ids of reminders of appointments that were called off."""
+    return [f"appointment-{row['appointment']}" for row in appointments() if row["called_off"] == "yes"]
 
 
 with DAG("nightly_reminders", schedule="0 2 * * *", catchup=False, max_active_runs=1, doc_md=__doc__, tags=TAGS):
@@ -77,21 +68,22 @@ with DAG("nightly_reminders", schedule="0 2 * * *", catchup=False, max_active_ru
         messages=compute(),
         store_conn_id="delayed_store",
         on_conflict="replace",
-        # reminders of last week are no input error
+        # the file also has appointments of the past
         past_due="skip",
         max_past=timedelta(0),
     )
+    cancel_called_off = DelayedCancelOperator(
+        task_id="cancel_called_off",
+        conn_id="delayed_store",
+        ids=called_off(),
+        # an appointment that was called off before its first night has no reminder
+        on_missing="ignore",
+    )
     install >> send
-    install >> cancel_called_off()
+    install >> cancel_called_off
 
 
-@task
-def cancel(customer: str) -> dict[str, int]:
-    """Take away all reminders of a customer, and return how many there were of which outcome."""
-    with closing(DelayedStoreHook("delayed_store", "delayed_sqs")) as store:
-        return {str(outcome.value): count for outcome, count in store.cancel(tag=customer).counts.items()}
-
-
+# cancels all reminders of one customer at once
 with DAG(
     "cancel_reminders",
     schedule=None,
@@ -99,4 +91,4 @@ with DAG(
     tags=TAGS,
     params={"customer": Param("", type="string", minLength=1, description="whose reminders are no longer wanted")},
 ):
-    cancel("{{ params.customer }}")
+    DelayedCancelOperator(task_id="cancel", conn_id="delayed_store", tag="{{ params.customer }}")

@@ -1,10 +1,9 @@
-"""A DAG that starts when a message falls due, at that second, without a worker or a poll that waits for it.
-
-`on_message_due` watches the queue `on-message-due`. `on_message_due_send` makes that queue and sends two messages to
-it, due in 20 seconds: run it, and see the other start. Unpause `on_message_due` first; while it is paused, messages
-wait in the queue.
+"""Starts a DAG at the second at which a message falls due on RabbitMQ; no worker waits for it.
 
 Connection: `delayed_rabbitmq` (rabbitmq).
+
+Run: trigger `on_message_due_send`, which makes the queue and sends two messages, due in 20 seconds, then unpause
+`on_message_due`; while that is paused, messages wait in the queue.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ with DAG("on_message_due", schedule=[due], catchup=False, doc_md=__doc__, tags=T
 
     @task
     def handle(triggering_asset_events: Any = None) -> dict[str, str]:
-        """Return when each message was due, by its id; messages that come together are one run's."""
+        """Return when each message was due, by its id; messages that arrive together are in one run."""
         payloads = [event.extra["payload"] for event in triggering_asset_events[due]]
-        # a message may come twice, with the same id
+        # a message may arrive twice, with the same id
         return {message["message_id"]: message["due_at"] for payload in payloads for message in payload["messages"]}
 
     handle()

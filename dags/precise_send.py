@@ -1,12 +1,8 @@
-"""A message that is in no broker until half a minute before it is due, and arrives at its second.
+"""Waits with a message in the triggerer, sends it half a minute before it is due, and SQS delivers it at its second.
 
-`precise_send` waits in the triggerer, which costs no worker. Mark the task failed while it waits, and the message was
-never sent; clear it, and it is another message, due as long after that. Change the due time by the run's parameters.
+Connection: `delayed_sqs` (aws); it needs no `unrestricted_delay`, however long the delay is.
 
-Half a minute is for a worker's start, for a triggerer that is lost, and for the task's retries; SQS then holds the
-message back until its second.
-
-Connection: `delayed_sqs` (aws), which needs no `unrestricted_delay` for this, however far off the due time is.
+Run: trigger it with a text and a delay; mark the task failed while it waits, and the message is not sent.
 """
 
 from __future__ import annotations
@@ -36,12 +32,14 @@ with DAG(
         destination=QUEUE,
         value="{{ params.text }}",
         delay="{{ params.delay_seconds }}",
+        # the time for a worker's start, for a triggerer that is lost, and for retries
         lead=timedelta(seconds=30),
         deferrable=True,
+        # if the task is cleared, it sends another message, due after the same delay
         on_clear="new_ids",
         retries=3,
         retry_delay=timedelta(seconds=5),
-        # its event says how many were sent, where to and for when
-        outlets=[Asset("precise_send")],
+        # the asset event has the number of messages, their queue and their due time
+        outlets=[Asset(f"delayed://delayed_sqs/{QUEUE}")],
     )
     install >> send

@@ -1,12 +1,9 @@
-"""Messages due in over 15 minutes through Amazon SQS alone, without a store.
+"""Sends messages that are due in more than 15 minutes through Amazon SQS alone, without a store.
 
-`sqs_long_delays` makes the queues and sends one message of each kind: one that SQS itself holds back, in its
-destination, and one that is further off than SQS can delay and waits in `long-delays-delay.fifo`.
+Connection: `delayed_sqs` (aws) with `"unrestricted_delay": true` in its extra, which allows this kind of delay.
 
-`sqs_long_delays_cycle` is what sends the second one on, every 15 minutes, and has to run for as long as messages wait:
-without it they are late, and lost after 14 days. Unpause it after a run of the other.
-
-Connection: `delayed_sqs` (aws) with `"unrestricted_delay": true` in its extra, the choice to delay in this way.
+Run: trigger `sqs_long_delays`, then unpause `sqs_long_delays_cycle` for as long as messages wait; without it they are
+late, and after 14 days lost.
 """
 
 from __future__ import annotations
@@ -31,14 +28,15 @@ with DAG("sqs_long_delays", schedule=None, doc_md=__doc__, tags=TAGS):
         conn_id="delayed_sqs",
         destination=QUEUE,
         messages=[
+            # SQS delays the first in its destination; the second is too far off and waits in `long-delays-delay.fifo`
             {"value": "in 14 minutes and 5 seconds", "delay_seconds": 845},
             {"value": "in 32 minutes and 5 seconds", "delay_seconds": 1925},
         ],
     )
     install >> send
 
-# A run ends after a while and the next one begins at once: logs and XComs stay small, and a new version of this file is
-# taken up. Between two runs messages wait for some seconds more; shorter runs mean more such moments.
+# Every 15 minutes it sends the waiting messages on. A run ends after six hours and the next one begins at once, so that
+# logs stay small and a new version of this file takes effect. Between two runs messages wait for some seconds longer.
 with DAG(
     "sqs_long_delays_cycle",
     schedule="@continuous",
@@ -54,7 +52,7 @@ with DAG(
         until=timedelta(hours=6),
         deferrable=True,
         max_late=timedelta(minutes=1),
-        # a failed run would be followed by the next at once, and that by another
+        # without a pause between retries failing runs would follow each other at once
         retries=5,
         retry_delay=timedelta(minutes=1),
     )

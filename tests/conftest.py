@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import sqlite3
 import tempfile
@@ -52,15 +53,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     scopes.order(items)
 
 
+def pytest_collection_finish() -> None:
+    """Take what has been imported out of the garbage collector, which would look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Have a worker tell its controller how long its tests were."""
+    """Have a worker tell its controller how long its tests were, and what they measured."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["lengths"] = lengths.LENGTHS
+        output["tables"] = lengths.TABLES
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    lengths.LENGTHS.update(getattr(node, "workeroutput", {}).get("lengths", {}))
+    output = getattr(node, "workeroutput", {})
+    lengths.LENGTHS.update(output.get("lengths", {}))
+    lengths.TABLES.update(output.get("tables", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -69,6 +79,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what ran at its full length")
         for what, chosen in sorted(lengths.LENGTHS.items()):
             terminalreporter.line(f"{what}: {chosen}")
+        for title, lines in lengths.TABLES.items():
+            terminalreporter.section(title)
+            terminalreporter.write("\n".join([*lines, ""]))
 
 
 @pytest.fixture(scope="session")

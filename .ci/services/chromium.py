@@ -199,8 +199,8 @@ def running(*, width: int = 1280, height: int = 1600) -> Iterator[Browser]:
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             "about:blank",
         ]
-        log, told = folder / "chromium.log", folder / "profile" / "DevToolsActivePort"
+        log, port = folder / "chromium.log", folder / "profile" / "DevToolsActivePort"
         stack.enter_context(process.running(command, log=log, env={"HOME": str(folder)}))
-        process.wait_for("Chromium", told.exists, seconds=60, log=log)
-        process.wait_for("Chromium's port", lambda: told.read_text().count("\n"), seconds=10, log=log)
-        yield Browser(int(told.read_text().split()[0]), stack)
+        process.wait_for("Chromium", port.exists, seconds=60, log=log)
+        process.wait_for("Chromium's port", lambda: port.read_text().count("\n"), seconds=10, log=log)
+        yield Browser(int(port.read_text().split()[0]), stack)

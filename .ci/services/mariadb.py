@@ -37,6 +37,8 @@ class MariaDB:
             *(_PROGRAM, "--no-defaults", f"--datadir={self._folder / 'data'}", f"--socket={self._folder / 'socket'}"),
             *(f"--pid-file={self._folder / 'pid'}", f"--port={self._port}", "--bind-address=127.0.0.1"),
             *("--innodb-flush-log-at-trx-commit=1", "--skip-log-bin", "--skip-name-resolve"),
+            # many tests at once: with the default of 128 MiB statements failed with error 1206, no room for locks
+            "--innodb-buffer-pool-size=512M",
             # run on the first start only, and on the later ones without effect
             f"--init-file={self._folder / 'first.sql'}",
         ]

@@ -98,18 +98,25 @@ def running(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     user: str | None = None,
+    within: Sequence[str] = (),
     farewell: str = "TERM",
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a process group of its own until the block ends; its output goes to the log.
 
-    It gets a signal also when this process is killed before that.
+    It gets a signal also when this process is killed before that. Linux sends that signal when the thread ends that
+    has started the server, so only the main thread may start one.
 
     :param user: as whom it runs, if this process is root's.
+    :param within: the beginning of a command that only root may run, such as ``ip netns exec NAME``.
     :param farewell: that signal.
+    :raises RuntimeError: another thread has called this.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a server started by another thread than the main one would not end with this process")
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [*as_user(user), *_ends_with_us(farewell), *command],
+            # the kernel forgets that signal when the user changes, so it comes after that
+            [*within, *as_user(user), "setpriv", "--pdeathsig", farewell, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -128,10 +135,3 @@ def as_user(user: str | None) -> list[str]:
     if user is None or os.geteuid() != 0:
         return []
     return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
-
-
-def _ends_with_us(farewell: str) -> list[str]:
-    # the kernel means the thread that starts it, and forgets it when the user changes, so it comes after that
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    return ["setpriv", "--pdeathsig", farewell]

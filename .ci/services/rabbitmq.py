@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ _STATISTICS = "[{rabbit, [{collect_statistics_interval, 1000}, {quorum_tick_inte
 _NO_SPINNING = "+sbwt none +sbwtdcpu none +sbwtdio none"
 #: The management API listens this far above AMQP, as with RabbitMQ's own default ports.
 MANAGEMENT_OFFSET = 10_000
+LOOPBACK = "127.0.0.1"
 
 
 class CertificateFiles(Protocol):
@@ -39,16 +40,27 @@ class Broker:
     :param tls: have it listen for TLS too, at ``tls_port``: clients must show a certificate of that authority, and may
         log in by its common name (EXTERNAL).
     :param management_port: where its management API listens; by default so far above AMQP that clients find it.
+    :param host: the IPv4 address on which it listens.
     """
 
+    #: The beginning of the command that starts it; see services.process.running.
+    _within: Sequence[str] = ()
+
     def __init__(
-        self, folder: Path, tls: CertificateFiles | None = None, *, management_port: int | None = None
+        self,
+        folder: Path,
+        tls: CertificateFiles | None = None,
+        *,
+        management_port: int | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         self.folder = folder
+        self.host = host
         self.port = _free_pair() if management_port is None else process.free_port()
-        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+        self.name = f"private{self.port}@{host}"
+        self.url = f"amqp://guest:guest@{host}:{self.port}/%2F"
         self._management_port = management_port or self.port + MANAGEMENT_OFFSET
-        self.management_url = f"http://guest:guest@127.0.0.1:{self._management_port}"
+        self.management_url = f"http://guest:guest@{host}:{self._management_port}"
         self.tls_port = process.free_port() if tls else None
         self._environment = self._configure(tls)
         self._running = contextlib.ExitStack()
@@ -56,16 +68,20 @@ class Broker:
 
     def start(self) -> None:
         """Start the node and wait until it serves clients."""
-        log = self.folder / "console.log"
-        epmd = ["epmd", "-port", self._environment["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the node's process."""
         with contextlib.ExitStack() as stack:
-            # in the foreground, so that it ends with us; else the node would leave one behind as a daemon
-            stack.enter_context(process.running(epmd, log=log, env=self._environment, user=USER))
-            process.wait_for("epmd", lambda: _answers(int(self._environment["ERL_EPMD_PORT"])), seconds=15, log=log)
-            server = stack.enter_context(process.running([PROGRAM], log=log, env=self._environment, user=USER))
-            self._server = server
-            process.wait_for("RabbitMQ", lambda: self._ready(server), seconds=120, log=log)
+            self._name_service(stack)
+            server = process.running([PROGRAM], log=self._log, env=self._environment, user=USER, within=self._within)
+            self._server = stack.enter_context(server)
             self._running = stack.pop_all()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the node serves clients."""
+        process.wait_for("RabbitMQ", self._ready, seconds=120, log=self._log)
 
     def stop(self) -> None:
         """Stop the node and its epmd."""
@@ -83,19 +99,20 @@ class Broker:
         rabbitmqctl would start an Erlang machine of its own for it, which takes one to two seconds.
         """
         cookie = (self.folder / ".erlang.cookie").read_text()
-        node = self._environment["RABBITMQ_NODENAME"]
-        done = subprocess.run(
-            ["erl_call", "-sname", node, "-c", cookie, "-timeout", "60", "-e"],
-            env={**os.environ, **self._environment},
-            input=f"{expression}.\n",
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=90,
-        ).stdout
-        if not done.startswith("{ok, "):
-            raise RuntimeError(f"{expression}: {done}")
-        return done.removeprefix("{ok, ").removesuffix("}")
+        # on a busy machine a node sometimes refuses the first call; each expression may be evaluated twice
+        for _ in range(3):
+            done = subprocess.run(
+                ["erl_call", "-name", self.name, "-c", cookie, "-timeout", "60", "-e"],
+                env={**os.environ, **self._environment},
+                input=f"{expression}.\n",
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=90,
+            )
+            if not done.returncode and done.stdout.startswith("{ok, "):
+                return done.stdout.removeprefix("{ok, ").removesuffix("}")
+        raise RuntimeError(f"{expression}: {done.stdout}{done.stderr}")
 
     def alarm(self) -> None:
         """Have it be short of memory, so that it takes no messages."""
@@ -112,7 +129,7 @@ class Broker:
     def open(self) -> None:
         """Start RabbitMQ again in its Erlang machine, seconds of CPU cheaper than ``start()``."""
         self.eval("rabbit:start()")
-        process.wait_for("RabbitMQ", self._answers, seconds=120, log=self.folder / "console.log")
+        process.wait_for("RabbitMQ", self._answers, seconds=120, log=self._log)
 
     def restore(self) -> None:
         """Have it serve clients, whatever was done to it."""
@@ -122,13 +139,21 @@ class Broker:
             self.open()
         self.end_alarm()
 
-    def _ready(self, server: subprocess.Popen[bytes]) -> bool:
-        if process.ended(server):
+    @property
+    def _log(self) -> Path:
+        return self.folder / "console.log"
+
+    def _name_service(self, stack: contextlib.ExitStack) -> None:
+        port = int(self._environment["ERL_EPMD_PORT"])
+        stack.enter_context(epmd(self.host, port, log=self._log))
+
+    def _ready(self) -> bool:
+        if self._server is None or process.ended(self._server):
             raise RuntimeError("it has ended")
         return self._answers()
 
     def _answers(self) -> bool:
-        return _answers(self.port, b"AMQP\x00\x00\x09\x01") and _answers(self._management_port)
+        return answers(self.host, self.port, b"AMQP\x00\x00\x09\x01") and answers(self.host, self._management_port)
 
     def _configure(self, tls: CertificateFiles | None) -> dict[str, str]:
         folder = self.folder
@@ -136,8 +161,8 @@ class Broker:
         cookie.write_text(os.urandom(16).hex())
         cookie.chmod(0o400)
         (folder / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
-            "management.tcp.ip = 127.0.0.1\n"
+            f"listeners.tcp.1 = {self.host}:{self.port}\n"
+            f"management.tcp.ip = {self.host}\n"
             f"management.tcp.port = {self._management_port}\n"
             "disk_free_limit.absolute = 100MB\n" + (self._listen_tls(tls) if tls else "")
         )
@@ -151,9 +176,12 @@ class Broker:
         if os.geteuid() == 0:
             for path in (folder, *folder.rglob("*")):
                 shutil.chown(path, USER, USER)
+        interface = self.host.replace(".", ",")
         return {
             "HOME": str(folder),
-            "RABBITMQ_NODENAME": f"private{self.port}@localhost",
+            # a name with an address is a long one
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_USE_LONGNAME": "true",
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             "RABBITMQ_SCHEMA_DIR": str(folder / "schema"),
@@ -164,11 +192,11 @@ class Broker:
             "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
             "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_IP_ADDRESS": self.host,
             "RABBITMQ_DIST_PORT": str(process.free_port()),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-kernel inet_dist_use_interface {{127,0,0,1}} {_NO_SPINNING}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-kernel inet_dist_use_interface {{{interface}}} {_NO_SPINNING}",
             "ERL_EPMD_PORT": str(process.free_port()),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_ADDRESS": self.host,
         }
 
     def _listen_tls(self, tls: CertificateFiles) -> str:
@@ -182,10 +210,15 @@ class Broker:
         return "\n".join(lines) + "\n"
 
 
+def require() -> None:
+    """Install RabbitMQ if it is missing; raises SystemExit with what to type where that cannot be done."""
+    packages.require(PROGRAM, "rabbitmq-server")
+
+
 @contextlib.contextmanager
 def running(tls: CertificateFiles | None = None, *, management_port: int | None = None) -> Iterator[Broker]:
     """Run a RabbitMQ of one's own until the block ends, however it ends; its data is deleted then."""
-    packages.require(PROGRAM, "rabbitmq-server")
+    require()
     # not below a folder of the test run's: the server's own user has to be able to enter
     folder = Path(tempfile.mkdtemp(prefix="airflow-delayed-rabbitmq-"))
     try:
@@ -200,15 +233,28 @@ def running(tls: CertificateFiles | None = None, *, management_port: int | None 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def epmd(host: str, port: int, *, log: Path, within: Sequence[str] = ()) -> Iterator[None]:
+    """Run Erlang's name service until the block ends.
+
+    In the foreground, so that it ends with us; else a node would leave one behind as a daemon.
+    """
+    environment = {"ERL_EPMD_PORT": str(port), "ERL_EPMD_ADDRESS": host}
+    command = ["epmd", "-port", str(port), "-address", host]
+    with process.running(command, log=log, env=environment, user=USER, within=within):
+        process.wait_for("epmd", lambda: answers(host, port), seconds=15, log=log)
+        yield
+
+
 def _free_pair() -> int:
     while not process.reserve((port := process.free_port()) + MANAGEMENT_OFFSET):
         pass
     return port
 
 
-def _answers(port: int, greeting: bytes = b"") -> bool:
+def answers(host: str, port: int, greeting: bytes = b"") -> bool:
     """Whether a server listens on a port, and replies to a greeting if one is given."""
-    with socket.create_connection(("127.0.0.1", port), timeout=2) as client:
+    with socket.create_connection((host, port), timeout=2) as client:
         if greeting:
             client.sendall(greeting)
             return bool(client.recv(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import tempfile
 import urllib.request
@@ -64,9 +65,13 @@ def running(*, policies: bool = False) -> Iterator[Sqs]:
             "AUTH": str(policies).lower(),
         }
         server = Sqs(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}")
-        with process.running([sys.executable, launcher, str(control)], log=log, env=env, cwd=Path(folder)):
-            process.wait_for("ministack", lambda: _answers(server), log=log)
-            yield server
+        with process.running([sys.executable, launcher, str(control)], log=log, env=env, cwd=Path(folder)) as child:
+            try:
+                process.wait_for("ministack", lambda: _answers(server), log=log)
+                yield server
+            finally:
+                # it keeps nothing on disk, and would wait for each long poll that is open
+                process.signal_group(child, signal.SIGKILL)
 
 
 def _answers(server: Sqs) -> bool:

@@ -1,30 +1,32 @@
-"""What ``airflow delayed ...`` does."""
+"""The commands of ``airflow delayed ...``, and how they print rows."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from airflow.utils.cli import suppress_logs_and_warning
 
-from airflow_delayed.cli.output import show
-from airflow_delayed.errors import DelayedError
+from airflow_delayed import config
+from airflow_delayed.errors import DelayedError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.hooks.store_operations import REASONS, system_user
 from airflow_delayed.message import parse_moment
-from airflow_delayed.store.outcomes import Outcome, Outcomes
+from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
+from airflow_delayed.store.policy import DispatchPolicy, check_connections
 
-#: How many ids of each outcome are named after a change by filter.
+#: Ids of each outcome that a change by filter names.
 NAMED = 5
-#: What a table shows of a change, and of a message.
+#: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts")
-COLUMNS = ("message_id", "destination", "due_at", "state", "tag", "retry_count", "last_error")
+COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "tag", "retry_count", "last_error")
 
 
 @suppress_logs_and_warning
@@ -34,7 +36,11 @@ def list_(args: Namespace) -> None:
         found = list(
             store.list(**_filter(args), ids=args.message_id or None, limit=args.limit or None, after=args.after)
         )
-        show([asdict(one) for one in found], args.output, COLUMNS)
+        rows = [asdict(one) for one in found]
+        if args.output not in ("json", "yaml"):
+            # as the filter names it; in JSON a queue table has no connection
+            rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.conn_id} for row in rows]
+        show(rows, args.output, COLUMNS)
         if args.limit and len(found) == args.limit:
             print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
 
@@ -45,7 +51,7 @@ def get_(args: Namespace) -> None:
     with _store(args) as store:
         known = store.get(args.message_id)
         if known is None:
-            raise SystemExit(f"The store {args.conn_id} knows no message {args.message_id}.")
+            raise SystemExit(f"The store {args.conn_id} has no message {args.message_id}.")
         show([asdict(known)], args.output)
 
 
@@ -127,12 +133,106 @@ def audit_(args: Namespace) -> None:
 def dispatchers_(args: Namespace) -> None:
     """``airflow delayed dispatchers``."""
     with _store(args) as store:
-        show([asdict(one) for one in store.dispatchers()], args.output)
+        # None stands for the queue tables of the store's own database
+        rows = [(one, [args.conn_id if name is None else name for name in one.conn_ids]) for one in store.dispatchers()]
+        show([asdict(one) | {"conn_ids": names} for one, names in rows], args.output)
+
+
+def dispatcher_(args: Namespace) -> None:
+    """``airflow delayed dispatcher``: it logs, as the other processes of Airflow that stay do."""
+    from airflow_delayed.cli.service import DispatchService
+
+    with _store(args) as store:
+        names, policy = _dispatch_arguments(args)
+        if args.dry_run:
+            show(_plan(store, names, policy), args.output)
+            return
+        service = DispatchService(
+            lambda: DelayedStoreHook(args.conn_id, table=args.table, schema=args.schema), names, policy
+        )
+        try:
+            ended = service.run(args.host, args.port)
+        except OSError as error:
+            raise SystemExit(
+                f"/live, /ready and /metrics cannot be served at {args.host}:{args.port}: {error}; choose another"
+                " --port, or --port 0 for any free one"
+            ) from None
+    if not ended:
+        # a thread that is still sending would keep the interpreter from ending
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
+    """Return the connections, and the policy of the arguments; the configuration has what is not given.
+
+    :raises ValueError: a value is not possible.
+    """
+    names = list(args.deliver_conn_ids or config.deliver_conn_ids())
+    if not names:
+        raise ValueError(
+            "--deliver-conn-ids is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
+            " configuration is empty; name the connections that messages may be delivered through"
+        )
+    defaults = {"lookahead": config.lookahead(), "remember": config.remember()}
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in defaults.items()}, **given})
+    check_connections(args.conn_id, names, policy.consistency)
+    return names, policy
+
+
+def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy) -> list[dict[str, Any]]:
+    """Return a row for each connection: how far ahead it is dispatched to, and what is due.
+
+    :raises DispatchFailed: a connection cannot be used.
+    """
+    from airflow_delayed.cli.service import transport
+
+    with closing(store.dispatcher(names, transport, **asdict(policy))) as dispatcher:
+        windows = dispatcher.windows()
+        dispatcher.check()
+    rows = []
+    for name, window in windows.items():
+        counts = store.counts(deliver_conn_id=name, hours=0)
+        seconds = window.total_seconds()
+        rows.append({"connection": name, "lookahead": seconds, "due": counts.due, "waiting": counts.waiting})
+    return rows
+
+
+@suppress_logs_and_warning
+def rates_(args: Namespace) -> None:
+    """``airflow delayed rates``."""
+    wanted = dict(_rate(text) for text in args.rate)
+    with _store(args) as store:
+        if wanted:
+            store.set_rates(wanted, actor=system_user())
+        rates = store.rates()
+        show([{"destination": name, "per_second": rate} for name, rate in rates.items()], args.output)
+
+
+def _rate(text: str) -> tuple[str, float | None]:
+    """Return destination and rate of an argument."""
+    destination, _, number = text.rpartition("=")
+    try:
+        return destination, None if number == "none" else float(number)
+    except ValueError:
+        raise SystemExit(
+            f"{text!r} is no rate: write destination=messages a second, such as sms=50, or sms=none for no limit"
+        ) from None
+
+
+@suppress_logs_and_warning
+def upgrade_(args: Namespace) -> None:
+    """``airflow delayed upgrade``."""
+    with _store(args) as store:
+        report = store.install([], upgrade=True, dry_run=args.dry_run)
+        show([{"where": finding.where, "what": finding.what} for finding in report], args.output)
 
 
 @contextmanager
 def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
-    """Give the store, and turn what goes wrong into a line of text."""
+    """Yield the store's hook; an error ends the command with a line of text."""
     from airflow_delayed.compat import AirflowException
 
     # as Airflow's own commands: connections are those of its database too
@@ -155,7 +255,7 @@ def _filter(args: Namespace) -> dict[str, Any]:
 
 
 def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:
-    """Do it, after a question if it is by filter, and show what became of the messages."""
+    """Run a change, after a question if it is by filter, and print what became of the messages."""
     by_ids = bool(getattr(args, "message_id", None))
     actor = system_user()
     if args.dry_run:
@@ -173,7 +273,11 @@ def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:
 
 
 def _agreed(would: Outcomes) -> bool:
-    what = ", ".join(f"{many:,} {outcome.value}" for outcome, many in would.counts.items())
+    return confirmed(", ".join(f"{many:,} {outcome.value}" for outcome, many in would.counts.items()))
+
+
+def confirmed(what: str) -> bool:
+    """Ask on the terminal whether to go on, and return the answer; without a terminal it is no."""
     # not by input(), which writes the question where the output goes
     print(f"This would be: {what}. Go on? (y/N) ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -189,6 +293,51 @@ def _by_outcome(found: Outcomes) -> list[dict[str, Any]]:
         if len(named[outcome]) < NAMED:
             named[outcome].append(name)
     return [
-        {"outcome": outcome.value, "messages": many, "such_as": named[outcome]}
+        {"outcome": outcome.value, "messages": many, "examples": named[outcome]}
         for outcome, many in found.counts.items()
     ]
+
+
+def show(rows: Sequence[Mapping[str, Any]], output: str, columns: Sequence[str] | None = None) -> None:
+    """Print rows as a table, as JSON, as YAML or plain.
+
+    JSON and YAML have numbers as numbers, times in ISO 8601 and null for None.
+
+    :param columns: the columns of a table; JSON and YAML have all of them.
+    """
+    from airflow.cli.simple_table import AirflowConsole
+    from rich.markup import escape
+
+    console, values = AirflowConsole(), plain(rows)
+    if output == "json":
+        console.print_as_json(values)
+    elif output == "yaml":
+        console.print_as_yaml(values)
+    else:
+        # rich reads markup in a table
+        shown = escape if output == "table" else str
+        console.print_as(
+            [{shown(_cell(name)): shown(_cell(row[name])) for name in columns or row} for row in values], output
+        )
+
+
+def plain(value: Any) -> Any:
+    """Return a value made of types that JSON and YAML have."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(plain(name)): plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text that controls no terminal and begins no line."""
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_cell(name)}: {_cell(item)}" for name, item in value.items())
+    return "" if value is None else one_line(str(value))

@@ -1,6 +1,8 @@
-"""The commands and their arguments. Airflow imports this each time it starts: what does the work is imported later."""
+"""The commands and their arguments. Airflow imports this at each start, so that a command imports its work later."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from airflow.cli.cli_config import (
     ARG_OUTPUT,
@@ -28,7 +30,7 @@ _DUE_FROM = Arg(("--due-from",), help="Only what is due then or later: 2026-01-3
 _DUE_UNTIL = Arg(("--due-until",), help="Only what is due before then")
 _STATE = Arg(
     ("--state",),
-    help="Only what stands so, may be given several times: waiting, due, 'in flight', retrying, failed, expired",
+    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired",
     action="append",
 )
 _LIMIT = Arg(("--limit",), help="At most so many; 0: all (default: 100)", type=int, default=100)
@@ -40,23 +42,133 @@ _HOURS = Arg(("--hours",), help="Count by hour for so many hours, 0 to 744 (defa
 _BY_DESTINATION = Arg(("--by-destination",), help="Count by destination, which reads all rows", action="store_true")
 _DUE_AT = Arg(("--due-at",), help="The new due time: 2026-01-31T09:30:00+01:00")
 _DELAY = Arg(("--delay",), help="Due in so many seconds from now, instead of --due-at", type=float)
-_OLDER_THAN = Arg(("--older-than",), help="What is so for longer than so many days", type=float, required=True)
+_OLDER_THAN = Arg(("--older-than",), help="Only messages in that state for more days", type=float, required=True)
 _REASON = Arg(
     ("--reason",),
     help="What to purge, may be given several times: failed, expired, remembered (default: all of them)",
     action="append",
     choices=("failed", "expired", "remembered"),
 )
-_DRY_RUN = Arg(("--dry-run",), help="Change nothing, and tell what would happen", action="store_true")
+_DRY_RUN = Arg(("--dry-run",), help="Change nothing, and report what would happen", action="store_true")
 
+_EXAMINED = Arg(("--conn-id",), help="A connection to examine, of any kind; also several", action="append")
+_VERIFIED = Arg(
+    ("--destination",),
+    help="A queue of the brokers that must be ready; with a store alone, its queue table; also several",
+    action="append",
+)
 _OF_ID = Arg(("--message-id",), help="Only changes that name this id, which those by a filter do not")
 _SINCE = Arg(("--since",), help="Only what began then or later: 2026-01-31T09:30:00+01:00")
 
+
+def _policy(name: str, help_: str, default: str, **options: Any) -> Arg:
+    """Return the argument for a parameter of StoreDispatchOperator; its default stays with the policy."""
+    return Arg((f"--{name.replace('_', '-')}",), help=f"{help_} (default: {default})", **options)
+
+
+_DELIVER_CONN_IDS = _policy(
+    "deliver_conn_ids",
+    "The connections that it may deliver through; the store's own for queue tables in its database",
+    "[delayed] deliver_conn_ids",
+    nargs="+",
+)
+_LOOKAHEAD = _policy(
+    "lookahead",
+    "Seconds before its due time at which a message is dispatched, fewer if its transport cannot delay it for so long",
+    "[delayed] lookahead",
+    type=float,
+)
+_BATCH_SIZE = _policy("batch_size", "Messages that are claimed at a time", "500", type=int)
+_CONSISTENCY = _policy(
+    "consistency",
+    "exactly_once allows queue tables alone",
+    "at_least_once",
+    choices=("at_least_once", "exactly_once"),
+)
+_NUMBER_OF_RETRIES = _policy("number_of_retries", "Retries of a message that its transport refuses", "7", type=int)
+_ERROR_DESTINATION = _policy(
+    "error_destination", "Receives messages after their last try", "none, but the table of failed messages"
+)
+_BREAKERS = tuple(
+    _policy(
+        f"time_to_trigger_{name}_circuit_breaker",
+        f"Seconds for which {what} may fail, until the connection's dispatcher begins again",
+        "30",
+        type=float,
+    )
+    for name, what in (
+        ("store", "writing to the store"),
+        ("fetch", "claiming messages"),
+        ("dispatch", "a delivering connection"),
+    )
+)
+_RECOVERY_FAILURES = _policy(
+    "maximum_recovery_failures_per_second",
+    "How often a second recording a failure in the store, or sending to the error destination, may fail, over 30 s",
+    "1",
+    type=float,
+)
+_MAX_RATE = _policy("max_rate", "Messages a second at most, of all connections together", "no limit", type=float)
+_REMEMBER = _policy(
+    "remember", "Seconds for which ids of what was dispatched are remembered", "[delayed] remember", type=float
+)
+_CLAIM_TIMEOUT = _policy(
+    "claim_timeout", "Seconds after which the claims of a dispatcher that was killed end", "30", type=float
+)
+_ALLOWED_DESTINATIONS = _policy(
+    "allowed_destinations", "Names, or patterns with *, ? and [...]; others fail", "all", nargs="+"
+)
+_HOST = Arg(
+    ("--host",),
+    help="The address of /live, /ready and /metrics, of IPv4 or IPv6 (default: 127.0.0.1)",
+    default="127.0.0.1",
+)
+_ONLY_TO = Arg(
+    ("--destination",),
+    help="Only messages to this queue, which is bound if it is not yet; also several",
+    action="append",
+)
+_RATES = Arg(
+    ("rate",),
+    help="destination=messages a second, such as sms=50, or sms=none for no limit; without any, the rates are shown",
+    nargs="*",
+)
+_PORT = Arg(("--port",), help="Their port; 0: any free one (default: 8787)", type=int, default=8787)
+_PLAN = Arg(("--dry-run",), help="Look at the store and the connections, say what is due, and end", action="store_true")
+_RABBITMQ = Arg(("--conn-id",), help="The connection of RabbitMQ", required=True)
+_EXCHANGE = Arg(("--exchange",), help="The exchange to which the services publish", required=True)
+_TARGET = Arg(("--target",), help="The exchange to which the consumers' queues are bound", required=True)
+_TYPE = Arg(
+    ("--type",), help="Of the services' exchange (default: topic)", choices=("topic", "fanout"), default="topic"
+)
+_INSTALL = Arg(("--install",), help="Make what is missing, and end; with --dry-run show it", action="store_true")
+_REDRIVE = Arg(("--redrive",), help="Send on what is parked, once its cause is repaired, and end", action="store_true")
+_CHECK = Arg(("--dry-run",), help="Change nothing; show what is there, missing or wrong, and end", action="store_true")
+_BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
+
+_INSTALLED = Arg(("--conn-id",), help="The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
+_QUEUE = Arg(
+    ("--queue",), help="A destination to make if it is missing, in a store a queue table; also several", action="append"
+)
+_OWN_TABLE = Arg(("--table",), help="The name of a store's table (default: delayed_messages)")
+_SQL = Arg(
+    ("--sql",), help="Print a store's SQL for a database administrator; connect to no database", action="store_true"
+)
+_DIALECT = Arg(
+    ("--dialect",),
+    help="The database of --sql, if there is no connection, or one of type mysql",
+    choices=("postgresql", "mysql", "mariadb", "sqlite", "mssql"),
+)
+
 _STORE = (_CONN_ID, _TABLE, _SCHEMA)
+_POLICY = (
+    *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, *_BREAKERS, _RECOVERY_FAILURES),
+    *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),
+)
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
 _SHOWN = (ARG_OUTPUT, ARG_VERBOSE)
 _CHANGE = (_DRY_RUN, ARG_YES, *_SHOWN)
-_SAFE = "Works beside dispatchers. By a filter, it tells how many messages are meant and asks, unless --yes is given."
+_SAFE = "Works beside dispatchers. By a filter, it reports how many messages match and asks, unless --yes is given."
 
 
 def get_delayed_commands() -> list[CLICommand]:
@@ -64,13 +176,13 @@ def get_delayed_commands() -> list[CLICommand]:
     return [
         GroupCommand(
             name="delayed",
-            help="See and change messages that wait in a store",
+            help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
             subcommands=(
                 _command("list", "List messages by due time", (*_STORE, _IDS, *_FILTER, _LIMIT, _AFTER, *_SHOWN)),
-                _command("get", "Tell what is known of a message", (*_STORE, _ID, *_SHOWN)),
+                _command("get", "Show a message", (*_STORE, _ID, *_SHOWN)),
                 _command(
                     "counts",
-                    "Count messages by how they stand",
+                    "Count messages by state",
                     (*_STORE, _TAG, _DESTINATION, _DELIVER_CONN_ID, _OVERDUE, _HOURS, _BY_DESTINATION, *_SHOWN),
                 ),
                 _command("cancel", "Cancel messages, failed ones too", (*_STORE, _IDS, *_FILTER, *_CHANGE), _SAFE),
@@ -94,10 +206,62 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command(
                     "audit",
-                    "Tell who changed what, the newest first",
+                    "Show the audit, newest first",
                     (*_STORE, _OF_ID, _SINCE, _LIMIT, _AFTER, *_SHOWN),
                 ),
-                _command("dispatchers", "Tell who dispatches, and who did lately", (*_STORE, *_SHOWN)),
+                _command("dispatchers", "Show the dispatchers", (*_STORE, *_SHOWN)),
+                _command(
+                    "dispatcher",
+                    "Dispatch what is due until SIGTERM",
+                    (*_STORE, _DELIVER_CONN_IDS, *_POLICY, _HOST, _PORT, _PLAN, *_SHOWN),
+                    "Stays, and goes on when the database or a broker was away. Several may run side by side. SIGTERM"
+                    " ends it within 5 seconds. Its parameters are those of StoreDispatchOperator.",
+                ),
+                _command(
+                    "rates",
+                    "Show or set the rates of destinations",
+                    (*_STORE, _RATES, *_SHOWN),
+                    "A rate is how many messages a second all dispatchers of the store together send to a destination"
+                    " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
+                ),
+                ActionCommand(
+                    name="install",
+                    help="Make a store's tables, RabbitMQ's delay levels or SQS queues; or print a store's SQL",
+                    description="May run again: it makes what is missing, and reports what differs. With --sql it"
+                    " prints the statements that a database administrator runs in its place.",
+                    func=lazy_load_command("airflow_delayed.cli.install.install_"),
+                    args=(_INSTALLED, _QUEUE, _OWN_TABLE, _SCHEMA, _DRY_RUN, _SQL, _DIALECT, *_SHOWN),
+                ),
+                _command(
+                    "upgrade",
+                    "Bring a store's tables to this release's version",
+                    (*_STORE, _DRY_RUN, *_SHOWN),
+                    "Run it when this release is everywhere that uses the store; senders and dispatchers stay at work."
+                    " Missing tables and indexes are made too.",
+                ),
+                ActionCommand(
+                    name="doctor",
+                    help="Examine connections: what keeps messages from arriving in time, and what to do",
+                    description="Changes nothing. Errors come first; with one, the exit code is 1. Without --conn-id"
+                    " it examines all connections that the section [delayed] of Airflow's configuration names.",
+                    func=lazy_load_command("airflow_delayed.cli.doctor.doctor"),
+                    args=(_EXAMINED, _VERIFIED, *_SHOWN),
+                ),
+                ActionCommand(
+                    name="redrive",
+                    help="Send RabbitMQ's unroutable messages again, to the destinations that exist by now",
+                    description="Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
+                    " stays. Without --destination it needs the management API, which names the bound destinations.",
+                    func=lazy_load_command("airflow_delayed.cli.redrive_command.redrive_"),
+                    args=(_RABBITMQ, _ONLY_TO, *_CHANGE),
+                ),
+                ActionCommand(
+                    name="bridge",
+                    help="Deliver what services publish to RabbitMQ with x-delay; stays until SIGTERM",
+                    func=lazy_load_command("airflow_delayed.cli.bridge_command.bridge_"),
+                    args=(*_BRIDGE, ARG_VERBOSE),
+                    description="Takes the place of the plugin rabbitmq_delayed_message_exchange. Several may run.",
+                ),
             ),
         )
     ]

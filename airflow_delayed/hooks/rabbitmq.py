@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
@@ -13,6 +14,9 @@ from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.transport import RabbitMQTransport
+
+if TYPE_CHECKING:
+    from pika import BlockingConnection
 
 
 class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
@@ -34,8 +38,11 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
     - ``certfile``, ``keyfile``: PEM files of the client's certificate and of its private key, without a passphrase (the
       key may be in ``certfile``); ``auth_mechanism``: ``plain`` (the default), or ``external`` to log in by it;
     - ``heartbeat``: seconds, by default as the broker proposes (60); a connection on which nothing comes is given up
-      after that and 5 s, at most twice as long; 0: never; ``connection_timeout``: **milliseconds** to connect (15000);
+      after that and 5 s, at most twice as long; 0: never; ``connection_timeout``: **milliseconds** to connect to a
+      host and log in (15000, of several hosts 5000 each);
     - ``blocked_timeout`` (not RabbitMQ's): seconds to wait for a broker that is short of memory or disk (300).
+    - ``confirm_timeout`` (not RabbitMQ's): seconds that a send may be without a confirm, or a message refused (60), but
+      for such an alarm.
     - ``management_url`` (not RabbitMQ's): of the management API, ``http(s)://[user:password@]host:port``, by default
       10,000 ports above AMQP's on the same host; ``none`` to do without. With TLS, one with http needs a login in it.
 
@@ -58,21 +65,33 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
         super().__init__(conn_id, self._plain, clock=clock, topology=topology, routing=routing)
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare as the transport does, and tell what this version of Airflow lacks."""
+        """Compare as the transport does, and add a finding for each feature that this version of Airflow lacks."""
         return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
 
-    def test_connection(self) -> tuple[bool, str]:
-        """Log in within a few seconds; say in plain words what is wrong, or what answered.
+    def get_conn(self) -> BlockingConnection:
+        """Log in at the first host that answers, and return the connection of pika; close it after use.
 
-        The connection is not named: in the UI it is tested under a name that nobody knows.
+        Each call makes a new one. The hook itself sends through others, which nothing here disturbs.
+
+        :raises TransportUnavailable: no host accepts the login.
         """
-        from airflow_delayed.rabbitmq.hosts import host_name, test
+        from airflow_delayed.rabbitmq.connection import connect
+
+        return connect(self.conn_id, self._hosts())
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Log in within a few seconds; return the problem in plain words, or the hosts that answered.
+
+        The text does not name the connection: the UI tests it under a name that Airflow has made up.
+        """
+        from airflow_delayed.rabbitmq.connection import login_problems
+        from airflow_delayed.rabbitmq.hosts import host_name
 
         try:
             hosts, topology = self._hosts(), self.topology
         except (TransportUnavailable, ValueError) as error:
             return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
-        causes = [(host_name(host), cause) for host, cause in zip(hosts, test(hosts), strict=True)]
+        causes = [(host_name(host), cause) for host, cause in zip(hosts, login_problems(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
         good = ", ".join(name for name, cause in causes if not cause)
         if not good:

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 
-import airflow_delayed.store.alchemy  # noqa: F401
-from airflow_delayed import metrics
-from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Delivery, TopologyReport
-from airflow_delayed.errors import DelayedError, UnsupportedConnection
-from airflow_delayed.hooks.store_operations import StoreOperations
+from airflow_delayed import config, metrics
+from airflow_delayed.compat import conf, limits
+from airflow_delayed.delivery import BUILT_IN, Clock, Delivery, TopologyReport
+from airflow_delayed.errors import DelayedError, NotAStore, UnsupportedConnection
+from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
-from airflow_delayed.origin import Origin
-from airflow_delayed.store.adopt import Adopter, AdoptReport
-from airflow_delayed.store.conflicts import OnConflict
-from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.engine import database_errors, engine_options, first_line, prepare
-from airflow_delayed.store.foreign import HeaderFormat, Reader, foreign_table, queue_of
-from airflow_delayed.store.schema import TABLE, Tables
-from airflow_delayed.store.server import server_name
-from airflow_delayed.store.versions import VERSION, check_ready
+from airflow_delayed.store.api import Store, first_line, system_user
+from airflow_delayed.store.policy import OnConflict
+from airflow_delayed.store.schema import TABLE
+from airflow_delayed.store.transport import engine_options, prepare
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+
+T = TypeVar("T")
 
 #: Seconds to wait for an answer. Not every driver has a limit of its own, so the question has a thread.
 TEST_SECONDS = 5.0
+#: The executors whose workers are processes of the scheduler's machine.
+LOCAL_EXECUTORS = ("LocalExecutor", "SequentialExecutor", "DebugExecutor")
 
 
-class DelayedStoreHook(StoreOperations, BaseHook):
-    """Keeps messages in a table until a dispatcher hands them over, see StoreDispatchOperator.
+class DelayedStoreHook(Store, BaseHook):
+    """Keeps messages in a table until they are dispatched, see StoreDispatchOperator.
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
     SQL Server, or newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11 and 11.8, MySQL 9.7 and SQLite; not on
     MySQL 8 and SQL Server. A connection of type mysql may name its driver in the extra ``client`` (mysqlclient,
     mysql-connector-python, pymysql), and a schema is a database there.
+
+    What it does beside sending is in :class:`airflow_delayed.store.api.Store`.
 
     :param conn_id: a SQL connection.
     :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
@@ -52,9 +56,11 @@ class DelayedStoreHook(StoreOperations, BaseHook):
     :param schema: the schema of the table and of queue tables; by default the connection's own.
     :param on_conflict: what ``send`` does with an id that is known with other content, or for another connection:
         "error" stores nothing; "keep" leaves the old one as it is; "replace" changes due time, content, destination
-        and delivering connection in one step, also of a message that has failed, unless it is being handed over, was
-        handed over or was cancelled.
+        and delivering connection in one step, also of a message that has failed, unless it is being dispatched, was
+        dispatched or was cancelled.
     :param origin: the run of a task that ``send`` stores for; its messages are found by it.
+    :param until_due: messages that ``send`` stores stay here until they are due, whatever the lookahead of a
+        dispatcher is, and can be cancelled until then. They arrive late by the time between two dispatches.
     :param clock: for the interface's sake. The store goes by the database's clock alone.
     """
 
@@ -67,6 +73,7 @@ class DelayedStoreHook(StoreOperations, BaseHook):
         schema: str | None = None,
         on_conflict: OnConflict = "error",
         origin: Origin | None = None,
+        until_due: bool = False,
         clock: Clock = utcnow,
     ) -> None:
         super().__init__(
@@ -77,10 +84,33 @@ class DelayedStoreHook(StoreOperations, BaseHook):
             schema=schema,
             on_conflict=on_conflict,
             origin=origin,
+            until_due=until_due,
         )
 
+    def get_conn(self) -> Any:
+        """Return a new DB-API connection, as Airflow's own hook of this connection does; close it after use.
+
+        The store itself uses others. For SQLAlchemy there is ``engine``.
+
+        :raises UnsupportedConnection: the connection is of no SQL database.
+        """
+        return self._sql_hook().get_conn()
+
+    def gauges(self) -> None:
+        """Emit the counts as gauges through Airflow's Stats.
+
+        ``delayed.store.waiting``, ``.due``, ``.overdue`` (by a minute), ``.in_flight``, ``.retrying``, ``.failed``,
+        ``.expired`` and ``.remembered``, each with the tag ``conn_id``; ``delayed.store.oldest_due_seconds`` is how
+        long the oldest has been due. Reads what :meth:`counts` reads.
+        """
+        found = self.counts(hours=0)
+        late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
+        tags = {"conn_id": self.conn_id}
+        for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
+            metrics.gauge(f"store.{name}", value, tags)
+
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare as the store does, and tell what this version of Airflow lacks."""
+        """Compare as the store does; also report the features that this version of Airflow lacks."""
         return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
 
     def dispatcher(
@@ -89,68 +119,12 @@ class DelayedStoreHook(StoreOperations, BaseHook):
         transports: Callable[[str, Clock], Delivery],
         **policy: Any,
     ) -> Dispatcher:
-        """Return a dispatcher of this store.
+        """Return a dispatcher whose outcomes Airflow's Stats counts, see :meth:`Store.dispatcher`."""
+        return super().dispatcher(deliver_conn_ids, transports, meter=metrics.count_outcomes(self.conn_id), **policy)
 
-        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`. What it does is counted
-            by Airflow's Stats.
-        :raises TopologyError: its tables are missing, or those of another release.
-        """
-        # what cannot be is told before anything is asked of the database
-        made = Dispatcher(
-            self.engine,
-            self.tables,
-            conn_id=self.conn_id,
-            transports=transports,
-            deliver_conn_ids=deliver_conn_ids,
-            schema=self.schema,
-            meter=metrics.count_verdicts(self.conn_id),
-            **policy,
-        )
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-        return made
-
-    def adopt(
-        self,
-        *,
-        table: str,
-        schema: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        headers: HeaderFormat = "xml",
-        destination_of: Callable[[str], str] = queue_of,
-        batch_size: int = 500,
-        dry_run: bool = False,
-    ) -> AdoptReport:
-        """Move what waits in another store's table of this database into this store, for its ``deliver_conn_id``.
-
-        The table has the shape of NServiceBus's SqlServerDelayedMessageStore, or other names. Its ids, due times (read
-        as UTC) and counts of failures are kept. The other store may go on at the same time: what it holds is passed
-        over. Nothing is lost if this is killed: run it again. Run it again too for ``remaining`` rows.
-
-        :param table: its name, as the database writes it; NServiceBus's default is ``<endpoint>.timeouts``.
-        :param schema: its schema, such as ``dbo``; by default the connection's own.
-        :param columns: names that are not NServiceBus's, by those that are: ``{"Id": "message_id", "State": "body"}``.
-        :param headers: ``xml``, as NServiceBus's MSMQ transport writes them, or ``json``, one object.
-        :param destination_of: makes the destination of what the row has. By default the machine of an MSMQ address is
-            left out: ``Sales@SERVER1`` is ``Sales``.
-        :param batch_size: rows that are locked and copied at a time, 1 to 1000.
-        :param dry_run: change nothing, and report what would be.
-        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or another of these cannot be.
-        :raises SourceError: the table is not there, is one of this package, or its ids need not be unique.
-        :raises UnsupportedColumns: the table lacks a column; the text names it.
-        :raises TopologyError: this store's own tables are missing.
-        :raises TransportUnavailable: the database cannot be reached; what was taken over before is so.
-        """
-        if self.on_conflict != "error":
-            raise ValueError(
-                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
-                " take over with a hook of on_conflict='error'"
-            )
-        reader = Reader(headers, destination_of)
-        with database_errors(self.conn_id, self.engine, self.tables):
-            source = foreign_table(self.engine, table, schema=schema, columns=columns)
-            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
-            return adopter.plan() if dry_run else adopter.run()
+    def actor(self) -> str:
+        """Return the task that works here, with the user who triggered its run; elsewhere, the system's user."""
+        return acting()
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect, and look for the store's tables; return whether all is well, and what to show.
@@ -159,72 +133,125 @@ class DelayedStoreHook(StoreOperations, BaseHook):
         Airflow's UI does not call it: the button of a SQL connection is that connection's own.
         """
         try:
-            return True, _within(TEST_SECONDS, self.conn_id, _look, self.engine, self.conn_id, self.tables)
+            answer = in_thread(self.describe_server)
+            wait([answer], TEST_SECONDS)
+            return True, result_of(answer, TEST_SECONDS, self.conn_id)
         except DelayedError as error:
             # a driver's words, or ours
-            said = str(error)
+            text = str(error)
         except Exception as error:
             # no such connection, no driver for it, or arguments that the driver does not know
-            said = f"connection {self.conn_id!r} cannot be used: {type(error).__name__}: {first_line(error)}"
-        return False, _without_password(self, said)
+            text = f"connection {self.conn_id!r} cannot be used: {type(error).__name__}: {first_line(error)}"
+        return False, _without_password(self, text)
+
+    def database(self) -> str:
+        """Return SQLAlchemy's name of the database, without connecting to it; ``mysql`` stands for MariaDB too.
+
+        :raises UnsupportedConnection: the connection is of no SQL database.
+        """
+        return self._sql_hook().dialect_name
+
+    def _sql_hook(self) -> DbApiHook:
+        connection = self.get_connection(self.conn_id)
+        kind = connection.conn_type
+        if BUILT_IN.get(kind or "", BUILT_IN["sqlite"]) != BUILT_IN["sqlite"]:
+            raise NotAStore(self.conn_id, kind)
+        hook = connection.get_hook()
+        if not isinstance(hook, DbApiHook):
+            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
+        return hook
 
     def _make_engine(self) -> Engine:
-        hook = self.get_connection(self.conn_id).get_hook()
-        if not isinstance(hook, DbApiHook):
-            kind = self.get_connection(self.conn_id).conn_type
-            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
+        hook = self._sql_hook()
+        if hook.dialect_name == "sqlite":
+            check_shared_disk(self.conn_id)
         options = engine_options(hook.dialect_name)
-        # the engine of Airflow's hook passes on none of the connection's extras, sslmode among them; its own
-        # connections get all that are not on this list, and nothing without it
-        if hasattr(hook, "ignored_extra_options"):
-            extras = {
-                key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options
-            }
+        if extras := connect_args(hook):
             options["connect_args"] = {**options.get("connect_args", {}), **extras}
         return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
 
 
-def _look(engine: Engine, conn_id: str, tables: Tables) -> str:
-    with database_errors(conn_id, engine):
-        with engine.connect().execution_options(read_only=True) as connection:
-            name = server_name(connection)
-        check_ready(conn_id, engine, tables)
-    return f"Connected to {name}; the tables are of version {VERSION}"
+def connect_args(hook: DbApiHook) -> dict[str, Any]:
+    """Return the extras of a connection that its driver takes.
 
-
-def _within(seconds: float, conn_id: str, work: Callable[..., str], *arguments: object) -> str:
-    """Return what the work returns, or raise what it raises.
-
-    :raises DelayedError: it takes longer; it goes on nevertheless, and keeps nobody from ending.
+    The engine of Airflow's hook passes on none of them, sslmode among them; its own connections get all that are not on
+    the hook's list, and nothing without it.
     """
-    found: list[str] = []
-    errors: list[Exception] = []
+    if not hasattr(hook, "ignored_extra_options"):
+        return {}
+    return {key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options}
+
+
+def check_shared_disk(conn_id: str) -> None:
+    """Check that all workers see the same file, where a store is kept in SQLite.
+
+    :raises DelayedError: the executor's workers may run on several machines, and ``[delayed] sqlite_on_shared_disk``
+        does not say that they share a disk.
+    """
+    # a pod of KubernetesExecutor has LocalExecutor in its configuration, as Airflow's Helm chart sets it
+    in_pod = ["KubernetesExecutor"] if os.environ.get("AIRFLOW_IS_K8S_EXECUTOR_POD") else []
+    # each is a name, a path, or an alias and a colon before one; a team's begins with its name and an equals sign
+    names = [part.strip() for part in re.split("[,;]", conf.get("core", "executor", fallback="LocalExecutor"))]
+    remote = [name for name in in_pod + names if re.split("[.:=]", name)[-1] not in LOCAL_EXECUTORS]
+    if remote and not config.sqlite_on_shared_disk():
+        raise DelayedError(
+            f"connection {conn_id!r} is a SQLite file, and the workers of {remote[0]} may run on machines that do not"
+            " share it: each would have a store of its own, whose messages nobody dispatches. Keep the store in"
+            " PostgreSQL or MySQL; or, if all of Airflow's processes see this file on one disk, set"
+            " sqlite_on_shared_disk = True in section [delayed] of Airflow's configuration"
+            " (AIRFLOW__DELAYED__SQLITE_ON_SHARED_DISK)"
+        )
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Begin work in a thread that keeps no process from ending, and return its future result."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            found.append(work(*arguments))
-        except Exception as error:
-            errors.append(error)
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
 
-    thread = Thread(target=contextvars.copy_context().run, args=(run,), name="delayed-test", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not found:
+    Thread(target=contextvars.copy_context().run, args=(run,), name="delayed-store", daemon=True).start()
+    return answer
+
+
+def result_of(answer: Future[T], seconds: float, conn_id: str) -> T:
+    """Return what work returned, or raise what it raised.
+
+    :param seconds: how long the caller has waited.
+    :raises DelayedError: it has not ended; it goes on nevertheless.
+    """
+    if not answer.done():
         raise DelayedError(
             f"connection {conn_id!r} did not answer within {seconds:g} seconds; look whether host and port are right,"
             " and whether a firewall is in between"
         )
-    return found[0]
+    return answer.result()
 
 
-def _without_password(store: DelayedStoreHook, said: str) -> str:
+def _without_password(store: DelayedStoreHook, text: str) -> str:
     try:
         password = store.get_connection(store.conn_id).password
     except Exception:
         # there is no such connection, and no password
-        return said
+        return text
     for secret in {password, quote(password, safe="")} if password else ():
-        said = said.replace(secret, "***")
-    return said
+        text = text.replace(secret, "***")
+    return text
+
+
+def acting() -> str:
+    """Return the actor: the task, with the user who triggered its run; elsewhere the operating system's user."""
+    from airflow.sdk import get_current_context
+
+    try:
+        context: Any = get_current_context()
+    except RuntimeError:
+        return system_user()
+    task = context["ti"]
+    who = f"task {task.dag_id}.{task.task_id}, run {task.run_id}"
+    triggered_by = getattr(context.get("dag_run"), "triggering_user_name", None)
+    return f"{who}, triggered by {triggered_by}" if triggered_by else who

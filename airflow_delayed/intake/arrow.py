@@ -1,27 +1,223 @@
-"""Arrow columns: whether their types are right, and what they hold as Python values."""
+"""Arrow arrays: which types a column may have, the values in Python, and the bytes for the hash of an id."""
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_delayed import message
 from airflow_delayed.errors import UnsupportedColumns
-from airflow_delayed.intake.batch import COLUMNS, Batch
+from airflow_delayed.identity import headers_part, text_part
+from airflow_delayed.intake.columns import COLUMNS, MAX_HEADERS, RowBatch, TooManyHeaders
 from airflow_delayed.intake.files import SourceFile
-from airflow_delayed.intake.kinds import ceil_to_microseconds, is_binary, is_text
-from airflow_delayed.intake.parts import entries
-from airflow_delayed.intake.rows import MAX_HEADERS, TooManyHeaders
+from airflow_delayed.message import EPOCH, MICROSECOND, UTC
+
+NUMPY = find_spec("numpy") is not None
+#: The first and the last microsecond that Python has a time for.
+_FIRST = message.microseconds(datetime.min.replace(tzinfo=UTC))
+_LAST = message.microseconds(datetime.max.replace(tzinfo=UTC))
+#: Longest delay in seconds that is reckoned here, 285 years: its microseconds are exact in floating point.
+_LONGEST = 9_000_000_000
+
+
+class Unusual(Exception):
+    """A column has a value that only the reader of single rows handles."""
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether a type is bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def texts(column: pa.Array) -> pa.Array:
+    """Return a column of text in UTF-8, or raise Unusual or ArrowInvalid."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not is_text(column.type):
+        raise Unusual
+    column.validate(full=True)
+    return column
+
+
+def contents(column: pa.Array) -> pa.Array:
+    """Return a column of text or bytes as bytes, or raise Unusual or ArrowInvalid."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_binary(column.type):
+        return column
+    column = texts(column)
+    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+
+
+def none_empty(column: pa.Array) -> None:
+    """Raise Unusual if a text is empty."""
+    if pc.min(pc.binary_length(column)).as_py() == 0:
+        raise Unusual
+
+
+def content(column: pa.Array) -> bytes:
+    """Return all bytes of a column of text, one after the other; there must be one row."""
+    _, offsets, data = column.buffers()
+    bounds = memoryview(offsets).cast("q" if pa.types.is_large_string(column.type) else "i")
+    start, end = bounds[column.offset], bounds[column.offset + len(column)]
+    return bytes(memoryview(data)[start:end]) if end > start else b""
+
+
+def microseconds(column: pa.Array, *, naive_is_utc: bool) -> pa.Array:
+    """Return a column of times as microseconds since 1970, or raise Unusual or ArrowInvalid."""
+    kind = column.type
+    if not pa.types.is_timestamp(kind) or (kind.tz is None and not naive_is_utc):
+        raise Unusual
+    if kind.unit == "ns":
+        column = ceil_to_microseconds(column)
+    found = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
+    in_calendar(found)
+    return found
+
+
+def moments(values: pa.Array) -> list[datetime]:
+    """Return the UTC times of microseconds since 1970, without nulls."""
+    # NumPy makes the spans in a third of the time; pyarrow may be there without it
+    if NUMPY:
+        spans = values.view(pa.duration("us")).to_numpy().tolist()
+    else:
+        spans = map(MICROSECOND.__mul__, values.to_pylist())
+    return list(map(EPOCH.__add__, spans))
+
+
+def in_calendar(moments: pa.Array) -> None:
+    """Raise Unusual if microseconds since 1970 lie outside the years 1 to 9999."""
+    bounds = pc.min_max(moments).as_py()
+    if bounds["min"] is not None and not _FIRST <= bounds["min"] <= bounds["max"] <= _LAST:
+        raise Unusual
+
+
+def delays(column: pa.Array) -> pa.Array:
+    """Return a column of seconds as microseconds, fractions rounded up, or raise Unusual or ArrowInvalid."""
+    kind = column.type
+    whole = pa.types.is_integer(kind)
+    if not whole and not (pa.types.is_float32(kind) or pa.types.is_float64(kind)):
+        raise Unusual
+    seconds = column.cast(pa.int64() if whole else pa.float64())
+    # a NaN is not within these bounds either
+    if pc.all(pc.and_(pc.greater_equal(seconds, 0), pc.less_equal(seconds, _LONGEST))).as_py() is False:
+        raise Unusual
+    if whole:
+        return pc.multiply(seconds, 1_000_000)
+    floor = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False)
+    # as message.delay_of does it, in the same floating point
+    short = pc.less(pc.divide(floor.cast(pa.float64()), 1e6), seconds)
+    return pc.add(floor, short.cast(pa.int64()))
+
+
+def ceil_to_microseconds(column: pa.Array) -> Any:
+    """Never early: nanoseconds beyond a microsecond count as a whole one."""
+    whole = pa.timestamp("us", tz=column.type.tz)
+    floor = column.cast(whole, safe=False)
+    exact = pc.equal(floor.cast(column.type), column)
+    return pc.if_else(exact, floor, pc.add(floor.cast(pa.int64()), 1).cast(whole))
+
+
+_BINARY = pa.large_binary()
+
+
+def constant(content: bytes) -> pa.Scalar:
+    """Return a piece that is the same for all rows."""
+    return pa.scalar(content, _BINARY)
+
+
+def join(*pieces: Any) -> pa.Array:
+    """Join the pieces of each row; null if one of them is."""
+    return pc.binary_join_element_wise(*pieces, constant(b""))
+
+
+def part(kind: bytes, values: pa.Array) -> tuple[Any, ...]:
+    """Return the pieces of one part: the letter of its type, its length in 8 bytes, and itself."""
+    content = values.cast(_BINARY)
+    return constant(kind), _big_endian(pc.binary_length(content)), content
+
+
+def text_parts(codes: pa.DictionaryArray, after: bytes = b"") -> pa.Array:
+    """Return the parts of texts of which few differ, with something after each."""
+    parts = [text_part(text) + after for text in codes.dictionary.to_pylist()]
+    return pa.array(parts, _BINARY).take(codes.indices)
+
+
+def number_part(kind: bytes, values: pa.Array) -> tuple[Any, ...]:
+    """Return the pieces of a part that is a whole number."""
+    return part(kind, values.cast(pa.string()))
+
+
+def _big_endian(lengths: pa.Array) -> pa.Array:
+    # the length of a null does not matter, for its join is null
+    lengths = lengths.cast(pa.int64())
+    whole = array("q")
+    whole.frombytes(memoryview(lengths.buffers()[1])[8 * lengths.offset : 8 * (lengths.offset + len(lengths))])
+    if sys.byteorder == "little":
+        whole.byteswap()
+    return pa.Array.from_buffers(pa.binary(8), len(whole), [None, pa.py_buffer(whole)]).cast(_BINARY)
+
+
+def entries(headers: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return a map column's names and values, and where each row's begin and end; of a slice only its own rows'."""
+    offsets = headers.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    names, values = (child.slice(first, last - first) for child in (headers.keys, headers.items))
+    return names, values, pc.subtract(offsets, offsets[0])
+
+
+def header_parts(headers: pa.MapArray) -> tuple[Any, ...] | None:
+    """Return the pieces of each row's headers: how many, then names and values in the order of the names.
+
+    :return: None if a row has a name twice.
+    """
+    names, values, offsets = entries(headers)
+    offsets = offsets.cast(pa.int64())
+    codes = names.dictionary_encode()
+    # the letter of the value's type stands after the name
+    pairs = join(text_parts(codes, after=b"s"), *part(b"s", values)[1:])
+    known = codes.dictionary.to_pylist()
+    rank = {name: place for place, name in enumerate(sorted(known))}
+    ranks = pa.array([rank[name] for name in known], pa.int64()).take(codes.indices)
+    rows = pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, names))
+    places = pc.add(pc.multiply(rows, len(known)), ranks)
+    if not _ascending(places):
+        order = pc.array_sort_indices(places)
+        if not _ascending(places.take(order)):
+            return None
+        pairs = pairs.take(order)
+    together = pc.binary_join(pa.LargeListArray.from_arrays(offsets, pairs), constant(b""))
+    pieces = *number_part(b"n", pc.subtract(offsets[1:], offsets[:-1])), together
+    if not headers.null_count:
+        return pieces
+    # a null may have entries all the same
+    return (pc.if_else(headers.is_valid(), join(*pieces), constant(headers_part({}))),)
+
+
+def _ascending(values: pa.Array) -> bool:
+    return len(values) < 2 or bool(pc.all(pc.less(values[:-1], values[1:])).as_py())
+
 
 _SPARK_ADVICE = (
     "in the Spark job set spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or pass timezone= (timezone='UTC' for"
-    " what Spark writes by default)"
+    " what Spark writes by default), or add a column timezone"
 )
 
 
 def check_schema(schema: pa.Schema, origin: str, *, naive_ok: bool) -> None:
-    """Check the types of the columns that mean something.
+    """Check the types of the known columns.
 
     :param naive_ok: a time zone is given for timestamps that have none.
     :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
@@ -53,10 +249,10 @@ def _fits(name: str, kind: pa.DataType) -> bool:
     return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
 
 
-def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch:
+def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> RowBatch:
     """Return a record batch with the columns that the file's folders hold; as Python values when they are asked for."""
-    columns = Columns(records, file.partition)
-    return Batch(
+    columns = ArrowColumns(records, file.partition)
+    return RowBatch(
         columns=columns,
         size=records.num_rows,
         origin=file.name,
@@ -67,7 +263,7 @@ def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> Batch
     )
 
 
-class Columns(Mapping[str, Sequence[object]]):
+class ArrowColumns(Mapping[str, Sequence[object]]):
     """A record batch's columns as Python values, each made when it is asked for first."""
 
     def __init__(self, records: pa.RecordBatch, partition: Mapping[str, str | None]) -> None:
@@ -119,7 +315,7 @@ def _value(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except (OverflowError, ValueError):
-        # such as a time after the year 9999; its row says so
+        # such as a time after the year 9999; the row's problem names it
         return Unreadable(str(value.type))
 
 
@@ -130,7 +326,7 @@ def _counts(column: pa.MapArray) -> list[int]:
 
 
 class Unreadable:
-    """Stands for a value that Python has nothing for."""
+    """A value that Python has no type for."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

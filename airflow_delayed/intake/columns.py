@@ -1,26 +1,130 @@
-"""Which columns a source must, may and must not have, and what holds for all of its rows."""
+"""Rules for the columns and rows of all sources, and RowBatch, in which every source yields its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import UnsupportedColumns, some
-from airflow_delayed.intake.batch import COLUMNS, REJECTED
+from airflow_delayed.message import DelayedMessage
 
+#: Most headers of a row. Brokers take fewer: SQS ten, RabbitMQ what a frame of 128 KiB holds.
+MAX_HEADERS = 10_000
+#: Rows in memory at a time,
+BATCH_ROWS = 8192
+#: and bytes of them.
+BATCH_BYTES = 64 * 1024 * 1024
 NULL_ID = "is null; fill it, or leave it out to have ids made"
+#: The column of a rejected row's problem; it is ignored, so that the mended file can be a source itself.
+REJECTED = "rejected"
+
+#: The known columns, and their types. ``value`` and ``body`` are two names of one column.
+COLUMNS: Mapping[str, str] = {
+    "destination": "text",
+    "value": "text or binary",
+    "body": "text or binary",
+    "due_at": "a timestamp",
+    "delay_seconds": "a number",
+    "headers": "a map of text to text",
+    "message_id": "text",
+    "tag": "text",
+    "expires_at": "a timestamp",
+    "timezone": "text",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is given once for all rows, so that no column is needed for it, and what else is wanted.
+class RowBatch:
+    """Consecutive rows of one file or list.
 
-    :param destination: a destination is given.
-    :param due: a delay or a due time is given.
+    :param origin: the file's path, or how the list is called.
+    :param first_row: the number of the first row in its origin, counted from 1.
+    :param broken: rows that could not be read, by index: the column, and the reason.
+    :param rows: the rows as they came, where they are dictionaries; columns that are not read are in these alone.
+    :param ids_given: the rows have a column of ids, so that a null in it is an error.
+    :param records: the same rows as an Arrow record batch, without the columns of ``partition``, for all rows alike.
+    """
+
+    columns: Mapping[str, Sequence[object]]
+    size: int
+    origin: str
+    first_row: int = 1
+    broken: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, object]] | None = field(default=None, repr=False)
+    ids_given: bool = False
+    records: Any = field(default=None, repr=False)
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+    def place(self, index: int) -> str:
+        """Name a row for a person."""
+        return f"{self.origin} row {self.first_row + index:,}"
+
+    def values(self, name: str) -> Iterator[object]:
+        """Return a column that is read; null where there is none."""
+        if name in self.columns:
+            return iter(self.columns[name])
+        if self.rows is not None:
+            return (row.get(name) for row in self.rows)
+        return repeat(None, self.size)
+
+    def row(self, index: int) -> dict[str, object]:
+        """Return one row."""
+        if self.rows is not None:
+            return dict(self.rows[index])
+        return {name: values[index] for name, values in self.columns.items()}
+
+
+class TooManyHeaders:
+    """In place of more headers than a row may have, which are not read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"{self.count:,} headers"
+
+
+def batch_of(
+    rows: Sequence[Mapping[str, object]],
+    origin: str,
+    first_row: int = 1,
+    broken: Mapping[int, tuple[str, str]] | None = None,
+) -> RowBatch:
+    """Make a batch of dictionaries; a field that a row lacks is null.
+
+    Columns are made of the names in :data:`COLUMNS` alone: of others each row may have its own.
+    """
+    names = {name for row in rows for name in COLUMNS.keys() & row.keys()}
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return RowBatch(columns=columns, size=len(rows), origin=origin, first_row=first_row, broken=broken or {}, rows=rows)
+
+
+def row_of(message: DelayedMessage) -> dict[str, object]:
+    """Return a message as a row, without fields that are None."""
+    row = {
+        "destination": message.destination,
+        "value": message.body,
+        "due_at": message.due_at,
+        "headers": dict(message.headers),
+        "message_id": message.message_id,
+        "tag": message.tag,
+        "expires_at": message.expires_at,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRules:
+    """Rules for the names of a source's columns: what all rows have in common needs no column.
+
+    :param destination: all rows without their own have a destination.
+    :param due: all rows without their own have a delay or a due time.
     :param id_columns: the columns of the key.
-    :param ignore_others: further columns are passed over and no error.
+    :param ignore_others: unknown columns are ignored, and no error.
     """
 
     destination: bool = False
@@ -44,7 +148,7 @@ class Wanted:
             raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
 
     def problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
-        """Return what is wrong with the fields of one row by itself, or None: the column, and why."""
+        """Return the column and the problem of one row whose field names break the rules, or None."""
         if not all(isinstance(name, str) for name in row):
             return "fields", "have a name that is not text"
         try:
@@ -81,11 +185,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """What holds for all rows; a row's own column wins, and a null in it takes the value given here.
+    """Values for rows without a column of that name, or with a null in it.
 
-    :param anchor: what relative delays count from: when the task's first try began; None: that is not known.
-    :param scope: what sets this run's messages apart from another's, where ids are made from content.
-    :param zone: what times without an offset mean; without it they are an error.
+    :param anchor: the time that relative delays count from, by default the start of the task's first try; None: it is
+        not known.
+    :param scope: identifies the run, in ids that are made from content.
+    :param zone: the time zone of times without an offset, in rows without a ``timezone`` of their own; without either
+        they are an error.
     """
 
     anchor: datetime | None

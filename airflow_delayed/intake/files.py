@@ -1,19 +1,20 @@
-"""The files of a source: a file, or a folder as Spark writes it, on any fsspec file system."""
+"""The files of a source: a file, or a folder as Spark writes it, on any fsspec file system; read within bounds."""
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from airflow_delayed.addresses import shown
-from airflow_delayed.errors import SourceError, some
-from airflow_delayed.intake.private import is_local
+from airflow_delayed.addresses import shown, without_secrets
+from airflow_delayed.errors import InputError, SourceError, some
 
-_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 #: What Spark writes for a null in a partition's folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -24,8 +25,8 @@ class SourceFile:
     """One file with rows.
 
     :param partition: the columns that its folders' names hold, as in ``destination=mail/part-0.parquet``.
-    :param version: what changes when the file does: its size, and time or hash where the file system has them.
-    :param size: in bytes, if the file system says it.
+    :param version: changes when the file does: its size, and time or hash where the file system has them.
+    :param size: in bytes, if the file system has it.
     :param folder: of a folder of this machine its real path, in which the file must lie.
     """
 
@@ -52,7 +53,7 @@ def list_files(
 ) -> list[SourceFile]:
     """Return the files of a source in the order of their names. Names that begin with ``_`` or ``.`` hold no rows.
 
-    :param source_format: "parquet" or "json" (JSON lines); by default by the file names' endings.
+    :param source_format: "parquet", "json" (JSON lines) or "csv"; by default by the file names' endings.
     :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
     :raises SourceError: it is not there, not complete, of an unknown format, or has links that lead out of it.
     """
@@ -141,7 +142,7 @@ def _format_of(name: str, shown_as: str) -> str:
             return kind
     raise SourceError(
         f"source {shown_as}: {posixpath.basename(shown(name))} is neither Parquet (.parquet) nor JSON lines (.jsonl,"
-        " .json); pass source_format='parquet' or 'json' if it is"
+        " .json) nor CSV (.csv); pass source_format='parquet', 'json' or 'csv' if it is"
     )
 
 
@@ -162,6 +163,139 @@ _CHANGES = (
 def _version(info: Mapping[str, Any]) -> tuple[str, ...]:
     changes = tuple(str(info[key]) for key in _CHANGES if info.get(key) is not None)
     if not changes and info.get("created") is not None:
-        # what a file in memory has alone; of a local file it is the time of its name, too
+        # all that a file in memory has; for a local file it is also the time of a change of its name
         changes = (str(info["created"]),)
     return str(info.get("size")), *changes
+
+
+#: Longest line, in bytes: more than any transport carries as one message.
+MAX_LINE = 16 * 1024 * 1024
+#: What a compressed file may unpack to: so many bytes, and beyond the first of these bounds so many times its own size.
+#: Rows of JSON unpack to 5 to 30 times their size.
+UNPACKED_IN_ANY_CASE = 64 * 1024 * 1024
+MAX_RATIO = 200
+MAX_UNPACKED = 64 * 1024 * 1024 * 1024
+
+
+class FileSource:
+    """Files of one kind, and how to list them again."""
+
+    def __init__(self, fs: Any, listing: Callable[[], list[SourceFile]], name: str) -> None:
+        self.name = name
+        self._fs = fs
+        self._listing = listing
+        self._files = listing()
+
+    def fingerprint(self) -> bytes | None:
+        """Return names, sizes, and times or hashes of the files; None where a file has neither time nor hash."""
+        if not all(file.shows_changes for file in self._files):
+            return None
+        return repr([(file.path, file.version) for file in self._files]).encode()
+
+    def check_unchanged(self) -> None:
+        """Compare the files with the first listing."""
+        self._fs.invalidate_cache()
+        if self._listing() != self._files:
+            raise SourceError(
+                f"source {self.name} changed after it was checked;"
+                " the job that writes it must end before this task begins"
+            )
+
+
+@contextmanager
+def opened(fs: Any, file: SourceFile) -> Iterator[Any]:
+    """Open a file for its bytes, as they are stored.
+
+    :raises SourceError: it was replaced by a link that leads out of the source's folder.
+    """
+    with fs.open(file.path, "rb") as handle:
+        if file.folder is not None:
+            # the name may lead to another file than when it was listed: check the file that was opened
+            real = check_inside(file.path, file.folder)
+            if not os.path.samestat(os.lstat(real), os.fstat(handle.fileno())):
+                raise SourceError(f"{file.name} was replaced while it was opened; run the task again")
+        yield handle
+
+
+@contextmanager
+def unpacked(fs: Any, file: SourceFile) -> Iterator[io.BufferedReader[Any]]:
+    """Open a text file for its bytes; a compressed file is unpacked on the way.
+
+    :raises SourceError: it is torn, or unpacks to far more than its size.
+    """
+    from fsspec.compression import compr
+    from fsspec.core import get_compression
+
+    packing = get_compression(file.path, "infer")
+    try:
+        with opened(fs, file) as handle:
+            stream = handle if packing is None else compr[packing](handle, mode="r")
+            most = _unpacked_at_most(file) if packing else None
+            with io.BufferedReader(_Counted(stream, file, most), 1 << 17) as reader:
+                yield reader
+    except InputError:
+        raise
+    except Exception as error:
+        # each packing has errors of its own, and fsspec knows more packings than are installed here
+        raise SourceError(
+            f"{file.name} cannot be read as lines of text: {without_secrets(str(error), file.path)}"
+        ) from error
+
+
+def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
+    """Yield a text file's lines with their ends.
+
+    :raises SourceError: as :func:`unpacked`, or a line is too long.
+    """
+    number = 0
+    with unpacked(fs, file) as lines:
+        while line := lines.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise SourceError(
+                    f"{file.name} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"
+                    " read; is the file JSON lines, with one object a line? Send a reference to a body as large"
+                )
+            yield line
+
+
+def _unpacked_at_most(file: SourceFile) -> int:
+    if file.size is None:
+        return MAX_UNPACKED
+    return min(MAX_UNPACKED, max(UNPACKED_IN_ANY_CASE, MAX_RATIO * file.size))
+
+
+class _Counted(io.RawIOBase):
+    """A stream that ends with an error when more comes out of it than may."""
+
+    def __init__(self, stream: Any, file: SourceFile, most: int | None) -> None:
+        self._stream = stream
+        self._file = file
+        self._most = most
+        self._count = 0
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        data = self._stream.read(len(buffer))
+        self._count += len(data)
+        if self._most is not None and self._count > self._most:
+            raise SourceError(
+                f"{self._file.name} unpacks to more than {self._most:,} bytes, the most that is unpacked from a file of"
+                f" its size ({self._file.size or 0:,} bytes); unpack it before, or split it, if its content is right"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def is_local(fs: Any) -> bool:
+    """Return whether a fsspec file system is that of this machine."""
+    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read, and follow no link: an ``opener`` for :func:`open`."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)

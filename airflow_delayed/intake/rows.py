@@ -1,4 +1,4 @@
-"""Rows into messages, by the rules that hold for all rows. Pure: no file, no network, no clock."""
+"""RowReader: row by row, any batch becomes messages and problems. Pure: no file, no network, no clock."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ from itertools import repeat
 from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
-from airflow_delayed.errors import InvalidMessage, NaiveTime
+from airflow_delayed.clock import Shift, resolve, zone
+from airflow_delayed.errors import InputError, InvalidMessage, NaiveTime, short
 from airflow_delayed.identity import content_digest, key_id
-from airflow_delayed.intake.batch import Batch
-from airflow_delayed.intake.columns import NULL_ID, RowRules
-from airflow_delayed.localtime import Shift, resolve
+from airflow_delayed.intake.columns import MAX_HEADERS, NULL_ID, RowBatch, RowRules, TooManyHeaders
 from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
 
 if TYPE_CHECKING:
-    from airflow_delayed.intake.checked import Checked
-    from airflow_delayed.intake.checks import Checks
+    from airflow_delayed.intake.columnar import ColumnarReader, ColumnarRows
 
 
-#: How deep lists and dictionaries may be nested. Python's own limit depends on where it is called from, so that a row
-#: could pass in one look at it and fail in the next; and most readers of JSON stop earlier.
+#: How deep lists and dictionaries may be nested. Python's recursion limit depends on how deep the caller already is, so
+#: without a limit of ours the same row could pass the preflight and fail in the send.
 MAX_DEPTH = 200
 TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
-#: Most headers of a row. Brokers take fewer: SQS ten, RabbitMQ what a frame of 128 KiB holds.
-MAX_HEADERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +59,9 @@ class RowReader:
     def __init__(self, rules: RowRules) -> None:
         self.rules = rules
         self.shifts = Shifts()
-        self._checks: Checks | None = None
+        self._checks: ColumnarReader | None = None
 
-    def read(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
+    def read(self, batch: RowBatch) -> Iterator[DelayedMessage | Problem]:
         """Yield, for each row in its order, a message or a problem."""
         checked = self.check(batch)
         if checked is None:
@@ -72,18 +69,18 @@ class RowReader:
         else:
             yield from checked.messages()
 
-    def check(self, batch: Batch) -> Checked | None:
+    def check(self, batch: RowBatch) -> ColumnarRows | None:
         """Return a batch's rows checked by their columns; None if they have to be read one by one."""
         if batch.records is None:
             return None
         if self._checks is None:
-            from airflow_delayed.intake.checks import Checks
+            from airflow_delayed.intake.columnar import ColumnarReader
 
-            self._checks = Checks(self.rules)
+            self._checks = ColumnarReader(self.rules)
         return self._checks.check(batch)
 
-    def by_row(self, batch: Batch) -> Iterator[DelayedMessage | Problem]:
-        """Yield what :meth:`read` does, found row by row."""
+    def by_row(self, batch: RowBatch) -> Iterator[DelayedMessage | Problem]:
+        """Yield the same as :meth:`read`, without its fast path by columns."""
         columns = batch.columns
         column: Any = batch.values
         keys: Any = repeat(None, batch.size)
@@ -99,11 +96,14 @@ class RowReader:
             column("message_id"),
             column("tag"),
             column("expires_at"),
+            column("timezone"),
             keys,
             strict=True,
         )
         broken = batch.broken
-        for index, (value, body, destination, due, delay, headers, message_id, tag, expires, key) in enumerate(rows):
+        for index, (value, body, destination, due, delay, headers, message_id, tag, expires, where, key) in enumerate(
+            rows
+        ):
             if broken and index in broken:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
@@ -111,7 +111,7 @@ class RowReader:
                 if message_id is None and batch.ids_given:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
-                yield self._message(content, destination, due, delay, headers, message_id, tag, expires, key)
+                yield self._message(content, destination, due, delay, headers, message_id, tag, expires, where, key)
             except InvalidMessage as error:
                 name = error.column
                 if name == "body" and (value is not None or "body" not in columns):
@@ -128,6 +128,7 @@ class RowReader:
         message_id: Any,
         tag: Any,
         expires: object,
+        where: object,
         key: tuple[object, ...] | None,
     ) -> DelayedMessage:
         rules = self.rules
@@ -137,12 +138,12 @@ class RowReader:
         destination = rules.destination if destination is None else destination
         if destination is None or destination == "":
             raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
-        due_at = self._due(due, delay)
+        due_at = self._due(due, delay, where)
         all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
         tag = rules.tag if tag is None else tag
-        expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires)
+        expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires, where)
         if key is not None:
-            message_id = key_id(rules.id_columns, self._key(key))
+            message_id = key_id(rules.id_columns, self._key(key, where))
         elif message_id is None:
             message_id = rules.message_id
         if message_id is None:
@@ -157,7 +158,7 @@ class RowReader:
                     rules.scope,
                 ).hex()
             except (AttributeError, TypeError, UnicodeEncodeError):
-                # a field of a wrong kind has no digest; the message itself says which
+                # no id can be made of a field of a wrong type; DelayedMessage refuses the row and names the field
                 message_id = "-"
         return DelayedMessage(
             destination=destination,
@@ -169,36 +170,52 @@ class RowReader:
             expires_at=expires_at,
         )
 
-    def _due(self, due: object, delay: object) -> datetime:
+    def _due(self, due: object, delay: object, where: object) -> datetime:
         if delay is not None:
             if due is not None:
                 raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
             return due_after(self.rules.anchor, delay_of(_seconds(delay), "delay_seconds"), "delay_seconds")
         if due is not None:
-            return self._moment("due_at", due)
+            return self._moment("due_at", due, where)
         if self.rules.due_at is not None:
             return self.rules.due_at
         raise InvalidMessage("due_at", "is null; fill it (or delay_seconds), or give due_at= or delay=")
 
-    def _moment(self, column: str, value: object) -> datetime:
+    def _moment(self, column: str, value: object, where: object) -> datetime:
+        """Return a time in UTC.
+
+        :param where: the row's own ``timezone``.
+        """
         moment = parse_time(column, value)
         if moment.utcoffset() is not None:
             return utc(column, moment)
-        if self.rules.zone is None:
+        local = self.rules.zone if where is None else _zone(where)
+        if local is None:
             raise NaiveTime(column, moment)
-        resolved, shift = resolve(column, moment, self.rules.zone)
+        resolved, shift = resolve(column, moment, local)
         self.shifts.gaps += shift is Shift.GAP
         self.shifts.folds += shift is Shift.FOLD
         return resolved
 
-    def _key(self, key: tuple[object, ...]) -> tuple[object, ...]:
-        where = self.rules.zone
-        if where is None:
+    def _key(self, key: tuple[object, ...], where: object) -> tuple[object, ...]:
+        if not any(isinstance(value, datetime) and value.utcoffset() is None for value in key):
+            return key
+        local = self.rules.zone if where is None else _zone(where)
+        if local is None:
             return key
         return tuple(
-            resolve(name, value, where)[0] if isinstance(value, datetime) and value.utcoffset() is None else value
+            resolve(name, value, local)[0] if isinstance(value, datetime) and value.utcoffset() is None else value
             for name, value in zip(self.rules.id_columns, key, strict=True)
         )
+
+
+def _zone(name: object) -> ZoneInfo:
+    try:
+        return zone(name)  # type: ignore[arg-type]
+    except (InputError, TypeError):
+        raise InvalidMessage(
+            "timezone", f"{short(name)} is not an IANA time zone; write it as 'Europe/Berlin' or 'UTC'"
+        ) from None
 
 
 def _seconds(delay: object) -> int | float | str:
@@ -239,7 +256,7 @@ def body_of(value: object) -> bytes:
 
 
 def is_deep(text: str, value: object) -> bool:
-    """Return whether a value, which is a text of JSON too, is nested too deep."""
+    """Return whether a value is nested too deep; ``text`` is the same value as JSON."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     level = [value]
@@ -254,16 +271,6 @@ def _children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
-
-
-class TooManyHeaders:
-    """Stands for more headers than a row may have; they are not read."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __str__(self) -> str:
-        return f"{self.count:,} headers"
 
 
 def headers_of(value: object) -> Mapping[str, str]:

@@ -1,26 +1,30 @@
-"""Sources of rows: a list given in the DAG, Parquet files, JSON lines. Each is a stream, and can be read twice."""
+"""Sources of rows: a list in the DAG, Parquet files, JSON lines; and the file of rejected rows, a later source.
+
+Each source is a stream, and can be read twice.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import posixpath
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from hashlib import blake2b
 from itertools import islice
+from types import TracebackType
 from typing import Any, Protocol
 
-from airflow_delayed.addresses import without_secrets
-from airflow_delayed.errors import SourceError
-from airflow_delayed.intake.batch import Batch, batch_of, row_of
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.files import SourceFile, list_files
-from airflow_delayed.intake.lines import iter_lines, opened
-from airflow_delayed.intake.rows import TOO_DEEP, is_deep
+from airflow_delayed.addresses import shown
+from airflow_delayed.errors import InputError, SourceError
+from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, REJECTED, ColumnRules, RowBatch, batch_of, row_of
+from airflow_delayed.intake.files import FileSource, SourceFile, is_local, iter_lines, list_files, private
+from airflow_delayed.intake.rows import TOO_DEEP, Problem, is_deep
 from airflow_delayed.message import DelayedMessage
 
-#: Rows in memory at a time,
-BATCH_ROWS = 8192
-#: and bytes of them. JSON as Python's objects takes several times the text.
-BATCH_BYTES = 64 * 1024 * 1024
+#: Bytes of text in memory at a time: as Python's objects JSON takes several times the text.
 _BATCH_TEXT = BATCH_BYTES // 4
 
 
@@ -29,7 +33,7 @@ class Source(Protocol):
 
     name: str
 
-    def batches(self, wanted: Wanted) -> Iterator[Batch]:
+    def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the rows in a fixed order, in batches.
 
         :raises UnsupportedColumns: columns are missing, unknown or of a wrong type.
@@ -38,11 +42,11 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> bytes | None:
-        """Return what changes when the rows do; it may also change when they do not. None: changes do not show."""
+        """Return bytes that change when the rows do, and maybe also without; None: changes cannot be seen."""
         ...
 
     def check_unchanged(self) -> None:
-        """Check that the rows are those that were read before.
+        """Check that the rows have not changed since they were read.
 
         :raises SourceError: files came, went or changed.
         """
@@ -56,7 +60,7 @@ class ListSource:
         self.name = name
         self._messages = messages
 
-    def batches(self, wanted: Wanted) -> Iterator[Batch]:
+    def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the messages; a field that is wrong is a problem of its own row, since no two need have the same."""
         entries = iter(self._messages)
         first = 1
@@ -76,7 +80,7 @@ class ListSource:
             first += len(chunk)
 
     def fingerprint(self) -> bytes:
-        """Return a hash of all that the messages say."""
+        """Return a hash of the messages."""
         found = blake2b(digest_size=16)
         for entry in self._messages:
             row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
@@ -98,35 +102,10 @@ def _repr(value: object) -> str | None:
         return None
 
 
-class FileSource:
-    """Files of one kind, and how to list them again."""
-
-    def __init__(self, fs: Any, listing: Callable[[], list[SourceFile]], name: str) -> None:
-        self.name = name
-        self._fs = fs
-        self._listing = listing
-        self._files = listing()
-
-    def fingerprint(self) -> bytes | None:
-        """Return names, sizes, and times or hashes of the files; None where a file has neither time nor hash."""
-        if not all(file.shows_changes for file in self._files):
-            return None
-        return repr([(file.path, file.version) for file in self._files]).encode()
-
-    def check_unchanged(self) -> None:
-        """Compare the files with those that were listed first."""
-        self._fs.invalidate_cache()
-        if self._listing() != self._files:
-            raise SourceError(
-                f"source {self.name} changed after it was checked;"
-                " the job that writes it must end before this task begins"
-            )
-
-
-class JsonLinesSource(FileSource):
+class JsonLinesFiles(FileSource):
     """Files of JSON lines: an object a line, blank lines passed over; rows are numbered as lines."""
 
-    def batches(self, wanted: Wanted) -> Iterator[Batch]:
+    def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the rows of each file; a line that is wrong is a problem of its own."""
         for file in self._files:
             first, size = 1, 0
@@ -167,53 +146,6 @@ def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[
     return {**file.partition, **row}, None
 
 
-class ParquetSource(FileSource):
-    """Parquet files, as Spark writes them.
-
-    :param naive_ok: a time zone is given for timestamps that have none.
-    """
-
-    def __init__(self, fs: Any, listing: Callable[[], list[SourceFile]], name: str, *, naive_ok: bool = False) -> None:
-        super().__init__(fs, listing, name)
-        self._naive_ok = naive_ok
-
-    def batches(self, wanted: Wanted) -> Iterator[Batch]:
-        """Yield the rows of each file, whose columns' types are checked first."""
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError:
-            raise SourceError(
-                "reading Parquet needs pyarrow: pip install 'airflow-provider-delayed[parquet]'"
-            ) from None
-        from airflow_delayed.intake.arrow import check_schema, to_batch
-        from airflow_delayed.intake.decoded import check_growth, joined, pieces, rows_within
-
-        for file in self._files:
-            try:
-                with opened(self._fs, file) as handle:
-                    # Spark's INT96 as nanoseconds would wrap around in the year 2262
-                    parquet = pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
-                    names = {*parquet.schema_arrow.names, *file.partition}
-                    wanted.check(names, file.name)
-                    check_schema(parquet.schema_arrow, file.name, naive_ok=self._naive_ok)
-                    # what is ignored is not read at all
-                    used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
-                    first = 1
-                    # of all row groups at once pyarrow would hold the whole file
-                    for group in range(parquet.num_row_groups):
-                        check_growth(file, parquet.metadata, group, used)
-                        rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
-                        batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
-                        for records in joined(batches, BATCH_ROWS, BATCH_BYTES):
-                            for piece in pieces(records, BATCH_BYTES):
-                                yield to_batch(piece, file, first)
-                                first += piece.num_rows
-            except (pa.ArrowException, OSError, EOFError) as error:
-                text = without_secrets(str(error), file.path)
-                raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
-
-
 def open_source(
     fs: Any,
     path: str,
@@ -231,7 +163,133 @@ def open_source(
     def listing() -> list[SourceFile]:
         return list_files(fs, path, shown_as=shown_as, source_format=source_format, require_success=require_success)
 
+    return source_of(fs, listing, shown_as, naive_ok=naive_ok)
+
+
+def source_of(fs: Any, listing: Callable[[], list[SourceFile]], shown_as: str, *, naive_ok: bool) -> Source:
+    """Return the source for files of one format.
+
+    :param listing: returns the files, again and again.
+    :param naive_ok: there is a time zone for times without an offset.
+    :raises SourceError: a library is missing.
+    """
     files = listing()
-    if files and files[0].format == "json":
-        return JsonLinesSource(fs, listing, shown_as)
-    return ParquetSource(fs, listing, shown_as, naive_ok=naive_ok)
+    kind = files[0].format if files else "parquet"
+    if kind == "json":
+        return JsonLinesFiles(fs, listing, shown_as)
+    try:
+        if kind == "csv":
+            from airflow_delayed.intake.csv_files import CsvFiles
+
+            return CsvFiles(fs, listing, shown_as)
+        from airflow_delayed.intake.parquet import ParquetFiles
+    except ImportError:
+        raise needs_pyarrow("Parquet and CSV") from None
+    return ParquetFiles(fs, listing, shown_as, naive_ok=naive_ok)
+
+
+def needs_pyarrow(what: str) -> SourceError:
+    """Return the error for a source that cannot be read without pyarrow."""
+    return SourceError(f"{what} cannot be read without pyarrow: pip install 'airflow-provider-delayed[parquet]'")
+
+
+class Rejects:
+    """A file of rows that could not be sent: each with its own columns, and with its problem in ``rejected``.
+
+    Once corrected, the file can be a source itself. Each try of a run writes it again; a try without rejected rows
+    leaves no file. A file of another run under the path is renamed to that run's name, since no other copy of its rows
+    exists. On a local disk a new file is made, which only its owner may read. Bytes are written as text; bytes that are
+    not UTF-8 as ``{"base64": "..."}``, which a user has to decode by hand.
+
+    :param run: names the run of the task; it stands in each row.
+    :raises InputError: the path holds something that is not a file of rejects, or is a link.
+    """
+
+    def __init__(self, fs: Any, path: str, run: str) -> None:
+        self.path = path
+        self.run = run
+        self.count = 0
+        #: Where the rows of an earlier run are now.
+        self.moved_to: str | None = None
+        self._fs = fs
+        self._file: Any = None
+        self._local = is_local(fs)
+        if self._local and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+            raise self._taken("is a link or a folder")
+        if not fs.exists(path):
+            return
+        if (other := self._run_of_file()) == run:
+            fs.rm(path)
+        else:
+            stem, ending = posixpath.splitext(path)
+            self.moved_to = f"{stem}.{re.sub('[^A-Za-z0-9._-]', '-', other)}{ending}"
+            # os.replace replaces a file of the new name, and never moves the file into a folder
+            (os.replace if self._local else fs.mv)(path, self.moved_to)
+
+    def _run_of_file(self) -> str:
+        try:
+            with self._fs.open(self.path, "rt", encoding="utf-8") as file:
+                return str(json.loads(file.readline())[REJECTED]["run"])
+        except (OSError, ValueError, LookupError, TypeError):
+            raise self._taken("is there already and holds no rejected rows") from None
+
+    def _taken(self, why: str) -> InputError:
+        return InputError(f"rejects={shown(self.path)} {why}; give rejects= a path of its own")
+
+    def _new(self) -> Any:
+        if not self._local:
+            return self._fs.open(self.path, "wt", encoding="utf-8")
+        try:
+            return open(self.path, "x", encoding="utf-8", opener=private)
+        except FileExistsError:
+            raise self._taken("was made by somebody else meanwhile") from None
+
+    def add(self, problem: Problem) -> None:
+        """Write one row."""
+        if self._file is None:
+            parent = self._fs._parent(self.path)
+            if parent:
+                self._fs.makedirs(parent, exist_ok=True)
+            self._file = self._new()
+        line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
+        line[REJECTED] = {"run": self.run, "place": problem.place, "column": problem.column, "problem": problem.problem}
+        self._file.write(json.dumps(line) + "\n")
+        self.count += 1
+
+    def __enter__(self) -> Rejects:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _written(value: object) -> object:
+    try:
+        plain = _plain(value)
+        json.dumps(plain)
+    except (RecursionError, ValueError):
+        # only from messages=, where the value still is: JSON lines nested as deep are rejected as lines
+        return {"unwritten": f"a {type(value).__name__} nested too deep, or a number of too many digits"}
+    return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
+        return _plain(dict(value))  # a map, as Arrow gives it
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)

@@ -1,4 +1,4 @@
-"""Handing over what a store of one's own holds."""
+"""CustomStoreDispatchOperator: a task that dispatches the messages of a store of your own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from airflow.sdk import BaseOperator
 from airflow_delayed import config, metrics
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.links import DeliveriesLink
-from airflow_delayed.store.custom_dispatch import CustomDispatcher
+from airflow_delayed.store.dispatch.custom import CustomDispatcher
+from airflow_delayed.store.dispatch.report import DispatchFailed
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import DelayedMessageStore
-from airflow_delayed.store.report import DispatchFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -24,29 +24,46 @@ _HALF_A_MINUTE = timedelta(seconds=30)
 
 
 class CustomStoreDispatchOperator(BaseOperator):
-    """Hands over what a store of one's own holds and is due within ``lookahead``, and removes it.
+    """Dispatches the messages of a store of your own that are due within ``lookahead``, and removes them.
 
-    The store is what :mod:`airflow_delayed.store.protocol` describes. A message is handed over at least once; any
-    number of these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's
-    start.
+    Experimental: it may change without a deprecation before (docs/development/stability.md).
+
+    The store implements :mod:`airflow_delayed.store.protocol`. A message is dispatched at least once; any number of
+    these tasks may run side by side. Lookahead must be longer than the time between two runs and a worker's start.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``by_connection``) and
     the first and last due time.
 
-    :param store: where the store is found, as ``package.module:name``; a class or function that is called without
-        arguments and returns it, where the task runs. It is no template: only the DAG's text says what is called.
-    :param name: the store's name, by which it may call its tables.
+    The store:
+
+    :param store: the path of the store, as ``package.module:name``: a class or function without arguments that returns
+        it. It is called where the task runs. The path is no template: only the DAG's text decides which code is called.
+    :param name: the store's name; the store may name its tables by it.
+    :param set_up: make the store's infrastructure where it is missing; False if the task has no right to.
+
+    Where to:
+
     :param deliver_conn_id: the connection that delivers.
-    :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
-        for so long. By default ``[delayed] lookahead``, 15 minutes.
+
+    When, and how fast:
+
+    :param lookahead: how long before its due time a message is dispatched, or less if its transport cannot delay it for
+        so long. By default ``[delayed] lookahead``, 15 minutes.
+    :param until: None makes one pass; "empty" goes on until the store is empty.
     :param batch_size: messages that are fetched at a time, from a store that can fetch several.
-    :param until: None makes one pass; "empty" goes on until the store has none left.
-    :param set_up: make the store's infrastructure where it is missing; False if the task may not.
-    :param number_of_retries: see :class:`airflow_delayed.store.policy.DispatchPolicy`, as of all that follow.
-    :raises ValueError: one of these cannot be.
+
+    Safety:
+
+    :param number_of_retries: as StoreDispatchOperator's; so are ``error_destination``,
+        ``time_to_trigger_store_circuit_breaker``, ``time_to_trigger_fetch_circuit_breaker``,
+        ``time_to_trigger_dispatch_circuit_breaker`` and ``maximum_recovery_failures_per_second``.
+
+    Result:
+
+    :raises ValueError: a parameter has a value that is not possible.
     """
 
-    # not store, which is imported and called: who may trigger a run would choose what
+    # without store: a user with the right to trigger a run could have any code imported and called
     template_fields: Sequence[str] = ("name", "deliver_conn_id", "error_destination")
     operator_extra_links = (DeliveriesLink(),)
 
@@ -87,11 +104,11 @@ class CustomStoreDispatchOperator(BaseOperator):
         DispatchPolicy.of(vars(self))
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Hand over, and return the counts.
+        """Dispatch messages, and return the counts.
 
-        :raises DispatchFailed: messages were given up and are still there, or the connection failed for too long.
+        :raises DispatchFailed: messages failed and are still in the store, or the connection failed for too long.
         :raises BreakerTripped: the store failed for too long.
-        :raises ValueError: there is nothing under the store's name.
+        :raises ValueError: the store's path cannot be imported.
         """
         dispatcher = CustomDispatcher(
             load(self.store),
@@ -111,9 +128,9 @@ class CustomStoreDispatchOperator(BaseOperator):
 
 
 def load(store: str) -> DelayedMessageStore:
-    """Make the store that is named as ``package.module:name``.
+    """Make the store with the path ``package.module:name``.
 
-    :raises ValueError: there is nothing of that name.
+    :raises ValueError: the path cannot be imported.
     """
     module, _, name = store.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""Handing over what a store holds."""
+"""StoreDispatchOperator: a task that dispatches the messages of a store."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 
-import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
+from airflow_delayed.errors import some
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import first_dispatch
-from airflow_delayed.store.dispatch import Dispatcher, check_connections
-from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.report import DispatchFailed, DispatchReport
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
+from airflow_delayed.store.policy import DispatchPolicy, check_connections
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -27,73 +27,89 @@ if TYPE_CHECKING:
     from airflow_delayed.hooks.store import DelayedStoreHook
 
 
-#: How long the pass may take that is made before the triggerer goes on; in seconds.
+#: Seconds that the pass on the worker may take, before the triggerer goes on.
 HERE = 30.0
-#: How many reasons of what was given up in that pass go along to the triggerer, for the error in the end.
+#: How many reasons for failed messages that pass hands to the triggerer, for the error at the end.
 REASONS = 10
 
 
 class StoreDispatchOperator(lineage.Traced, BaseOperator):
-    """Hands over what a store holds and is due within ``lookahead``, with the delay that remains, and removes it.
+    """Dispatches the messages of a store that are due within ``lookahead``, each with its remaining delay.
 
-    A message is handed over at least once, into a queue table of the store's database exactly once. Any number of
-    these tasks may run side by side, on any machines: none sends what another one holds. What a killed one held is
-    free again after ``claim_timeout``.
+    A message is dispatched at least once, into a queue table of the store's database exactly once, and then removed.
+    Any number of these tasks may run side by side, on any machines: none sends a message that another one has claimed.
+    The claims of a killed task end after ``claim_timeout``.
 
-    What a transport refuses is tried again after 1 s, then 2 s, 4 s and so on up to 5 min (less up to half of that, by
-    chance), in this run if it lasts so long, otherwise in a later one. A run in which messages only wait for their next
-    try succeeds, with a warning in its log: the lookahead leaves time for it. What is given up goes to
-    ``error_destination``, which does not fail the run either; or, without one, to the table of failed messages, and
-    then the run fails when all else is handed over. Airflow does not retry it, for there is nothing to be done again:
-    see DelayedStoreHook.retry. A connection that is lost is tried again until its breaker trips; then the run fails,
-    with all messages as they were, and a retry helps.
+    A message that a transport refuses is tried again after 1 s, then 2 s, 4 s and so on up to 5 min (less up to half of
+    that, by chance): in this run if it lasts so long, otherwise in a later one. A run in which messages only wait for
+    their next try succeeds, with a warning in its log: the lookahead leaves time for it. After the last try the message
+    goes to ``error_destination``, and the run still succeeds. Without an error destination it goes to the table of
+    failed messages, and the run fails when all other messages are dispatched. Airflow does not retry that run, since
+    there is nothing to repeat: see DelayedStoreHook.retry. A lost connection is tried again until its breaker trips;
+    then the run fails, all messages stay as they were, and a retry helps.
 
     Returns counts (``dispatched``, ``retried``, ``failed``, ``expired``, ``error_destination``, ``forgotten``,
-    ``left_for_others``, ``by_connection``) and the first and last due time. What the store holds then, and every half
-    minute while it stays, is told as gauges, see DelayedStoreHook.gauges.
+    ``left_to_others``, ``by_connection``) and the first and last due time. At its end, and every half minute while it
+    stays, it reports the numbers of messages in the store as gauges, see DelayedStoreHook.gauges.
+
+    The store:
 
     :param conn_id: the store, a SQL connection.
-    :param deliver_conn_ids: the connections that it may deliver through; messages of others are left. The store's own
-        ``conn_id`` stands for queue tables in its database. By default ``[delayed] deliver_conn_ids``.
-    :param lookahead: how long before its due time a message is handed over, or less if its transport cannot delay it
-        for so long; a queue table gets it when it is due. It must be longer than the time between two runs and a
-        worker's start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15
-        minutes.
+    :param table: the store's table.
+    :param schema: the schema of the table and of queue tables.
+
+    Where to:
+
+    :param deliver_conn_ids: the connections that it may deliver through; messages of other connections stay in the
+        store. The store's own ``conn_id`` stands for queue tables in its database. By default
+        ``[delayed] deliver_conn_ids``.
+    :param allowed_destinations: names, or patterns with ``*``, ``?`` and ``[...]``. A message to another destination
+        fails with the reason, as above, and is not sent. Without this limit, everybody who may insert into the store's
+        table can reach each queue that the connections may write to. None: all destinations.
+    :param error_destination: receives messages after their last try, through the connection that could not deliver them
+        and without delay, with the headers ``NServiceBus.FailedQ`` (the message's destination),
+        ``NServiceBus.ExceptionInfo.Message`` and ``NServiceBus.TimeOfFailure``.
+
+    When, and how fast:
+
+    :param lookahead: how long before its due time a message is dispatched, or less if its transport cannot delay it for
+        so long; a queue table gets it when it is due. It must be longer than the time between two runs and a worker's
+        start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15 minutes.
+    :param until: None makes one pass; "empty" goes on until the store has no message for these connections; a
+        timedelta goes on for that long.
+    :param deferrable: with ``until``, make one pass on the worker, of half a minute at most, and do the rest in the
+        triggerer, which needs no worker meanwhile. The triggerer sleeps exactly until the next message. PostgreSQL
+        notifies it of a new message that is due earlier; on the other databases it looks for one every second. One pass
+        alone has nothing to wait for, and is made on the worker. By default ``[operators] default_deferrable``.
     :param batch_size: messages that are claimed at a time.
-    :param until: None makes one pass; "empty" goes on until the store has none left for these connections; a timedelta
-        goes on for that long.
+    :param max_rate: messages a second at most, of all connections of this task together; None: no limit. The rates of
+        destinations, which all dispatchers of a store keep together, are in the store: DelayedStoreHook.set_rates.
+
+    Safety:
+
     :param consistency: "exactly_once" allows queue tables alone, "at_least_once" all.
     :param number_of_retries: of messages that a transport refuses; 7 retries are 8 attempts. (NServiceBus's default of
-        0 is 2 attempts, 7 are 9.) What trying again cannot mend gets no retry: a destination that does not exist, a
-        limit of the transport, a row that cannot be read. A lost connection is no attempt.
-    :param error_destination: gets what is given up, through the connection that could not deliver it and without
-        delay, with the headers ``NServiceBus.FailedQ`` (where it was to go), ``NServiceBus.ExceptionInfo.Message`` and
-        ``NServiceBus.TimeOfFailure``.
+        0 is 2 attempts, 7 are 9.) A message gets no retry where that cannot help: its destination does not exist, it is
+        beyond a limit of the transport, or its row cannot be read. A lost connection is no attempt.
+    :param remember: how long the ids of dispatched and cancelled messages are remembered; by default
+        ``[delayed] remember``, 14 days.
+    :param claim_timeout: how long the claims of a dispatcher that has stopped responding stay in force.
     :param time_to_trigger_store_circuit_breaker: how long writing to the store may fail, until the task fails.
     :param time_to_trigger_fetch_circuit_breaker: how long claiming messages may fail, until the task fails.
     :param time_to_trigger_dispatch_circuit_breaker: how long a delivering connection may fail, until the task fails;
-        what is due on the others by then is handed over before.
-    :param maximum_recovery_failures_per_second: how often noting a failure in the store, or sending to the error
+        before that, messages due on the other connections are dispatched.
+    :param maximum_recovery_failures_per_second: how often recording a failure in the store, or sending to the error
         destination, may fail, over 30 s, until the task fails.
-    :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
-    :param remember: how long the ids of what was handed over or cancelled are remembered; by default
-        ``[delayed] remember``, 14 days.
-    :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
-    :param allowed_destinations: names, or patterns with ``*``, ``?`` and ``[...]``: a message to another destination is
-        given up with the reason, as above, before anything of it is sent. Whoever may insert into the store's table can
-        otherwise reach each queue that the connections may write to. None: all destinations.
-    :param table: the store's table.
-    :param schema: the schema of the table and of queue tables.
-    :param deferrable: with ``until``, make one pass here, of half a minute at most, and do the rest in the triggerer,
-        which needs no worker meanwhile: it sleeps exactly until the next message, and is told of one that is stored
-        meanwhile and due earlier (PostgreSQL), or looks for it every second. One pass alone has nothing to wait for,
-        and is made here. By default ``[operators] default_deferrable``.
-    :raises ValueError: one of these cannot be.
+
+    Result:
+
+    :raises ValueError: a parameter has a value that is not possible.
     """
 
     template_fields: Sequence[str] = (
         *("conn_id", "deliver_conn_ids", "error_destination", "allowed_destinations", "table", "schema"),
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"deliver_conn_ids": "json", "allowed_destinations": "json"}
     operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
@@ -142,6 +158,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         self.table = table
         self.schema = schema
         self.deferrable = deferrable
+        self._dispatching = False
         DispatchPolicy.of(vars(self))
         if deliver_conn_ids is None and not self.deliver_conn_ids:
             raise ValueError(
@@ -150,17 +167,18 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             )
         if isinstance(conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
             names = self._deliver_conn_ids()
-            # what is a template is checked when it is rendered
+            # a template is checked when it is rendered
             if not any("{{" in name for name in (conn_id, *names)):
                 check_connections(conn_id, names, consistency)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Hand over, and return the counts.
+        """Dispatch messages, and return the counts.
 
-        :raises AirflowFailException: messages were given up, and are in the table of failed messages; or the lookahead
-            is shorter than the time until the DAG's next run.
-        :raises DispatchFailed: a connection could not be used; what waits for it is still in the store.
+        :raises AirflowFailException: messages are in the table of failed messages; or the lookahead is shorter than the
+            time until the DAG's next run.
+        :raises DispatchFailed: a connection could not be used; its messages are still in the store.
         :raises BreakerTripped: the store's database could not be used.
+        :raises AirflowException: the task was ended from outside, see :meth:`on_kill`.
         """
         from airflow_delayed.hooks.store import DelayedStoreHook
 
@@ -169,16 +187,17 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store,
             closing(store.dispatcher(self._deliver_conn_ids(), transport, **asdict(policy))) as dispatcher,
         ):
-            self._check_lookahead(context, dispatcher)
+            self._check_lookahead(context, store, dispatcher)
             self._name(store)
             began, earlier = first_dispatch(context, store.now())
             if earlier:
                 dispatcher.take_up(began)
+            self._dispatching = True
             try:
                 if not self.deferrable or self.until is None:
                     with metrics.Gauges(store):
                         return dispatcher.run(self.until).summary()
-                # what waits is sooner done here, and what is wrong with a connection or the store is an error at once
+                # due messages leave sooner than through the triggerer, and a broken connection is an error at once
                 end = store.now() + self.until if isinstance(self.until, timedelta) else None
                 dispatcher.once(HERE)
                 if dispatcher.unavailable or (end is None and dispatcher.next_due() is None):
@@ -186,11 +205,27 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             except DispatchFailed as error:
                 raise _failure(error) from error
             finally:
+                self._dispatching = False
                 metrics.tell_gauges(store)
             until = "empty" if end is None else end.isoformat()
             summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
         self._defer(until, summary, failures, began.isoformat())
         raise AssertionError("unreachable: defer has raised")
+
+    def on_kill(self) -> None:
+        """Send what is claimed, release the rest, and fail: on SIGTERM, as Kubernetes sends it before it ends a pod.
+
+        Airflow calls this in the task's thread, in the middle of whatever it does there, so that an error ends that.
+
+        :raises AirflowException: the task was dispatching. Its retry, or the DAG's next run, goes on.
+        """
+        if self._dispatching:
+            # not once more while it ends
+            self._dispatching = False
+            raise AirflowException(
+                "The task was ended from outside (SIGTERM). Batches that were being sent are finished; the other"
+                " messages stay in the store, and the next try or run dispatches them"
+            )
 
     def resume(
         self,
@@ -201,14 +236,14 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         began: str | None = None,
         event: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return what the trigger did, or fail as it did; go on, if it was not yet over.
+        """Return the counts of the trigger, or fail as it did; go on if it had not ended.
 
-        :param until: "empty", or ISO 8601 text. (``dag.test()`` gives the event alone.)
-        :param summary: what was done before the trigger began.
-        :param failures: what was given up before.
+        :param until: "empty", or ISO 8601 text. (``dag.test()`` passes the event alone.)
+        :param summary: the counts before the trigger began.
+        :param failures: the messages that failed before, with their reasons.
         :param began: when the run's first try began, ISO 8601 text.
-        :param event: the trigger's; None: the task was woken by something else.
-        :raises AirflowFailException: messages were given up, and are in the table of failed messages.
+        :param event: the trigger's event; None: Airflow resumed the task without one.
+        :raises AirflowFailException: messages are in the table of failed messages.
         :raises AirflowException: a connection or the store could not be used.
         """
         if event is None:
@@ -254,18 +289,16 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         return self.conn_id
 
     def _name(self, store: DelayedStoreHook) -> None:
-        """Tell OpenLineage what is read; the destinations are told by the tasks that sent."""
-        if lineage.wanted():
-            with lineage.never_failing():
-                self._trace([store.own_dataset()], [])
+        """Name the store as the input for OpenLineage; the tasks that sent the messages name the destinations."""
+        self._trace(lambda: ([store.own_dataset()], []))
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
 
-    def _check_lookahead(self, context: Context, dispatcher: Dispatcher) -> None:
-        """Check that what falls due between this run and the next is handed over in time.
+    def _check_lookahead(self, context: Context, store: DelayedStoreHook, dispatcher: Dispatcher) -> None:
+        """Check that each message that falls due between this run and the next can be dispatched in time.
 
-        :raises AirflowFailException: some of it cannot be.
+        :raises AirflowFailException: some messages would be late.
         """
         run = scheduled(context)
         if run is None or self.until == "empty":
@@ -280,6 +313,13 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             )
             return
         stay = self.until if isinstance(self.until, timedelta) else timedelta(0)
+        if stay < gap and (limited := store.rates()):
+            self.log.warning(
+                "destinations with a rate get messages up to %s late, the time until the next run: %s; let it stay with"
+                " until=",
+                gap,
+                some([repr(name) for name in limited], separator=", "),
+            )
         for conn_id, window in dispatcher.windows().items():
             if window + stay >= gap:
                 continue
@@ -288,7 +328,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 self.log.warning("queue tables get messages up to %s late, the time between two runs; %s", gap, advice)
             elif window < self.lookahead:
                 raise AirflowFailException(
-                    f"connection {conn_id!r} can be handed messages no earlier than {window} before they are due, and"
+                    f"connection {conn_id!r} can be given messages no earlier than {window} before they are due, and"
                     f" the next run comes after {gap}: what falls due in between would be late; {advice}"
                 )
             else:
@@ -299,26 +339,29 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
 
 def _failure(error: DispatchFailed) -> Exception:
-    """Return what fails the task: a retry has nothing to do where messages were given up, and nothing else failed."""
+    """Return the exception for the task; Airflow shall not retry it if all connections worked and messages failed."""
     return error if error.unavailable else AirflowFailException(str(error))
 
 
 def transport(conn_id: str, clock: Clock) -> Delivery:
-    """Return the transport of a connection, which goes by the store's clock."""
+    """Return the transport of a connection, with the store's clock."""
     return delivery_for(conn_id, clock=clock)
 
 
 def until_next_run(timetable: Any, after: datetime) -> timedelta | None:
-    """Return the time from a run to the next one of its timetable; None: that is not known.
+    """Return the time from a run to the next one of its timetable; None if it is unknown.
 
-    Known are schedules of a fixed timedelta, and cron expressions.
+    It is known for a fixed timedelta, for a cron expression, and for "@continuous": there the next run begins at the
+    end of this one.
 
     :param timetable: of a DAG, as its author writes it.
     :param after: when the run was due, aware.
     """
+    if type(timetable).__name__ == "ContinuousTimetable":
+        return timedelta(0)
     delta = getattr(timetable, "delta", None)
     if delta is not None:
-        # a relativedelta, such as a month, has not the same length each time
+        # the length of a relativedelta, such as a month, differs from run to run
         return after + delta - after  # type: ignore[no-any-return]
     expression, zone = getattr(timetable, "expression", None), getattr(timetable, "timezone", None)
     if expression is None or zone is None:
@@ -335,9 +378,9 @@ def until_next_run(timetable: Any, after: datetime) -> timedelta | None:
 
 
 def scheduled(context: Mapping[str, Any]) -> tuple[Any, datetime] | None:
-    """Return the timetable of the run that a task belongs to, and when it was due.
+    """Return the timetable of a task's run and the time at which that run was due.
 
-    None if no timetable made the run: it was started by hand or by another DAG.
+    None if no timetable made the run: a user or another DAG started it.
     """
     dag, run = context.get("dag"), context.get("dag_run")
     if dag is None or run is None or getattr(run.run_type, "value", run.run_type) != "scheduled":

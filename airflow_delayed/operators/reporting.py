@@ -1,4 +1,4 @@
-"""What a send reports: log lines, its XCom, and its asset events. Never a body or a header's value."""
+"""The reports of a send: log lines, its XCom, and its asset events. Never a body or a header's value."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, State, TopologyReport
-from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
+from airflow_delayed.errors import DestinationMissing, InputError, TopologyError, explained
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.preflight import PreflightReport
+from airflow_delayed.route import Route
 from airflow_delayed.sending import Log, Sending
-from airflow_delayed.store.handover import explained
-from airflow_delayed.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -24,18 +24,23 @@ if TYPE_CHECKING:
 NAMED = 100
 
 
-def log_preflight(log: Log, conn_id: str, source: str, found: Survey) -> None:
-    """Log the counts of the first pass over all rows."""
+def log_preflight(log: Log, conn_id: str, source: str, found: PreflightReport, past_due: str) -> None:
+    """Log the counts of the first pass over all rows.
+
+    :param past_due: what happens to the rows that are past due; with "fail" there are none.
+    """
+    stale = f"{found.past_due:,} past due"
+    if found.past_due:
+        stale += ", which are skipped" if past_due == "skip" else ", which are sent at once"
     log.info(
-        "checked %s rows of %s: %s for connection %s at once, %s to hold in the store; among them %s copies of others"
-        " and %s past due",
+        "checked %s rows of %s: %s for connection %s at once, %s to store; among them %s duplicates and %s",
         f"{found.rows:,}",
         source,
         f"{found.direct.sent:,}",
         conn_id,
-        f"{found.held.sent:,}",
-        f"{len(found.repeats.copies):,}",
-        f"{found.past_due:,}",
+        f"{found.stored.sent:,}",
+        f"{len(found.duplicates.copies):,}",
+        stale,
     )
 
 
@@ -53,8 +58,30 @@ def report_empty(log: Log, on_empty: str, rows: int) -> None:
     log.warning(text)
 
 
+def verify_route(log: Log, conn_id: str, store_conn_id: str | None, route: Route, found: PreflightReport) -> None:
+    """Compare the transport and the store with what the messages need, and log what is no error.
+
+    :raises DestinationMissing: a destination does not exist.
+    :raises TopologyError: the transport, or the store, lacks what it needs.
+    """
+    # messages that go to the store now may be due soon by the time they are sent
+    longest = max(found.longest, route.hold_over) if found.stored.sent else found.longest
+    report = route.delivery.verify(found.destinations, max_delay=longest)
+    # a destination that is only blocked passes, and its messages wait until then
+    require_ready(conn_id, report)
+    log_warnings(log, route.delivery, report, found)
+    if route.store is not None and not route.holds_all:
+        report = route.store.verify(())
+        # messages may be stored while no dispatcher is at work
+        if report.unready:
+            raise TopologyError(str(store_conn_id), report)
+        log_findings(log, report)
+
+
 def require_ready(conn_id: str, report: TopologyReport) -> None:
-    """Check that destinations and transport are there; what only blocks messages for a while is no error.
+    """Check that destinations and transport are ready; a finding that only blocks messages for a while is no error.
+
+    A destination that is full is such a case: its messages wait, and :func:`log_warnings` warns of it.
 
     :raises DestinationMissing: a destination does not exist.
     :raises TopologyError: the transport lacks what it needs.
@@ -70,60 +97,67 @@ def require_ready(conn_id: str, report: TopologyReport) -> None:
         raise TopologyError(conn_id, report)
 
 
-def log_warnings(log: Log, delivery: Delivery, report: TopologyReport, found: Survey) -> None:
+def log_warnings(log: Log, delivery: Delivery, report: TopologyReport, found: PreflightReport) -> None:
     """Warn of conditions that do not stop a send, and that its user should know before it."""
+    log_findings(log, report)
+    if advice := delivery.advice(found.far, found.far_delays):
+        log.warning("%s", advice)
+
+
+def log_findings(log: Log, report: TopologyReport) -> None:
+    """Log findings: warnings and what blocks messages as warnings."""
     for finding in report:
         if finding.state in (State.WARNING, State.BLOCKED):
             log.warning("%s", finding)
         elif finding.state is State.UNKNOWN:
             log.info("%s", finding)
-    if advice := delivery.advice(found.far, found.far_delays):
-        log.warning("%s", advice)
 
 
 def log_outcome(log: Log, what: str, sending: Sending) -> None:
     """Log how many messages were sent, and how many are in the store."""
-    sent, held = sending.sent, sending.held
-    extra = f", {held.replaced:,} replaced there" if held.replaced else ""
-    if held.refused:
-        extra += f", {held.refused:,} not replaced, for they came too late or were cancelled"
+    sent, stored = sending.sent, sending.stored
+    extra = f", {stored.replaced:,} replaced there" if stored.replaced else ""
+    if stored.not_replaced:
+        extra += f", {stored.not_replaced:,} not replaced, for they came too late or were cancelled"
     if sending.start.rows:
         extra += f"; beside the {sending.start.messages:,} of earlier tries"
-    log.info("%s: %s sent, %s held in the store%s", what, f"{sent.sent:,}", f"{held.sent:,}", extra)
+    log.info("%s: %s sent, %s stored%s", what, f"{sent.sent:,}", f"{stored.sent:,}", extra)
 
 
-def warn_without_dispatcher(log: Log, store: DelayStore, conn_id: str, held: int, hold_over: timedelta) -> None:
+def warn_without_dispatcher(log: Log, store: DelayStore, conn_id: str, stored: int, hold_over: timedelta) -> None:
     """Warn if the store has messages and no dispatcher works: no error, for one may be started yet."""
-    if not held:
+    if not stored:
         return
     try:
         seen = store.last_seen()
         late = seen is None or store.now() - seen > hold_over
     except Exception as error:
         # the messages are in the store, whether or not a dispatcher can be seen
-        log.warning("whether a dispatcher comes for what is held could not be told: %s", explained(error))
+        log.warning("the store could not be asked for its dispatchers: %s; the messages are stored", explained(error))
         return
     if late:
         when = "no dispatcher was there within a day" if seen is None else f"the last dispatcher was there at {seen}"
+        # a queue table gets its messages at their due time, and not ahead
+        own = getattr(store, "conn_id", None) == conn_id
         log.warning(
-            "%s messages are held for connection %r, and %s: let a StoreDispatchOperator with this connection in its"
-            " deliver_conn_ids run at least every %s",
-            f"{held:,}",
+            "%s messages are stored for connection %r, and %s: let a StoreDispatchOperator with this connection in its"
+            " deliver_conn_ids %s",
+            f"{stored:,}",
             conn_id,
             when,
-            hold_over,
+            "stay, with until= and deferrable=True" if own else f"run at least every {hold_over}",
         )
 
 
 def log_plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:
     """Log the destinations and due times of a dry run."""
-    sent, held = sending.sent.by_destination, sending.held.by_destination
-    for destination in sorted({*sent, *held}):
+    sent, stored = sending.sent.by_destination, sending.stored.by_destination
+    for destination in sorted({*sent, *stored}):
         log.info(
             "would send to %s: %s at once, %s through the store",
             destination,
             f"{sent.get(destination, 0):,}",
-            f"{held.get(destination, 0):,}",
+            f"{stored.get(destination, 0):,}",
         )
     for message in sample:
         log.info(
@@ -133,42 +167,43 @@ def log_plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: 
             message.due_at.isoformat(),
             max(message.due_at - now, timedelta(0)),
             f"{len(message.body):,}",
-            "held in the store first" if sending.route.holds(message, now) else "at once",
+            "stored first" if sending.route.holds(message, now) else "at once",
         )
 
 
-def summary_of(sending: Sending, found: Survey, set_aside: int, *, dry_run: bool) -> dict[str, Any]:
-    """Return the counts of all tries, and the first and last due time."""
-    reports = (sending.earlier, sending.sent, sending.held)
-    dues = [due for report in reports for due in (report.first_due, report.last_due) if due is not None]
-    total = sending.start.after(found.rows, sending.sent, sending.held)
+def summary_of(sending: Sending, found: PreflightReport, *, dry_run: bool) -> dict[str, Any]:
+    """Return the counts of all tries, the first and last due time, and ``message_ids``, by which to cancel.
+
+    ``message_ids`` is None of over 100 messages.
+    """
+    every = sending.earlier + sending.sent + sending.stored
+    total = sending.start.after(found.rows, sending.sent, sending.stored)
     return {
         "sent": total.sent,
-        "held": total.held,
+        "stored": total.stored,
         "replaced": total.replaced,
-        "refused": total.refused,
-        "duplicates": len(found.repeats.copies) + total.duplicates,
-        "set_aside": set_aside,
+        "not_replaced": total.not_replaced,
+        "duplicates": len(found.duplicates.copies) + total.duplicates,
+        "rejected": found.problem_count,
         "skipped": sending.skipped,
         "earlier_tries": sending.start.messages,
-        "first_due": min(dues).isoformat() if dues else None,
-        "last_due": max(dues).isoformat() if dues else None,
+        "first_due": every.first_due.isoformat() if every.first_due else None,
+        "last_due": every.last_due.isoformat() if every.last_due else None,
+        "message_ids": found.message_ids,
         **({"dry_run": True} if dry_run else {}),
     }
 
 
 def describe_events(context: Context, outlets: Iterable[object], sending: Sending, summary: Mapping[str, Any]) -> None:
-    """Put the summary, and ``destinations`` with their counts, into the extra of each outlet's event.
+    """Put the summary without ids, and ``destinations`` with their counts, into the extra of each outlet's event.
 
     With more than 100 destinations, ``other_destinations`` says how many are not named. An alias has no event of its
     own. Messages of earlier tries count if they were confirmed, even if the store already had them.
     """
-    counts: dict[str, int] = {}
-    for report in (sending.earlier, sending.sent, sending.held):
-        for name, count in report.by_destination.items():
-            counts[name] = counts.get(name, 0) + count
+    counts = (sending.earlier + sending.sent + sending.stored).by_destination
     most = sorted(counts, key=lambda name: (-counts[name], name))[:NAMED]
     extra = {**summary, "destinations": {name: counts[name] for name in most}}
+    extra.pop("message_ids", None)
     if len(counts) > NAMED:
         extra["other_destinations"] = len(counts) - NAMED
     add_to_events(context, outlets, extra)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown
+from airflow_delayed.clock import pause
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
-from airflow_delayed.intake.rows import Problem, RowReader
+from airflow_delayed.errors import DestinationMissing, InputError, Interrupted
+from airflow_delayed.intake.rows import RowReader
+from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
-from airflow_delayed.operators.headers import HidesHeaders, masked
+from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
 from airflow_delayed.operators.send_arguments import SendArguments
+from airflow_delayed.operators.spooling import spool_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
     TaskCheckpoints,
@@ -32,11 +34,11 @@ from airflow_delayed.operators.task_state import (
     note_success,
     note_waiting,
 )
-from airflow_delayed.pauses import pause
+from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
-from airflow_delayed.store.conflicts import OnConflict
-from airflow_delayed.survey import Survey
+from airflow_delayed.sources.templated import TemplatedSource
+from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,81 +47,104 @@ if TYPE_CHECKING:
 BRIEF = timedelta(seconds=10)
 
 
-class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
+class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     """Send messages, each to arrive at its own due time, through the transport of ``conn_id``.
 
     What to send is one of ``messages``, ``source`` and ``value``. Everything is checked before the first message is
     sent; a source is read twice for that. A retry means the same messages with the same ids, and goes on where
     an earlier try was interrupted, if source and arguments are as they were: at most 2500 messages come twice.
-    Else, and before Airflow 3.3, it sends all from the top.
+    Otherwise, and before Airflow 3.3, it sends all from the top.
 
     Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
-    ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``; the parameters of these names are for rows
-    without the column or with a null in it. Relative delays count from when the task's first try began.
+    ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``, ``timezone``; the parameters of these names
+    are for rows without the column or with a null in it. Relative delays count from when the task's first try began.
 
-    :param conn_id: who delivers: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where the
-        destination is a queue table in that database.
+    What to send:
+
     :param messages: a list of dictionaries or DelayedMessage, or an XComArg (of dictionaries that JSON can hold).
         Literals are rendered, what another task returned is not; neither is shown in the UI.
-    :param source: a Parquet file or folder as Spark writes it, or JSON lines, local or any fsspec URL
-        (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column.
+    :param source: a Parquet file or folder as Spark writes it, JSON lines or CSV, local or any fsspec URL
+        (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column. Or an object of
+        :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
+    :param source_format: "parquet", "json" or "csv"; by default by the files' endings.
+    :param require_success: refuse a folder without ``_SUCCESS``.
+    :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
     :param value: one message's body (text, bytes, or a list or dictionary for JSON). ``body`` is the same. Treated
         as ``messages`` is.
-    :param destination: the queue.
-    :param delay: a timedelta or seconds.
-    :param delay_from: what relative delays count from: a time, "run" for the DAG run's ``run_after``, or by default the
-        start of the task's first try. "run" is right for delays that are longer than a run may lag behind: it needs no
-        memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is long past.
-    :param due_at: an aware datetime, or ISO 8601 text; with ``timezone`` also a naive one.
-    :param headers: text by text, joined with the row's own. The UI shows their names; all other arguments but
-        ``messages``, ``value`` and ``body`` it shows as they are.
+    :param headers: a dictionary of text to text, joined with the row's own. The UI shows their names; all other
+        arguments but ``messages``, ``value`` and ``body`` it shows as they are.
     :param show_headers: let the UI show the values of ``headers`` too, among the rendered templates.
-    :param message_id: the id of the one message of ``value``.
+    :param message_id: the id of the message with the body ``value``.
     :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
         without a column ``message_id``, it is a hash of the run, the map index and all that the message says.
-    :param tag: what a user cancels by.
-    :param expires_at: not handed over from a store after it.
-    :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
-        StoreDispatchOperator hands it over.
-    :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
-        itself is held in any case. By default ``[delayed] hold_over``, 15 minutes.
-    :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
-        anything is sent; "keep" the old one; "replace" it in one step, unless it is being handed over, was handed over
-        or was cancelled, which is counted as refused. That goes for what is due within ``hold_over`` as well: it is
-        looked up in the store, left to it if that knows it, and noted there once the transport has confirmed it. So a
-        retry, or a nightly job that runs again, sends nothing twice; but for one chunk of up to 2500 messages, with
-        the same ids, if the first was killed between a confirm and its note.
-    :param timezone: the IANA name of the zone that times without an offset are in.
-    :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
-    :param rejects: the JSON lines file that takes rows that are set aside; mended, it can be a source itself.
-    :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
-    :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
-    :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
-    :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
-    :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
-        "nservicebus-v1", "celery", "celery-classic". Not with a store: its dispatcher goes by the connection.
-    :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
-    :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
-        "nservicebus-unwrapped". Not with a store.
-    :param lead: send nothing until so long before the first message is due, and then all. For what shall not be in a
-        broker before, or is further off than the transport can delay and has no store; for SQS never more than 870 s.
+    :param tag: a text by which messages in a store are found, cancelled and rescheduled.
+
+    When:
+
+    :param delay: how long after its start the message is due: a timedelta, or seconds.
+    :param delay_from: the start that relative delays count from: a time, "run" for the DAG run's ``run_after``, or by
+        default the start of the task's first try. "run" is right for delays that are longer than a run may lag behind:
+        it needs no memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is
+        long past.
+    :param due_at: the time at which the message is due: an aware datetime, or ISO 8601 text; with ``timezone`` also a
+        naive one.
+    :param timezone: the IANA name of the zone that times without an offset are in; a row may have its own.
+    :param expires_at: the time after which a store no longer dispatches the message.
+    :param lead: send nothing until so long before the first message is due, and then all. Use it for messages that
+        must not be in a broker earlier, or that are due later than the transport can delay and have no store. For SQS
+        never more than 870 s.
         All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
         it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
         a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
         once, and nothing ever waits.
     :param deferrable: wait for ``lead`` in the triggerer, and not on the worker. By default
         ``[operators] default_deferrable``.
+
+    Where to:
+
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where
+        the destination is a queue table in that database.
+    :param destination: the name of the queue.
+    :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
+        StoreDispatchOperator dispatches it.
+    :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
+        itself is stored in any case. By default ``[delayed] hold_over``, 15 minutes.
+    :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
+        "celery"; experimental: "nservicebus-v1", "celery-classic". Not with a store: its dispatcher goes by the
+        connection.
+    :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
+    :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
+        "nservicebus-unwrapped". Not with a store.
+
+    Safety:
+
+    :param on_conflict: in a store, what becomes of a message whose id it knows with other content: "error" before
+        anything is sent; "keep" the old one; "replace" it in one step, unless it is being dispatched, was dispatched
+        or was cancelled, counted as not_replaced. This also holds for messages that are due within ``hold_over``. If
+        the store knows the id, the message goes to the store. Otherwise it goes to the transport, and the store
+        records its id after the confirm. So a retry, or a nightly job that runs again, sends nothing twice. The
+        exception is a worker that is killed between confirm and record: up to 2500 messages then come twice, with the
+        same ids.
+    :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
+    :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
+    :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
+    :param rejects: the JSON lines file that receives invalid rows; corrected, it can be a source itself.
+    :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
         task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
-    :param sleep: how to wait on the worker, for tests.
-    :param require_success: refuse a folder without ``_SUCCESS``.
-    :param source_format: "parquet" or "json"; by default by the files' endings.
     :param dry_run: check all, send nothing, and log what would go where and when.
+
+    For tests:
+
     :param clock: the present, for tests.
-    :return: a summary (sent, held, replaced, refused, duplicates, set_aside, skipped, first_due, last_due) of all
-        tries, and how many of sent, held and replaced were earlier tries' (earlier_tries); never a body.
+    :param sleep: how to wait on the worker, for tests.
+
+    Result:
+
+    :return: a summary (sent, stored, replaced, not_replaced, duplicates, rejected, skipped, first_due, last_due) of all
+        tries, how many of them were earlier tries' (earlier_tries), and message_ids if there are up to 100; no body.
     :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
     :raises SendFailed: some messages were not confirmed.
     :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
@@ -146,7 +171,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         "routing",
         "envelope",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
     operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
@@ -155,7 +180,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         *,
         conn_id: str,
         messages: Sequence[Any] | XComArg | None = None,
-        source: str | None = None,
+        source: str | TemplatedSource | None = None,
         value: Any = None,
         body: Any = None,
         destination: str | None = None,
@@ -179,7 +204,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
-        source_format: Literal["parquet", "json"] | None = None,
+        source_format: Literal["parquet", "json", "csv"] | None = None,
         topology: str | None = None,
         routing: str | None = None,
         envelope: str | None = None,
@@ -194,7 +219,8 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         super().__init__(**kwargs)
         self.conn_id = conn_id
         self.messages = messages
-        self.source = source
+        # tasks that are mapped share the object that their DAG has, and rendering changes it
+        self.source = source = copy(source)
         self.value = value
         self.body = body
         self.destination = destination
@@ -230,13 +256,17 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         self.clock = clock
         self.sleep = sleep
         #: The connection of the store that messages were left in.
-        self.held_in: str | None = None
+        self.stored_in: str | None = None
         self._sending: Sending | None = None
         #: Whether Airflow has ended the task.
         self.stopped = False
         SendArguments.of(vars(self))
+        if isinstance(source, TemplatedSource):
+            self.template_ext = source.template_ext
+            # Airflow looks for other tasks' results in lists and dictionaries alone
+            XComArg.apply_upstream_relationship(self, vars(source))
         for hidden in (messages, value, body, headers):
-            # what is no template field would otherwise not make its task come first
+            # an argument that is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -254,9 +284,11 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         try:
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
+                opening = spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
+                spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)
                 if route.store is not None and not self.only_plan:
-                    self.held_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+                    self.stored_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
                 began = load_first_try(
                     context,
                     self.clock(),
@@ -266,7 +298,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
                     deferred=deferred,
                     store=route.store,
                 )
-                summary = self._execute(context, arguments, began, route)
+                summary = self._execute(context, arguments, began, route, spool)
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made again has none of the messages that it had
@@ -288,15 +320,17 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
                 " they can be cancelled",
                 f"{self._sending.start.sent + self._sending.sent.sent:,}",
-                f"{self._sending.start.held + self._sending.held.sent:,}",
+                f"{self._sending.start.stored + self._sending.stored.sent:,}",
             )
 
-    def _execute(self, context: Context, arguments: SendArguments, began: FirstTry, route: Route) -> dict[str, Any]:
+    def _execute(
+        self, context: Context, arguments: SendArguments, began: FirstTry, route: Route, spool: Spool
+    ) -> dict[str, Any]:
         wanted, rules = arguments.rules(context, began.anchor)
 
         def read(clock: Clock) -> Sending:
             return Sending(
-                arguments.rows(partial(self._content, context)),
+                arguments.rows(partial(self.render_hidden, context), spool),
                 wanted,
                 lambda: RowReader(rules),
                 route,
@@ -311,9 +345,9 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
 
         clock = self.clock
         if arguments.lead is not None:
-            clock = self._wait(context, arguments, self._capped(arguments.lead, route), began, route, read)
+            clock = self._wait(context, arguments, arguments.capped_lead(route, self.log), began, route, read)
         sending = read(clock)
-        found, set_aside = self._survey(context, arguments, sending, route)
+        found = self._preflight(context, arguments, sending, route)
         if began.cleared_state and arguments.past_due == "skip" and found.past_due:
             raise InputError(
                 f"{found.past_due:,} rows were due more than {arguments.max_past} before this try, and would be"
@@ -323,30 +357,9 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         self._deliver(context, arguments, sending, found)
         if self.only_plan:
             reporting.log_plan(self.log, sending, found.sample, clock())
-        summary = reporting.summary_of(sending, found, set_aside, dry_run=self.only_plan)
+        summary = reporting.summary_of(sending, found, dry_run=self.only_plan)
         reporting.describe_events(context, self.outlets, sending, {"conn_id": arguments.conn_id, **summary})
         return summary
-
-    def _content(self, context: Context, name: str) -> Any:
-        """Render an argument that is no template field, since the UI would show it.
-
-        The result of another task is never rendered: a body is no template. In a mapped task that was expanded from
-        an XCom, that result has taken the argument's place already.
-        """
-        value = getattr(self, name)
-        dag = context.get("dag")
-        declared = dag.get_task(self.task_id) if dag is not None else self
-        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs and _is_xcom(declared, name):
-            return value
-        return self.render_template(value, context)
-
-    def _capped(self, lead: timedelta, route: Route) -> timedelta:
-        """Return the lead that the transport's own delay can make up for."""
-        horizon = route.delivery.horizon
-        if route.store is not None or lead <= horizon:
-            return lead
-        self.log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
-        return horizon
 
     def _wait(
         self,
@@ -373,7 +386,7 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             return lambda: wake
         if wake - self.clock() > BRIEF:
             # errors are known before the wait, and rows are judged by the moment when they will be sent
-            self._survey(context, arguments, read(lambda: wake), route)
+            self._preflight(context, arguments, read(lambda: wake), route)
             self.log.info(
                 "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
                 " if the task is marked failed meanwhile",
@@ -395,47 +408,40 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
         # the rows may have changed meanwhile
         return self._wait(context, arguments, lead, began, route, read)
 
-    def _survey(self, context: Context, arguments: SendArguments, sending: Sending, route: Route) -> tuple[Survey, int]:
-        """Check everything, and return the result and how many rows went to ``rejects``.
+    def _preflight(self, context: Context, arguments: SendArguments, sending: Sending, route: Route) -> PreflightReport:
+        """Check everything, and write rows that cannot be sent to ``rejects``.
 
         :raises InputError: something is wrong with the source, with single rows, or with all of them together.
         :raises DestinationMissing: a destination does not exist.
         :raises TopologyError: a transport, or the store, lacks what it needs.
         :raises AirflowSkipException: there is nothing to send, and that skips the task.
         """
-        if arguments.rejects is not None and not self.only_plan:
+        if arguments.rejects is None:
+            found = sending.preflight()
+        elif self.only_plan:
+            found = sending.preflight(reject=lambda problem: None)
+        else:
             with arguments.rejects_file(context) as rejects:
                 if rejects.moved_to:
-                    self.log.warning("the rows that an earlier run set aside are in %s now", shown(rejects.moved_to))
-                found = sending.survey(set_aside=rejects.add)
-            set_aside = rejects.count
-            if set_aside:
-                self.log.warning("%s rows cannot be sent and are in %s", f"{set_aside:,}", shown(rejects.path))
-        else:
-            problems: list[Problem] = []
-            found = sending.survey(set_aside=None if arguments.rejects is None else problems.append)
-            set_aside = len(problems)
-        reporting.log_preflight(self.log, arguments.conn_id, sending.source.name, found)
-        if not found.direct.sent + found.held.sent:
+                    self.log.warning("the rows that an earlier run rejected are in %s now", shown(rejects.moved_to))
+                found = sending.preflight(reject=rejects.add)
+            if rejects.count:
+                self.log.warning("%s rows cannot be sent and are in %s", f"{rejects.count:,}", shown(rejects.path))
+        reporting.log_preflight(self.log, arguments.conn_id, sending.source.name, found, arguments.past_due)
+        messages = found.direct.sent + found.stored.sent
+        if not messages:
             reporting.report_empty(self.log, arguments.on_empty, found.rows)
+        if 0 < (most := config.max_messages_per_run()) < messages:
+            raise InputError(
+                f"{messages:,} messages are more than the {most:,} that [delayed] max_messages_per_run allows, so"
+                " nothing was sent. If they are right, raise the option, or send them in several runs"
+            )
         if found.destinations:
-            self._verify(arguments, found, route)
-        return found, set_aside
+            reporting.verify_route(self.log, arguments.conn_id, arguments.store_conn_id, route, found)
+        return found
 
-    def _verify(self, arguments: SendArguments, found: Survey, route: Route) -> None:
-        # messages that go to the store now may be due soon by the time they are sent
-        longest = max(found.longest, route.hold_over) if found.held.sent else found.longest
-        report = route.delivery.verify(found.destinations, max_delay=longest)
-        # a destination that is only blocked passes, and its messages wait until then
-        reporting.require_ready(arguments.conn_id, report)
-        reporting.log_warnings(self.log, route.delivery, report, found)
-        if route.store is not None and not route.holds_all:
-            report = route.store.verify(())
-            if not report.ok:
-                raise TopologyError(str(arguments.store_conn_id), report)
-
-    def _deliver(self, context: Context, arguments: SendArguments, sending: Sending, found: Survey) -> None:
-        """Send, and report what was sent even if it failed half-way."""
+    def _deliver(self, context: Context, arguments: SendArguments, sending: Sending, found: PreflightReport) -> None:
+        """Send, and report the counts even if it failed half-way."""
         if self.only_plan:
             try:
                 sending.deliver(found, dry_run=True)
@@ -444,32 +450,14 @@ class DelayedSendOperator(lineage.Traced, HidesHeaders, BaseOperator):
             return
         self._sending = sending
         try:
-            sending.deliver(found, marks=TaskCheckpoints(context, self.log, new_ids=arguments.new_ids))
+            sending.deliver(found, checkpoints=TaskCheckpoints(context, self.log, new_ids=arguments.new_ids))
         finally:
             reporting.log_outcome(self.log, "confirmed", sending)
-            self._name(arguments, sending)
-            metrics.count_sent(arguments.conn_id, self.held_in, sending.sent.sent, sending.held.sent)
+            counts, in_store = (sending.sent + sending.stored).by_destination, bool(sending.stored.by_destination)
+            self._trace(lambda: (arguments.inputs(), sending.route.outputs(counts, stored=in_store)))
+            metrics.count_sent(arguments.conn_id, self.stored_in, sending.sent.sent, sending.stored.sent)
         if sending.route.store is not None:
-            held = sending.start.held + sending.held.sent
+            stored = sending.start.stored + sending.stored.sent
             reporting.warn_without_dispatcher(
-                self.log, sending.route.store, arguments.conn_id, held, arguments.hold_over
+                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over
             )
-
-    def _name(self, arguments: SendArguments, sending: Sending) -> None:
-        """Name the datasets for OpenLineage: the source, the destinations, and the store, if that took any."""
-        if not lineage.wanted():
-            return
-        with lineage.never_failing():
-            counts = Counter(sending.sent.by_destination) + Counter(sending.held.by_destination)
-            outputs = sending.route.outputs(counts, stored=bool(sending.held.by_destination))
-            self._trace([] if arguments.source is None else [lineage.file(arguments.source)], outputs)
-
-
-def _is_xcom(mapped: MappedOperator, name: str) -> bool:
-    """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
-    expanded = mapped.expand_input.value
-    if isinstance(expanded, Mapping):
-        return isinstance(expanded[name], XComArg)
-    if isinstance(expanded, XComArg):
-        return True
-    return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)

@@ -7,27 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from os.path import abspath
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk import XComArg
 
-from airflow_delayed.addresses import secrets_of, shown, without_secrets
+from airflow_delayed import lineage
+from airflow_delayed.addresses import shown
+from airflow_delayed.clock import resolve, zone
 from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError
-from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import RowRules, Wanted
-from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.sources import ListSource, Source, open_source
-from airflow_delayed.localtime import resolve, zone
+from airflow_delayed.identity import Origin, scope_of
+from airflow_delayed.intake.columns import ColumnRules, RowRules
+from airflow_delayed.intake.sources import ListSource, Rejects, Source
+from airflow_delayed.intake.spool import Spool
 from airflow_delayed.message import delay_of, due_after, parse_time, utc
-from airflow_delayed.operators.headers import headers_of
+from airflow_delayed.operators.hidden_arguments import headers_of
 from airflow_delayed.operators.task_state import iteration_of, turn_of
-from airflow_delayed.origin import Origin
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
-from airflow_delayed.store.conflicts import check_on_conflict
+from airflow_delayed.sources.paths import file_system, open_files
+from airflow_delayed.sources.templated import TemplatedSource, rendered_text
+from airflow_delayed.store.policy import check_on_conflict
 
 if TYPE_CHECKING:
     from typing import Self
@@ -54,7 +55,7 @@ class CommonArguments:
     }
 
     conn_id: str
-    source: str | None
+    source: str | TemplatedSource | None
     destination: str | None
     delay: timedelta | float | str | None
     delay_from: datetime | str | None
@@ -84,9 +85,15 @@ class CommonArguments:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
         for name in ("hold_over", "max_past"):
             check_span(name, getattr(self, name))
-        # what is a template is checked when it is rendered
+        # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
+
+    def inputs(self) -> list[lineage.Dataset]:
+        """Return the source by OpenLineage's name."""
+        if isinstance(self.source, TemplatedSource):
+            return self.source.inputs()
+        return [] if self.source is None else [lineage.file(self.source)]
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Self:
@@ -111,16 +118,22 @@ class CommonArguments:
             arguments = cls.of(attributes)
         except ValueError as error:
             raise InputError(str(error)) from None
-        texts = {name: rendered_text(name, attributes[name]) for name in cls.texts}
+        # None, or a source that is an object
+        others = [name for name in cls.texts if isinstance(attributes[name], TemplatedSource | None)]
+        texts: dict[str, str | None] = {
+            name: rendered_text(name, attributes[name]) for name in cls.texts if name not in others
+        }
         for name in ("store_conn_id", *_OPTIONS):
-            texts[name] = rendered_text(name, attributes[name], may_be_empty=True)
+            # nothing stands for a parameter that was left out
+            empty = str(attributes[name]).strip() in ("", "None")
+            texts[name] = None if empty else rendered_text(name, attributes[name])
         changed: dict[str, Any] = {**texts, "headers": headers_of(arguments.headers)}
         return replace(arguments, **changed)
 
     def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
-        """Return who delivers the messages, and what waits in a store before.
+        """Return the route: the transport that delivers, and the store in front of it.
 
-        :param closing: closes what was made.
+        :param closing: closes the route's connections.
         :raises InputError: arguments, as they were rendered, do not go together.
         """
         options = {name: value for name in _OPTIONS if (value := getattr(self, name))}
@@ -135,7 +148,7 @@ class CommonArguments:
         closing.callback(delivery.close)
         if delivery.is_store:
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
-                raise InputError(f"connection {self.conn_id!r} holds its messages itself; leave store_conn_id= out")
+                raise InputError(f"connection {self.conn_id!r} stores its messages itself; leave store_conn_id= out")
             store = cast(DelayStore, delivery)
             store.origin = origin_of(context)
             return Route(delivery=delivery, store=store)
@@ -183,7 +196,7 @@ class SendArguments(CommonArguments):
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
         "invalid_rows": ("fail", "set_aside"),
-        "source_format": (None, "parquet", "json"),
+        "source_format": (None, "parquet", "json", "csv"),
         "on_clear": ("same_ids", "new_ids"),
     }
 
@@ -206,7 +219,7 @@ class SendArguments(CommonArguments):
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
         if self.lead is not None and not KEEPS_STATE:
-            why = "to go on as it began; a store (store_conn_id=) can hold messages before"
+            why = "to go on as it began; a store (store_conn_id=) can store messages before"
             raise NeedsAirflow("lead=", "3.3", why)
         if self.lead is not None:
             check_span("lead", self.lead)
@@ -216,6 +229,10 @@ class SendArguments(CommonArguments):
         if len(sources) != 1:
             names = ", ".join(sources) or "none"
             raise ValueError(f"give one of messages=, source= and value= (or body=); given: {names}")
+        if isinstance(self.source, TemplatedSource) and (self.source_format is not None or not self.require_success):
+            raise ValueError(
+                "source_format= and require_success= go with a path; a source that is an object has its own"
+            )
         if self.message_id is not None and (self.messages is not None or self.source is not None):
             raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
         if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
@@ -234,8 +251,8 @@ class SendArguments(CommonArguments):
         names = ("conn_id", "store_conn_id", "on_conflict", *_OPTIONS)
         return scope_of(*(str(getattr(self, name)) for name in names))
 
-    def rules(self, context: Context, anchor: datetime | None) -> tuple[Wanted, RowRules]:
-        """Return which columns the source has, and what holds for all rows.
+    def rules(self, context: Context, anchor: datetime | None) -> tuple[ColumnRules, RowRules]:
+        """Return the rules for the source's columns, and the values for rows without them.
 
         :param anchor: when relative delays begin; None: that is not known in this try.
         :raises InvalidMessage: an argument, as it was rendered, cannot be.
@@ -260,7 +277,7 @@ class SendArguments(CommonArguments):
             expires_at=moment_of("expires_at", self.expires_at, self.timezone),
             zone=None if self.timezone is None else zone(self.timezone),
         )
-        wanted = Wanted(
+        wanted = ColumnRules(
             destination=self.destination is not None,
             due=due_at is not None,
             id_columns=self.id_column_names(),
@@ -268,22 +285,27 @@ class SendArguments(CommonArguments):
         )
         return wanted, rules
 
-    def rows(self, content: Callable[[str], Any]) -> Source:
+    def capped_lead(self, route: Route, log: Log) -> timedelta:
+        """Return the lead that the transport's own delay can make up for; there must be one."""
+        assert self.lead is not None
+        horizon = route.delivery.horizon
+        if route.store is not None or self.lead <= horizon:
+            return self.lead
+        log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
+        return horizon
+
+    def rows(self, content: Callable[[str], Any], spool: Spool) -> Source:
         """Return the rows of ``source``, ``messages`` or ``value``.
 
         :param content: renders ``messages``, ``value`` or ``body``.
+        :param spool: takes rows that cannot be read twice.
         :raises SourceError: they are not there, or no rows.
         """
+        naive_ok = self.timezone is not None
+        if isinstance(self.source, TemplatedSource):
+            return self.source.open(spool, naive_ok=naive_ok)
         if self.source is not None:
-            fs, path = file_system(self.source)
-            return open_source(
-                fs,
-                path,
-                shown_as=shown(self.source),
-                source_format=self.source_format,
-                require_success=self.require_success,
-                naive_ok=self.timezone is not None,
-            )
+            return open_files(self.source, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
         if self.messages is not None:
             messages = content("messages")
             if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
@@ -302,8 +324,9 @@ class SendArguments(CommonArguments):
         """
         assert self.rejects is not None
         fs, path = file_system(self.rejects)
-        if self.source is not None:
-            source = file_system(self.source)[1].rstrip("/")
+        folder = self.source.folder if isinstance(self.source, TemplatedSource) else self.source
+        if folder is not None:
+            source = file_system(folder)[1].rstrip("/")
             if path == source or path.startswith(source + "/"):
                 raise InputError(f"rejects={shown(self.rejects)} lies in the source itself; give it a place of its own")
         origin = origin_of(context)
@@ -322,25 +345,6 @@ def check_span(name: str, span: object) -> None:
     """
     if not isinstance(span, timedelta) or span < timedelta(0):
         raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
-
-
-def rendered_text(name: str, value: object, *, may_be_empty: bool = False) -> str | None:
-    """Return a text parameter as it was rendered; a number, as native rendering makes it, as text.
-
-    :param may_be_empty: nothing stands for a parameter that was left out.
-    :raises InputError: a template rendered to nothing, or to something that is no text.
-    """
-    if value is None:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        raise InputError(f"{name}= is a {type(value).__name__}, and must be text; what does its template render to?")
-    if value.strip() not in ("", "None"):
-        return value
-    if may_be_empty:
-        return None
-    raise InputError(f"{name}= is {value!r}; did its template render to nothing?")
 
 
 def origin_of(context: Context) -> Origin:
@@ -371,36 +375,3 @@ def moment_of(column: str, value: datetime | str | None, timezone: str | None) -
     if timezone is not None and parsed.utcoffset() is None:
         return resolve(column, parsed, zone(timezone))[0]
     return utc(column, parsed)
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
-
-    :raises SourceError: no file system of that scheme is installed.
-    """
-    from airflow.sdk import ObjectStoragePath
-    from airflow.sdk.log import mask_secret
-
-    # what other packages log or raise of it is masked in this task's log
-    for secret in secrets_of(url):
-        mask_secret(secret)
-    if "://" not in url:
-        import fsspec
-
-        # ".." and the like would hide which files lie in a folder
-        return fsspec.filesystem("file"), abspath(url) if url.strip() else url
-    try:
-        path = ObjectStoragePath(url)
-        return path.fs, abspath(path.path) if path.protocol == "file" else path.path
-    except (ValueError, ImportError, NotImplementedError) as error:
-        problem = error
-    from fsspec.core import url_to_fs
-
-    try:
-        fs, inside = url_to_fs(url)
-    except (ValueError, ImportError):
-        raise SourceError(
-            f"{shown(url)} cannot be opened: {without_secrets(str(problem), url)}; install the provider or the fsspec"
-            " package for it"
-        ) from None
-    return fs, inside

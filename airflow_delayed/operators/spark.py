@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import XComArg
@@ -22,36 +21,35 @@ from airflow_delayed.errors import DelayedError, InputError, SourceError, Transp
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
-from airflow_delayed.operators.headers import HidesHeaders, masked
-from airflow_delayed.operators.send_arguments import file_system
+from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
 from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
 from airflow_delayed.route import Route
-from airflow_delayed.spark.manifest import check_manifest
+from airflow_delayed.sources.paths import file_system
+from airflow_delayed.spark.reporting import check_manifest
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator):
+class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperator):
     """Send rows from Spark's executors, each to arrive at its own due time, through the transport of ``conn_id``.
 
-    For what is too much to pass through one worker; what is less is sent sooner by DelayedSendOperator. The rows are
-    those of ``table``, of ``source`` (files), or of ``query``; a query may read ``source`` as the view ``source``. The
-    columns are DelayedSendOperator's, and so are the parameters of the same names. It submits a ready application, so
+    It is for more rows than one worker can send; fewer rows are sent sooner by DelayedSendOperator. The rows come from
+    ``table``, from ``source`` (files), or from ``query``; a query may read ``source`` as the view ``source``. Columns
+    and parameters have the names and meanings of DelayedSendOperator's. It submits a ready application, so
     no Spark code has to be written; all further parameters are SparkSubmitOperator's.
 
     The machines of driver and executors need this package in the same release, the transport's client and pyarrow, and
     no Airflow. How they learn of the connections: see ``connections``.
 
-    A row that is wrong fails its Spark task when others may have been sent; ``check_first`` reads all rows before that.
-    A retry means the same messages with the same ids, and so do Spark's own retries and speculation: into a store
-    nothing goes twice, from a broker the same message may come again.
+    A wrong row fails its Spark task when other rows may have been sent; ``check_first`` reads all rows before that. A
+    retry sends the same messages with the same ids, and so do Spark's own retries and speculation: a store keeps each
+    once, a broker may deliver one again.
 
-    :param conn_id: who delivers: a connection of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
-        connection, where the destination is a queue table in that database.
-    :param spark_conn_id: where Spark runs; what SparkSubmitOperator calls ``conn_id``.
+    What to send:
+
     :param table: a table of Spark's catalog.
     :param source: a path or URL as Spark has it.
     :param source_format: the format of the files, any that Spark reads.
@@ -60,25 +58,51 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
     :param source_options: options of the format. No password, token or key: spark-submit's command line and the UI show
         them, so that they are refused, as are logins in addresses; Spark's own configuration has them.
     :param query: Spark SQL.
-    :param destination: like the parameters that follow, see DelayedSendOperator. With it, whether it can receive is
-        looked up before Spark starts. ``headers`` are an option of Spark's job, which Spark shows; a column is not.
+    :param headers: as DelayedSendOperator's. They are an option of Spark's job, which Spark shows; a column is not.
     :param show_headers: let Airflow's UI show the values of ``headers`` too, among the rendered templates.
+    :param id_columns: as DelayedSendOperator's; so are ``tag`` and ``unknown_columns``.
+
+    When:
+
+    :param delay: as DelayedSendOperator's; so are ``delay_from``, ``due_at``, ``timezone`` and ``expires_at``.
+
+    Where to:
+
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
+        connection, where the destination is a queue table in that database.
+    :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
+        ``store_conn_id``, ``hold_over``, ``topology``, ``routing`` and ``envelope`` are DelayedSendOperator's.
+
+    How Spark sends:
+
+    :param spark_conn_id: where Spark runs; what SparkSubmitOperator calls ``conn_id``.
+    :param name: the name of the application.
+    :param connections: how executors learn of the connections: "file" has spark-submit distribute a file of them, which
+        only this user may read here; "cluster" leaves it to the cluster: each executor has environment variables
+        ``DELAYED_CONN_<NAME>``, or ``DELAYED_CONNECTIONS_FILE``.
     :param batch_rows: messages given to the transport at a time.
     :param window: RabbitMQ's unconfirmed messages of one connection.
     :param connections_per_executor: how many tasks of an executor may send at a time; by default all that it runs.
     :param partitions: send from so many partitions.
-    :param check_first: read and check all rows before the first is sent; the rows are read twice.
-    :param connections: how executors learn of the connections: "file" has spark-submit distribute a file of them, which
-        only this user may read here; "cluster" leaves it to the cluster: each executor has environment variables
-        ``DELAYED_CONN_<NAME>``, or ``DELAYED_CONNECTIONS_FILE``.
     :param manifest: a URL, or path, that Spark's driver writes its counts to and this task reads; by default a file of
         this machine, which is right where the driver runs here (client mode).
     :param attempts: a folder, as URL or path, that all executors and the driver share; with it the log counts what
         attempts had sent that failed.
+
+    Safety:
+
+    :param on_conflict: as DelayedSendOperator's; so are ``past_due`` and ``max_past``.
+    :param check_first: read and check all rows before the first is sent; the rows are read twice.
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
+
+    For tests:
+
     :param clock: the present, for tests.
-    :return: a summary (rows, sent, held, replaced, refused, duplicates, skipped, first_due, last_due), never a body.
+
+    Result:
+
+    :return: a summary (rows, sent, stored, replaced, not_replaced, duplicates, skipped, first_due, last_due), no body.
     :raises AirflowFailException: the input is wrong, as far as it is known before the job; nothing was sent.
     """
 
@@ -107,6 +131,12 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         "manifest",
         "attempts",
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        "headers": "json",
+        "id_columns": "json",
+        "source_options": "json",
+        "query": "sql",
+    }
     operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
@@ -194,9 +224,9 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
         self.only_plan = dry_run
         self.clock = clock
         #: The connection of the store that messages were left in.
-        self.held_in: str | None = None
+        self.stored_in: str | None = None
         SparkArguments.of(vars(self))
-        # within what hides it, it would not make its task come first
+        # behind the mask it would not make its task come first
         XComArg.apply_upstream_relationship(self, headers)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -213,7 +243,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
             shown_counts = ("summary", "partitions", "repeated", "other_attempts")
             self.log.info("%s", json.dumps({name: counts[name] for name in shown_counts}))
             summary: dict[str, Any] = counts["summary"]
-            if not any(summary[name] for name in ("sent", "held", "replaced", "duplicates")):
+            if not any(summary[name] for name in ("sent", "stored", "replaced", "duplicates")):
                 reporting.report_empty(self.log, self.on_empty, summary["rows"])
         except InputError as error:
             raise AirflowFailException(str(error)) from error
@@ -243,7 +273,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
                     " past_due='send' or 'fail', or run the DAG again"
                 )
             if route.store is not None and not self.only_plan:
-                self.held_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+                self.stored_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
             self._submit(context, arguments, stack, manifest, began)
             counts = self._read(manifest)
             if not self.only_plan:
@@ -309,16 +339,13 @@ class DelayedSparkSendOperator(lineage.Traced, HidesHeaders, SparkSubmitOperator
             raise DelayedError(str(error)) from None
 
     def _account(self, arguments: SparkArguments, route: Route, counts: Mapping[str, Any]) -> None:
-        """Count what was sent, name its datasets for OpenLineage, and warn if no dispatcher works."""
+        """Count the messages, name their datasets for OpenLineage, and warn if no dispatcher works."""
         summary = counts["summary"]
-        metrics.count_sent(arguments.conn_id, self.held_in, summary["sent"], summary["held"])
-        if lineage.wanted():
-            with lineage.never_failing():
-                # the store has what was replaced, too
-                held = bool(summary["held"] + summary["replaced"])
-                outputs = route.outputs(Counter(counts.get("destinations", {})), stored=held)
-                self._trace([] if arguments.source is None else [lineage.file(arguments.source)], outputs)
+        metrics.count_sent(arguments.conn_id, self.stored_in, summary["sent"], summary["stored"])
+        # the store has what was replaced, too
+        stored = bool(summary["stored"] + summary["replaced"])
+        self._trace(lambda: (arguments.inputs(), route.outputs(counts.get("destinations", {}), stored=stored)))
         if route.store is not None:
             reporting.warn_without_dispatcher(
-                self.log, route.store, arguments.conn_id, summary["held"], arguments.hold_over
+                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over
             )

@@ -55,6 +55,7 @@ class SparkArguments(CommonArguments):
         "connections": ("file", "cluster"),
     }
 
+    source: str | None
     table: str | None
     source_format: str
     source_schema: str | None

@@ -1,4 +1,4 @@
-"""What a task keeps from one try to the next: when its first try began, and how far it has sent.
+"""The state that a task keeps from one try to the next: when its first try began, and how far it has sent.
 
 Two moments are kept in Airflow's task state store, whose rows live as long as the DAG run:
 
@@ -8,9 +8,10 @@ Two moments are kept in Airflow's task state store, whose rows live as long as t
   refuses its own rows, and a task that is cleared long after it succeeded does not fire them again. A task that is
   cleared while it still waited has a new beginning too: it was to send nothing.
 
-The third entry is the send's checkpoint: how many rows are confirmed, see :class:`TaskCheckpoints`. All of them outlast
-the success, because Airflow learns of the success only afterwards: a worker that is killed in between is tried again,
-finds all rows confirmed, and sends none of them again.
+The third entry is the send's checkpoint: how many rows are confirmed, see :class:`TaskCheckpoints`. It is only kept
+here: :class:`airflow_delayed.sending.Sending` decides whether a retry sends the rows after it alone, or all. The three
+entries outlast the success, because Airflow learns of the success only afterwards: a task whose worker is killed in
+between is tried again, finds all rows confirmed, and sends none of them again.
 
 Where a cleared task is another send (``new_ids``), it has two moments and a checkpoint of its own. A cleared task
 differs from a retried one by its ``max_tries``: only a clear raises them, by the tries that the task had. (A task that
@@ -37,8 +38,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_delayed import compat
 from airflow_delayed.compat import NEVER_EXPIRE
 from airflow_delayed.delivery import DelayStore
-from airflow_delayed.mark import Mark
 from airflow_delayed.message import utc
+from airflow_delayed.reports import Checkpoint
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -56,7 +57,7 @@ _BEGAN = "airflow_delayed.began"
 _WAITS = "airflow_delayed.waits"
 #: The turn and the try in which all was sent.
 _DONE = "airflow_delayed.done"
-_CHECKPOINT = "airflow_delayed.mark"
+_CHECKPOINT = "airflow_delayed.checkpoint"
 _DISPATCH = "airflow_delayed.dispatch"
 
 
@@ -64,7 +65,7 @@ _DISPATCH = "airflow_delayed.dispatch"
 class FirstTry:
     """When a task's first try began.
 
-    :param anchor: what relative delays count from; None: it is not known in this try.
+    :param anchor: the time that relative delays count from; None: it is not known in this try.
     :param began: what "past due" is measured by.
     :param cleared_state: the task was cleared, and its state with it, so that ``began`` is this try's own moment.
     """
@@ -80,7 +81,7 @@ class FirstTry:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> FirstTry:
-        """Return what a deferred task has taken along."""
+        """Read the result of :meth:`state`, which a deferred task carries along."""
         anchor = None if state["anchor"] is None else utc("anchor", datetime.fromisoformat(state["anchor"]))
         return cls(anchor, utc("began", datetime.fromisoformat(state["began"])), state["cleared_state"])
 
@@ -217,7 +218,7 @@ def note_refusal(context: Context, *, new_ids: bool = False, from_the_top: bool 
     state = task_state(context)
     if state is None:
         return
-    checkpoint = Mark.restored(state.get(_key(context, _CHECKPOINT, new_ids)))
+    checkpoint = Checkpoint.restored(state.get(_key(context, _CHECKPOINT, new_ids)))
     if checkpoint is None or not checkpoint.rows:
         forget(context, new_ids=new_ids)
     elif from_the_top:
@@ -242,7 +243,7 @@ class TaskCheckpoints:
     cannot be kept, which is logged once.
 
     :param new_ids: a cleared task is another send, with a checkpoint of its own.
-    :param log: takes what the user is to know.
+    :param log: takes lines for the user.
     """
 
     def __init__(self, context: Context, log: Log, *, new_ids: bool = False) -> None:
@@ -250,7 +251,7 @@ class TaskCheckpoints:
         self._key = _key(context, _CHECKPOINT, new_ids)
         self._log = log
 
-    def get(self) -> Mark | None:
+    def get(self) -> Checkpoint | None:
         """Return the checkpoint of an earlier try."""
         if self._state is None:
             self._log.info(
@@ -258,19 +259,19 @@ class TaskCheckpoints:
                 " the same ids, and refuses relative delays, for when they began is not known"
             )
             return None
-        return Mark.restored(self._state.get(self._key))
+        return Checkpoint.restored(self._state.get(self._key))
 
-    def keep(self, mark: Mark) -> None:
+    def keep(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint; if Airflow does not take it, a retry sends again what has been sent since the last."""
         if self._state is None:
             return
         try:
-            self._state.set(self._key, mark.state(), retention=NEVER_EXPIRE)
+            self._state.set(self._key, checkpoint.to_json(), retention=NEVER_EXPIRE)
         except Exception as error:
             # Airflow's own, or that of a state store of the user's choice, whose text may hold secrets
             self._log.warning(
                 "Airflow did not keep that %s rows are confirmed; a retry may send some again, with the same ids: %s",
-                f"{mark.rows:,}",
+                f"{checkpoint.rows:,}",
                 type(error).__name__,
             )
 
@@ -297,7 +298,7 @@ def task_state(context: Context) -> TaskStateStoreAccessor | None:
 
 
 def turn_of(context: Context) -> str:
-    """Return what all tries of a task have in common until it is cleared.
+    """Return the name of a task's turn, which all its tries share until it is cleared.
 
     A clear replaces the iterations of a task loop by other task instances, in another region.
     """

@@ -1,9 +1,9 @@
-"""TopologyInstallOperator: make what a transport needs, as a task."""
+"""TopologyInstallOperator: a task that makes the queues, exchanges or tables of a transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
@@ -28,35 +28,52 @@ _GOOD = (
 
 
 class TopologyInstallOperator(BaseOperator):
-    """Make the queues, exchanges or tables that delayed messages need. It may be run again at any time.
+    """Makes the queues, exchanges or tables that delayed messages need. It may run again at any time.
 
-    What is there already stays as it is; what differs from what is needed is reported and fails the task. ``settings``
-    and ``repair`` are for SQS, the parameters from ``topology`` on for RabbitMQ; on another connection they are an
-    error before anything is done.
+    Existing parts stay as they are; a part that differs from the plan is reported and fails the task. ``settings`` and
+    ``repair`` are for SQS, ``upgrade`` is for a store, those from ``topology`` on are for RabbitMQ; for another
+    connection they are an error before anything is changed.
+
+    What to make:
 
     :param conn_id: a connection of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection for a store.
-    :param destinations: the queues that will receive messages; none for a store that only holds them.
-    :param create_destinations: make destinations that do not exist; without it they are an error.
-    :param dry_run: change nothing, and log the plan; a template may say it, such as ``"{{ params.dry_run }}"``.
-    :param settings: what each destination shall be like, as a QueueSettings or a dictionary of its fields:
-        ``retention``, ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
+    :param destinations: the queues that will receive messages; none for a store without queue tables.
+    :param create_destinations: make missing destinations; without it a missing destination is an error.
+    :param settings: the settings of each destination, as a QueueSettings or a dictionary of its fields: ``retention``,
+        ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
         ``max_receive_count``.
-    :param repair: set what differs; the log says what that does to messages that are there already.
-    :param topology: whose delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
+    :param topology: the delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
         ``celery-classic``; by default the connection's.
     :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
-    :param replace: delete and make again what differs, unless messages wait there.
-    :param unroutable_policy: on a topology that others declare too, set a policy that leads what is unroutable into a
-        queue of ours. Needs the management API and the tag policymaker.
+    :param unroutable_policy: on a topology that other programs declare too, set a policy that leads unroutable messages
+        into a queue of this package. Needs the management API and the tag policymaker.
+
+    What to change:
+
+    :param repair: change settings that differ; the log describes the effect on messages that are there already.
+    :param upgrade: bring a store's tables of the release before to this one's version, with their rows; do so when this
+        release is everywhere that uses the store.
+    :param replace: delete and make again each part that differs, unless messages wait there.
+
+    What to remove:
+
     :param uninstall: delete the topology instead of making it; destinations are neither needed nor deleted. Refused
         while messages wait.
-    :param force: uninstall it with all messages that wait.
-    :return: how many parts were found in which state, such as ``{"ok": 1, "created": 2}``.
+    :param force: with ``uninstall``, delete waiting messages too.
+
+    Safety:
+
+    :param dry_run: change nothing, and log the plan; may be a template, such as ``"{{ params.dry_run }}"``.
+
+    Result:
+
+    :return: the number of parts in each state, such as ``{"ok": 1, "created": 2}``.
     :raises TopologyError: something differs, or a destination is missing.
-    :raises MessagesWaiting: messages wait where something was to be deleted.
+    :raises MessagesWaiting: messages wait in a part that was to be deleted.
     """
 
     template_fields: Sequence[str] = ("conn_id", "destinations", "only_plan", "topology", "routing")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"destinations": "json"}
     operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
@@ -69,6 +86,7 @@ class TopologyInstallOperator(BaseOperator):
         dry_run: bool | str = False,
         settings: QueueSettings | Mapping[str, Any] | None = None,
         repair: bool = False,
+        upgrade: bool = False,
         topology: str | None = None,
         routing: str | None = None,
         replace: bool = False,
@@ -80,10 +98,11 @@ class TopologyInstallOperator(BaseOperator):
         super().__init__(**kwargs)
         if force and not uninstall:
             raise ValueError("force is for uninstall=True alone; what differs is changed by replace=True")
-        if uninstall and (create_destinations or replace or unroutable_policy or repair or settings is not None):
+        makes = (create_destinations, replace, unroutable_policy, repair, upgrade, settings is not None)
+        if uninstall and any(makes):
             raise ValueError(
-                "uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy, settings and"
-                " repair"
+                "uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy, settings,"
+                " repair and upgrade"
             )
         self.conn_id = conn_id
         self.destinations = destinations
@@ -92,6 +111,7 @@ class TopologyInstallOperator(BaseOperator):
         self.only_plan = dry_run
         self.settings = None if settings is None else settings_of(settings)
         self.repair = repair
+        self.upgrade = upgrade
         self.topology = topology
         self.routing = routing
         self.replace = replace
@@ -116,7 +136,7 @@ class TopologyInstallOperator(BaseOperator):
 
     def _run(self, only_plan: bool) -> TopologyReport:
         conn_type = type_of(self.conn_id)
-        # a template may have come out empty
+        # a template may render to an empty text
         delivery: Any = delivery_for(self.conn_id, topology=self.topology or None, routing=self.routing or None)
         try:
             if self.uninstall:
@@ -124,7 +144,7 @@ class TopologyInstallOperator(BaseOperator):
                     raise UnsupportedOption(self.conn_id, conn_type, ["uninstall"])
                 removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=only_plan)
                 return removed
-            names_of_options = ("settings", "repair", "replace", "unroutable_policy")
+            names_of_options = ("settings", "repair", "upgrade", "replace", "unroutable_policy")
             options = {name: value for name in names_of_options if (value := getattr(self, name))}
             check_options(self.conn_id, conn_type, delivery.install, options)
             names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)

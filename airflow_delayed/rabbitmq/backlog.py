@@ -1,4 +1,4 @@
-"""What of a send is still to be done, and what became of the rest; it outlives the connections."""
+"""The messages of one send: to be sent, unconfirmed, given up. It outlives the connections. No network."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from dataclasses import dataclass, field
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.rabbitmq.topology import PublishAddress
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """A message on its way, and how often the broker has refused it."""
+    """A message to be sent, how often the broker has refused it (basic.nack), and where it was published last."""
 
     message: DelayedMessage
     refusals: int = 0
+    address: PublishAddress | None = None
 
 
 @dataclass(slots=True)
 class Backlog:
     """The messages of one call of ``send``.
 
-    After the first message that cannot be sent, or an error of the source, no more are taken from it; those that were
-    taken are brought to an end, so that the outcome is true of each message.
+    After the first message that cannot be sent, or an error of the source, no more are taken from it. Each message that
+    was taken is either confirmed or given up, so that the outcome is true of each.
     """
 
     conn_id: str
@@ -34,6 +36,8 @@ class Backlog:
     report: SendReport = field(default_factory=SendReport)
     #: Whether anything was written to a broker.
     published: bool = False
+    #: The messages that the broker refuses, the first of them first, each with the second of the send since when.
+    refused: dict[Entry, float] = field(default_factory=dict)
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -57,6 +61,8 @@ class Backlog:
 
     def confirm(self, entry: Entry) -> None:
         """Count a message that the broker confirmed."""
+        if self.refused:
+            self.refused.pop(entry, None)
         self.report.add(entry.message)
         if self.on_confirm:
             self.on_confirm(entry.message)
@@ -68,6 +74,7 @@ class Backlog:
     def fail(self, entry: Entry, cause: DelayedError | str) -> None:
         """Give one message up, and take no more from the source."""
         self._ended = True
+        self.refused.pop(entry, None)
         self._failures.append((entry.message.message_id, str(cause)))
         if self._cause is None and isinstance(cause, DelayedError):
             self._cause = cause
@@ -75,8 +82,8 @@ class Backlog:
     def give_up(self, cause: DelayedError | str) -> None:
         """Give up all messages that were taken and are not confirmed.
 
-        The connection's failure is told as the cause of all, also if a message had failed before: whoever sends again
-        counts nothing against the messages then.
+        The connection's failure is the cause for all, also if a message had failed before: a caller that sends again
+        then counts no failure against the messages.
         """
         self._ended = True
         if isinstance(cause, TransportUnavailable) and not self._from_source:
@@ -97,3 +104,63 @@ class Backlog:
         if self._failures:
             raise SendFailed(self.conn_id, self.report, self._failures) from self._cause
         return self.report
+
+
+class Unconfirmed:
+    """Entries that a channel has published and the broker has not confirmed, by delivery tag.
+
+    With publisher confirms the broker counts a channel's messages from 1, and so does this class.
+    """
+
+    def __init__(self) -> None:
+        #: The tag of the last message that was published.
+        self.last = 0
+        self._entries: dict[int, Entry] = {}
+        self._returned: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def settled(self) -> int:
+        """How many published messages the broker has confirmed or refused."""
+        return self.last - len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Note that an entry was published."""
+        self.last += 1
+        self._entries[self.last] = entry
+
+    def returned(self, message_id: str, reason: str) -> None:
+        """Note that the broker returned a message of this id. It confirms that message afterwards, like any other."""
+        self._returned[message_id] = reason
+
+    def settle(self, tag: int, multiple: bool) -> list[tuple[Entry, str | None]]:
+        """Take out the entries of a confirm or a refusal; each with the reason if the message was returned.
+
+        A reason counts for each message of that id, since the broker does not say which of several it returned.
+
+        :param multiple: take out all entries up to the tag.
+        """
+        tags = self._up_to(tag) if multiple else [tag] if tag in self._entries else []
+        entries = map(self._entries.pop, tags)
+        if not self._returned:
+            return [(entry, None) for entry in entries]
+        return [(entry, self._returned.get(entry.message.message_id)) for entry in entries]
+
+    def clear(self) -> list[Entry]:
+        """Take out all entries, in their order."""
+        entries = list(self._entries.values())
+        self._entries.clear()
+        return entries
+
+    def _up_to(self, last: int) -> list[int]:
+        tags = []
+        for tag in self._entries:
+            if tag > last:
+                break
+            tags.append(tag)
+        return tags

@@ -1,4 +1,4 @@
-"""Making destinations ready to be sent to: bound, and known to take a direct entry or not; on channels of its own."""
+"""Binding destinations for one connection's sends, and learning where their messages may enter the delay levels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from pika.exceptions import ChannelClosedByBroker
 
-from airflow_delayed.rabbitmq.plan import PRECONDITION_FAILED, Queue, difference
+from airflow_delayed.rabbitmq.declare import PRECONDITION_FAILED, Queue, difference
 from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
@@ -16,21 +16,27 @@ if TYPE_CHECKING:
     from pika.connection import Connection
 
 _DEAD_LETTERS = "x-dead-letter-exchange"
-#: How many questions a queue's dead-letter exchange may take: the broker names one argument that differs at a time.
+#: How many declarations it may take to learn a queue's dead-letter exchange: each refusal names one argument.
 _QUESTIONS = 5
 
 
-class Destinations:
-    """The destinations of one connection.
+class SessionDestinations:
+    """Binds the destinations of one connection, and learns whether each takes a direct entry; on channels of its own.
 
-    A level's queue can be entered directly by way of the default exchange if the user may write to that. Not so for a
-    destination that dead-letters to the default exchange: a message keeps all its routing keys, also the one that led
-    it into the level's queue, so a consumer's reject would send it there again. What cannot be known over AMQP
-    without the right to configure the queue, is taken for such a one; a dead-letter exchange that a *policy* sets
-    cannot be seen at all.
+    A user who may write to the default exchange can publish straight into a level's queue: the direct entry. A
+    destination that dead-letters to the default exchange must not have it. A message keeps all its routing keys, also
+    the name of the level's queue, so a consumer's reject would send it into that level again.
 
-    :param on_ready: called when a destination is ready.
-    :param on_refused: called with the broker's reason when it is not to be made ready.
+    The broker names a queue's dead-letter exchange only to a user who may configure the queue, and only if it is an
+    argument of the queue. Without that right a destination gets no direct entry.
+
+    A dead-letter exchange that a *policy* sets stays unknown here, and such a destination gets the direct entry. The
+    risk is a policy with the default exchange (an empty name) and no ``dead-letter-routing-key``: a message that a
+    consumer rejects goes back into its level and comes again, after each reject. ``verify`` finds such a policy with
+    the management API (``destination-dead-letters-back``); a send does not use that API.
+
+    :param on_ready: called when a destination is bound.
+    :param on_failed: called with the broker's reason when a destination cannot be bound.
     """
 
     def __init__(
@@ -39,24 +45,24 @@ class Destinations:
         topology: Topology,
         *,
         on_ready: Callable[[], None],
-        on_refused: Callable[[ChannelClosedByBroker], None],
+        on_failed: Callable[[ChannelClosedByBroker], None],
     ) -> None:
         #: Whether the user may write to the default exchange.
         self.default_exchange = False
-        #: Of each destination that is ready, whether a message to it may enter a level's queue directly.
+        #: For each destination that is bound, whether a message to it may enter a level's queue directly.
         self.direct: dict[str, bool] = {}
         self._connection = connection
         self._topology = topology
         self._on_ready = on_ready
-        self._on_refused = on_refused
-        self._binder: Channel
+        self._on_failed = on_failed
+        self._channel: Channel
 
     def open(self, done: Callable[[], None]) -> None:
         """Open a channel and learn the user's rights; then call ``done``."""
 
         def opened(channel: Channel) -> None:
-            self._binder = channel
-            channel.add_on_close_callback(self._on_binder_closed)
+            self._channel = channel
+            channel.add_on_close_callback(self._on_channel_closed)
             if self._topology.routing == "conventional":
                 done()
             else:
@@ -65,9 +71,9 @@ class Destinations:
         self._connection.channel(on_open_callback=opened)
 
     def prepare(self, destination: str) -> None:
-        """Bind a destination, which it has to exist for, and learn whether it takes a direct entry."""
+        """Bind a destination, which has to exist, and learn whether it takes a direct entry."""
         conventional = self._topology.routing == "conventional"
-        bind = self._binder.exchange_bind if conventional else self._binder.queue_bind
+        bind = self._channel.exchange_bind if conventional else self._channel.queue_bind
         key = self._topology.binding_key(destination)
 
         def bound(_: object) -> None:
@@ -82,13 +88,13 @@ class Destinations:
         self.direct[destination] = direct
         self._on_ready()
 
-    def _on_binder_closed(self, _: Channel, reason: Exception) -> None:
-        # it is replaced, since the broker closes a channel with each refusal
+    def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
+        # the broker closes a channel with each refusal, so open another
         if isinstance(reason, ChannelClosedByBroker):
-            self.open(lambda: self._on_refused(reason))
+            self.open(lambda: self._on_failed(reason))
 
     def _ask_default_exchange(self, done: Callable[[], None]) -> None:
-        """Publish a message that goes nowhere: the broker checks the right to do so first."""
+        """Publish a message that reaches no queue: the broker checks the right to do so first."""
 
         def opened(channel: Channel) -> None:
             channel.add_on_close_callback(closed)
@@ -105,9 +111,9 @@ class Destinations:
         self._connection.channel(on_open_callback=opened)
 
     def _ask_dead_letters(self, queue: Queue, known: dict[str, object], questions: int) -> None:
-        """Ask for a queue's dead-letter exchange, by a declaration of it that the broker can only refuse.
+        """Learn a queue's dead-letter exchange, by a declaration of the queue that the broker can only refuse.
 
-        A number is no name of an exchange, so if the queue has just been deleted, none is made.
+        A number is no name of an exchange, so no queue is made even if it has just been deleted.
         """
 
         def opened(channel: Channel) -> None:
@@ -120,12 +126,12 @@ class Destinations:
                 return
             code, text = getattr(reason, "reply_code", None), getattr(reason, "reply_text", "")
             found = difference(queue, text) if code == PRECONDITION_FAILED else None
-            if found is None or found.argument is None:
-                self._ready(queue.name, direct=False)
-            elif found.argument == _DEAD_LETTERS:
+            argument = found.argument if found and found.argument else ""
+            if found and argument == _DEAD_LETTERS:
+                # None: no such argument; a policy may still set a dead-letter exchange, which AMQP does not show
                 self._ready(queue.name, direct=found.found != "")
-            elif found.found is not None and found.argument.startswith("x-") and questions > 1:
-                self._ask_dead_letters(queue, {**known, found.argument: found.found}, questions - 1)
+            elif found and found.found is not None and argument.startswith("x-") and questions > 1:
+                self._ask_dead_letters(queue, {**known, argument: found.found}, questions - 1)
             else:
                 self._ready(queue.name, direct=False)
 

@@ -1,32 +1,17 @@
-"""The hosts of one connection: tried in turn, and each named with what kept it from being used."""
+"""The order in which a connection's hosts are tried. This process remembers the host that answered last."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
-from pika import BlockingConnection
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPError
+from pika.connection import Parameters
 
-from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.rabbitmq.connection import explain
-from airflow_delayed.rabbitmq.decoding import DecodingSelectConnection
-from airflow_delayed.rabbitmq.quiet import quiet
+Host = TypeVar("Host", bound=Parameters)
 
-if TYPE_CHECKING:
-    from pika import ConnectionParameters
-    from pika.connection import Parameters
-
-#: Seconds that a host has to log a client in when a connection is tested, and seconds after which nobody waits longer
-#: (a name may stand for several addresses, and looking it up takes time too).
-TEST_SECONDS = 5.0
-_TEST_LIMIT = 8.0
-#: What opening a connection may raise: a host that takes it and then says nothing has an error outside of AMQPError.
-_ERRORS = (AMQPError, AMQPConnectorException, OSError)
-#: The connection inside of a blocking one, which can be chosen by a private argument alone, of a wrong type.
-_INNER: Any = DecodingSelectConnection
+#: For each list of hosts the index of the host to try first: the one after the host that failed last. Hooks, sends and
+#: watchers with the same hosts share it, so a frozen host costs its timeout once, and not once a call.
+_first: dict[tuple[str, ...], int] = {}
 
 
 def host_name(host: Parameters) -> str:
@@ -34,49 +19,34 @@ def host_name(host: Parameters) -> str:
     return f"[{host.host}]:{host.port}" if ":" in host.host else f"{host.host}:{host.port}"
 
 
-def connect(conn_id: str, hosts: Sequence[ConnectionParameters]) -> BlockingConnection:
-    """Log in at the first host that lets us.
+def in_turn(hosts: Sequence[Host]) -> list[Host]:
+    """Return hosts in the order in which to try them: first the host that answered last, then the next ones."""
+    first = _first.get(_names(hosts), 0)
+    return [*hosts[first:], *hosts[:first]]
 
-    :raises TransportUnavailable: none does; it names each with its cause.
+
+def failed(hosts: Sequence[Host], host: Host) -> None:
+    """Remember that a host did not answer, or lost the connection: from now on the next one is tried first.
+
+    :param hosts: all hosts of the connection, as its field has them.
     """
-    causes = []
-    for host in hosts:
-        try:
-            return BlockingConnection(host, _impl_class=_INNER)
-        except _ERRORS as error:
-            causes.append(f"{host_name(host)}: {explain(error, host)}")
-            last = error
-    raise TransportUnavailable(f"connection {conn_id!r}: {'; '.join(causes)}") from last
+    names = _names(hosts)
+    _first[names] = (names.index(host_name(host)) + 1) % len(names)
 
 
-def test(hosts: Sequence[ConnectionParameters]) -> list[str | None]:
-    """Log in at all hosts at once; return for each what is wrong with it, or None. Takes a few seconds at most."""
-
-    def cause(host: ConnectionParameters) -> str | None:
-        host.socket_timeout = host.stack_timeout = TEST_SECONDS
-        try:
-            with quiet():
-                BlockingConnection(host).close()
-        except _ERRORS as error:
-            return explain(error, host)
-        return None
-
-    # a thread that hangs in the system's resolver is left to itself
-    pool = ThreadPoolExecutor(len(hosts))
-    tests = [pool.submit(cause, host) for host in hosts]
-    wait(tests, timeout=_TEST_LIMIT)
-    pool.shutdown(wait=False)
-    return [each.result() if each.done() else explain(TimeoutError()) for each in tests]
+def _names(hosts: Sequence[Parameters]) -> tuple[str, ...]:
+    return tuple(map(host_name, hosts))
 
 
-class Turns:
-    """Which host comes next, and after how long a wait.
+class HostFailover:
+    """Chooses the next host after a failure, and the wait before it.
 
-    :param waits: seconds to wait after each time that no host was of use; a success starts them over.
+    :param waits: seconds to wait after each round in which every host failed; a success starts them over.
     """
 
     def __init__(self, hosts: Sequence[Parameters], waits: Sequence[float]) -> None:
-        self._hosts = hosts
+        self._all = hosts
+        self._hosts = in_turn(hosts)
         self._waits = waits
         self._next = 0
         self._failures: list[str] = []
@@ -84,36 +54,37 @@ class Turns:
 
     @property
     def host(self) -> Parameters:
-        """The host whose turn it is."""
+        """The host to connect to."""
         return self._hosts[self._next]
 
     @property
     def tries(self) -> int:
-        """How often it was tried to connect again since the last success."""
+        """How many reconnects were tried since the last success."""
         return max(0, len(self._failures) - 1)
 
     @property
-    def all_shut(self) -> bool:
-        """Whether not one host of the last round let us in."""
+    def none_opened(self) -> bool:
+        """Whether no host of the last round opened a connection: it did not answer, or refused the login."""
         return self._unopened >= len(self._hosts)
 
     def succeeded(self) -> None:
-        """Note that a host was of use, whatever happened to its connection then."""
+        """Note that this host confirmed messages, whatever happened to its connection then."""
         self._failures.clear()
 
     def failed(self, why: str, *, opened: bool) -> None:
-        """Note what happened to this host's connection, and go on to the next."""
+        """Note why this host's connection failed, and go on to the next host."""
         self._failures.append(f"{host_name(self.host)}: {why}")
+        failed(self._all, self.host)
         self._unopened = 0 if opened else self._unopened + 1
         self._next = (self._next + 1) % len(self._hosts)
 
     def wait(self) -> float | None:
-        """Return how many seconds to wait; None if it is time to give up."""
+        """Return the seconds to wait before the next host; None to give up."""
         rounds, more = divmod(len(self._failures), len(self._hosts))
         if more:
             return 0
         return self._waits[rounds - 1] if rounds <= len(self._waits) else None
 
     def __str__(self) -> str:
-        """Each host of the last round and what was wrong with it."""
+        """Each host of the last round and its problem."""
         return "; ".join(self._failures[-len(self._hosts) :])

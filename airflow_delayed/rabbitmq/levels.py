@@ -2,8 +2,8 @@
 
 A delay in whole seconds is written as 28 bits. Level n is a topic exchange and a queue that keeps a message for 2**n
 seconds if its bit is 1 and passes it on to level n-1; below level 0 lies the delivery exchange. The keys and the waits
-are those of NServiceBus.RabbitMQ (DelayInfrastructure.cs) and of kombu (native_delayed_delivery.py); what the parts are
-called is a topology's affair (see :mod:`airflow_delayed.rabbitmq.topology`).
+are those of NServiceBus.RabbitMQ (DelayInfrastructure.cs) and of kombu (native_delayed_delivery.py). The names and the
+queue arguments of the levels are in :class:`airflow_delayed.rabbitmq.topology.Topology`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ def entry_level(delay_seconds: int) -> int:
     """
     check_delay(delay_seconds)
     return max(1, delay_seconds).bit_length() - 1
+
+
+def time_to_live(level: int) -> int:
+    """Return how many milliseconds a level's queue keeps a message (``x-message-ttl``): those of 2**level seconds."""
+    return (1 << level) * 1000
 
 
 def level_key(level: int, bit: int) -> str:

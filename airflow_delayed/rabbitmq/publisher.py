@@ -1,4 +1,8 @@
-"""Sending with publisher confirms: a window of unconfirmed messages, sent again on a new connection if one is lost."""
+"""Publishing with confirms, over one connection after another until every message is confirmed.
+
+A :class:`~airflow_delayed.rabbitmq.session.Session` sends over one connection, and sends again there what the broker
+refuses. The publisher chooses the host, opens a session for each connection, and decides when to give up.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
-from airflow_delayed.rabbitmq.connection import explain
-from airflow_delayed.rabbitmq.hosts import Turns, host_name
-from airflow_delayed.rabbitmq.quiet import quiet
+from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer
+from airflow_delayed.rabbitmq.connection import confirm_timeout, describe_error, muted_pika
+from airflow_delayed.rabbitmq.hosts import HostFailover, host_name
+from airflow_delayed.rabbitmq.properties import PropertiesWriter
 from airflow_delayed.rabbitmq.session import Session
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology
-from airflow_delayed.rabbitmq.writer import PropertiesWriter
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +40,13 @@ class Publisher:
     :param parameters: pika's connection parameters, or those of several hosts, which are tried in turn.
     :param conn_id: names the connection in errors.
     :param topology: the delay levels to send through.
-    :param clock: what is taken for the present; a message's delay is what then remains, rounded up to a second.
+    :param clock: returns the present; a message's delay is the time from then to its due time, rounded up to a second.
     :param reconnect_waits: seconds to wait before each try to reconnect, of several hosts after each round of all; a
         confirm starts them over.
     :param writer: of the messages' AMQP properties; by default in the style of the topology.
     :param on_confirm: called with each message that the broker confirmed.
-    :param keep: keep the connection from one send to the next, until :meth:`close`. Nobody serves it in between, so
-        sends must follow each other within seconds.
+    :param keep: keep the connection from one send to the next, until :meth:`close`. It sends no heartbeat in between,
+        so sends must follow each other within seconds.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Publisher:
         window: int = WINDOW,
         reconnect_waits: Sequence[float] = RECONNECT_WAITS,
         sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
         writer: PropertiesWriter | None = None,
         on_confirm: Callable[[DelayedMessage], None] | None = None,
         keep: bool = False,
@@ -66,6 +71,7 @@ class Publisher:
         self._window = window
         self._waits = reconnect_waits
         self._sleep = sleep
+        self._monotonic = monotonic
         self._writer = writer
         self._on_confirm = on_confirm
         self._keep = keep
@@ -74,36 +80,41 @@ class Publisher:
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send all messages over one connection at a time; return when every one is confirmed.
 
-        A lost connection or a refusal (nack) has what is unconfirmed sent again with the same ids, after a lost
-        connection by way of the next host. A broker whose alarm blocks the connection is waited for. After a message
-        that cannot be sent no more are taken; those under way are brought to an end first.
+        After a lost connection, unconfirmed messages are sent again with the same ids over the next host. The session
+        sends a message again that the broker refuses (nack), on the same connection. While a broker's alarm blocks the
+        connection, the send waits. While the broker confirms nothing, or refuses a message, a warning is logged after
+        10 s and then at growing times. Of several hosts that confirm nothing the next one is tried after a share of the
+        connection's ``confirm_timeout``. After a message that cannot be sent no more are taken; the send ends when the
+        published messages are confirmed.
 
         :raises TransportUnavailable: no host can be reached, or an alarm lasts. Nothing was sent.
         :raises DestinationMissing: the first message's queue does not exist. Nothing was sent.
         :raises TopologyError: the delay levels are not installed. Nothing was confirmed.
         :raises LimitExceeded: the first message is beyond a limit. Nothing was sent.
-        :raises SendFailed: any of this after messages had been published, a message returned, a message refused five
-            times, a connection lost that did not come back, or an alarm that lasts longer than the connection's
-            ``blocked_timeout``. It counts the confirmed and names the others; its cause is TransportUnavailable if
-            the connection was at fault.
+        :raises SendFailed: any of this after messages had been published, a message returned, a connection lost
+            that did not come back, an alarm that lasts longer than the connection's ``blocked_timeout``, or no confirm,
+            or a message refused, for its ``confirm_timeout``. It counts the confirmed and names the others; its cause
+            is TransportUnavailable if the connection was at fault. What was published without a confirm may still
+            arrive.
         """
         source = iter(messages)
         if not length_hint(messages):
-            # no connection for nothing; a source that says that it has some may take a while until it gives the first
+            # do not connect for an empty source; one with a length hint may take a while until its first message
             first = next(source, None)
             if first is None:
                 return SendReport()
             source = chain([first], source)
         backlog = Backlog(self._conn_id, source, self._on_confirm)
-        turns = Turns(self._hosts, self._waits)
+        failover = HostFailover(self._hosts, self._waits)
+        timer = ConfirmTimer(confirm_timeout(self._hosts[0]), len(self._hosts), monotonic=self._monotonic)
         while True:
             confirmed = backlog.report.sent
             session, self._kept = self._kept, None
             again = session is not None
-            with quiet():
+            with muted_pika():
                 if session is None:
                     session = Session(
-                        turns.host,
+                        failover.host,
                         backlog,
                         topology=self._topology,
                         clock=self._clock,
@@ -113,24 +124,26 @@ class Publisher:
                     )
                 else:
                     session.again(backlog)
-                lost = session.run()
-            if lost is None:
+                reason = session.run(timer)
+            if reason is None:
                 self._kept = session if session.kept else None
                 return backlog.outcome()
-            if again:
-                # it may have been lost before, with nobody there to see it
+            if again and not isinstance(reason, ConfirmTimeout):
+                # the kept connection may have been lost between two sends, where nothing noticed it
                 continue
             if backlog.report.sent > confirmed:
-                turns.succeeded()
-            if isinstance(lost, ConnectionBlockedTimeout):
-                return self._give_up(backlog, self._alarm(turns.host, session.blocked), lost)
-            why = explain(lost, turns.host)
-            turns.failed(why, opened=session.opened)
-            if not backlog.published and turns.all_shut:
-                return self._give_up(backlog, str(turns), lost)
-            wait = turns.wait()
+                failover.succeeded()
+            if isinstance(reason, ConnectionBlockedTimeout):
+                return self._give_up(backlog, self._alarm(failover.host, session.blocked), reason)
+            why = describe_error(reason, failover.host)
+            failover.failed(why, opened=session.opened)
+            if not backlog.published and failover.none_opened:
+                return self._give_up(backlog, str(failover), reason)
+            if timer.over:
+                return self._give_up(backlog, self._no_confirm(backlog, failover, timer), reason)
+            wait = failover.wait()
             if wait is None:
-                return self._give_up(backlog, f"{turns}; {turns.tries} tries to connect again", lost)
+                return self._give_up(backlog, f"{failover}; {failover.tries} tries to connect again", reason)
             log.warning(
                 "Connection %r was lost after %s confirmed messages (%s); what is unconfirmed is sent again in %s s",
                 self._conn_id,
@@ -139,12 +152,13 @@ class Publisher:
                 wait,
             )
             self._sleep(wait)
+            timer.add(wait)
 
     def close(self) -> None:
         """Close a connection that was kept."""
         session, self._kept = self._kept, None
         if session is not None:
-            with quiet():
+            with muted_pika():
                 session.close()
 
     def _alarm(self, host: Parameters, reason: str | None) -> str:
@@ -154,9 +168,18 @@ class Publisher:
             " connection's extra blocked_timeout"
         )
 
-    def _give_up(self, backlog: Backlog, why: str, lost: BaseException) -> SendReport:
+    def _no_confirm(self, backlog: Backlog, failover: HostFailover, timer: ConfirmTimer) -> str:
+        arrives = "; what is unconfirmed may still arrive, and a retry sends it with the same ids"
+        return (
+            f"{failover}. Sending ended after {timer.timeout:g} s without a confirm (the connection's extra"
+            " confirm_timeout). Have queues lost their quorum, or is the host frozen? verify() and 'airflow delayed"
+            " doctor' show it"
+            f"{arrives if backlog.published else ''}"
+        )
+
+    def _give_up(self, backlog: Backlog, why: str, reason: BaseException) -> SendReport:
         nothing = "" if backlog.published else ". Nothing was sent"
         cause = TransportUnavailable(f"connection {self._conn_id!r}: {why}{nothing}")
-        cause.__cause__ = lost
+        cause.__cause__ = reason
         backlog.give_up(cause)
         return backlog.outcome()

@@ -1,27 +1,32 @@
-"""One connection's part of a send: publish in a window, take confirms; in the caller's thread."""
+"""One connection of a send: it publishes a window of messages, takes confirms, and sends refused messages again.
+
+:class:`~airflow_delayed.rabbitmq.publisher.Publisher` opens a session for each connection that a send needs, one after
+another. All of it runs in the caller's thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
 
-from airflow_delayed.backoff import next_sleep
+from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import DelayedError, some
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq import properties, refusal
-from airflow_delayed.rabbitmq.backlog import Backlog, Entry
-from airflow_delayed.rabbitmq.decoding import DecodingSelectConnection
-from airflow_delayed.rabbitmq.destinations import Destinations
-from airflow_delayed.rabbitmq.frames import Frames
-from airflow_delayed.rabbitmq.gathering import GatheringServices
-from airflow_delayed.rabbitmq.topology import Topology
-from airflow_delayed.rabbitmq.unconfirmed import Unconfirmed
-from airflow_delayed.rabbitmq.writer import PropertiesWriter, Writer
+from airflow_delayed.rabbitmq.backlog import Backlog, Entry, Unconfirmed
+from airflow_delayed.rabbitmq.confirm_timer import FIRST_WARNING, ConfirmTimeout, ConfirmTimer
+from airflow_delayed.rabbitmq.declare import refusal_cause
+from airflow_delayed.rabbitmq.destinations import SessionDestinations
+from airflow_delayed.rabbitmq.hosts import host_name
+from airflow_delayed.rabbitmq.properties import DESTINATION, MessagePropertiesWriter, PropertiesWriter
+from airflow_delayed.rabbitmq.topology import PublishAddress, Topology, check_headers
+from airflow_delayed.rabbitmq.wire import DecodingSelectConnection, WriteMessage, buffered_services, message_writer
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -33,21 +38,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a message that the broker refuses (basic.nack: a level is full or has no leader) is sent.
-TRIES = 5
-#: Seconds before such a message is sent a second and a last time.
+#: Seconds before a message that the broker refuses (basic.nack) is sent again, at first and at most: a queue, of a
+#: level or of the destination, is full or has no leader.
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.5, 4.0
 _CLOSE_SECONDS = 5.0
-#: A source is slow when this much has passed, and this much for each message that it gave.
+#: A source is slow if a turn takes longer than the first, and also longer than the second for each of its messages.
 _TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
-#: How many addresses are kept: of a batch, many messages have the same destination and second.
+#: How many addresses are kept: many messages of a batch have the same destination and second.
 _ADDRESSES = 5000
+_SILENT = "Have queues lost their quorum, or is the host frozen?"
+_REFUSED = "Is a queue full, or without a leader?"
 
 
 class Session:
-    """Sends a backlog over one connection until it is done or the connection is lost.
+    """Sends a backlog over one connection until the backlog is done or the connection is lost.
 
-    :param keep: keep the connection when it is done, for :meth:`again`; the caller closes it in the end.
+    A message that the broker refuses (nack) is sent again here, on the same connection, for ``confirm_timeout``. After
+    a lost connection :meth:`run` puts the unconfirmed messages back, and the publisher sends them in the next session;
+    the time for which a message has been refused goes on.
+
+    :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
     """
 
     def __init__(
@@ -62,53 +72,67 @@ class Session:
         keep: bool = False,
     ) -> None:
         self.opened = False
-        #: The broker's reason why it takes no messages, from its alarm until it goes on.
+        #: The broker's reason why it takes no messages, from the start of its alarm to the end.
         self.blocked: str | None = None
         self._topology = topology
-        self._writer = writer or Writer(topology.headers)
+        self._writer = writer or MessagePropertiesWriter(topology.headers)
         self._backlog = backlog
         self._clock = clock
         self._window = window
         self._keep = keep
         self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
-        self._addresses: dict[tuple[str, int], properties.Address] = {}
+        self._addresses: dict[tuple[str, int], PublishAddress] = {}
         self._paused = True
+        #: Whether the channels are open, and the user's rights known.
+        self._ready = False
         self._yields = False
         self._finished = False
-        #: Nothing more is taken; what was written is still to be confirmed.
+        #: No more messages are taken; the written messages still have to be confirmed.
         self._stopped = False
-        self._lost: BaseException | None = None
-        self._publisher: Channel
-        self._frames: Frames
-        self._services = GatheringServices()
+        #: Why the connection ended; None while it is open, and when the backlog is done.
+        self._reason: BaseException | None = None
+        self._channel: Channel
+        self._write: WriteMessage
+        self._services = buffered_services()
+        self._host = host_name(parameters)
+        self._timer: ConfirmTimer
         self._connection = DecodingSelectConnection(
             parameters,
             on_open_callback=self._on_open,
-            on_open_error_callback=self._on_closed,
-            on_close_callback=self._on_closed,
+            on_open_error_callback=self._on_connection_closed,
+            on_close_callback=self._on_connection_closed,
             custom_ioloop=self._services,
         )
         self._loop = self._connection.ioloop
-        self._destinations = Destinations(
-            self._connection, topology, on_ready=self._on_ready, on_refused=self._on_refused
+        self._destinations = SessionDestinations(
+            self._connection, topology, on_ready=self._on_ready, on_failed=self._on_not_bound
         )
 
-    def run(self) -> BaseException | None:
-        """Send; return None when the backlog is done, else why the connection ended. The rest is put back."""
+    def run(self, timer: ConfirmTimer) -> BaseException | None:
+        """Send the backlog; return None when it is done, else why the connection ended.
+
+        Unconfirmed messages are put back into the backlog.
+
+        :param timer: ends the session with a ConfirmTimeout when the broker confirms nothing for too long.
+        """
+        self._timer = timer
+        timer.connect(self._unconfirmed.settled)
+        self._look = self._loop.call_later(timer.interval, self._look_at_timer)
         try:
             self._loop.start()
         finally:
+            self._loop.remove_timeout(self._look)
             if not self.kept:
                 self._shut()
-            held = [self._waiting] if self._waiting else []
-            self._backlog.put_back([*self._unconfirmed, *held])
-        return self._lost
+            waiting = [self._waiting] if self._waiting else []
+            self._backlog.put_back([*self._unconfirmed, *waiting])
+        return self._reason
 
     @property
     def kept(self) -> bool:
-        """Whether all was done, and the connection is there for more."""
-        return self._keep and self._finished and self._connection.is_open and self._publisher.is_open
+        """Whether the backlog is done and the connection stays open for another."""
+        return self._keep and self._finished and self._connection.is_open and self._channel.is_open
 
     def again(self, backlog: Backlog) -> None:
         """Take another backlog, which :meth:`run` then sends over the same connection."""
@@ -131,18 +155,18 @@ class Session:
         self.opened = True
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        connection.channel(on_open_callback=self._on_publisher)
+        connection.channel(on_open_callback=self._on_channel)
 
-    def _on_publisher(self, channel: Channel) -> None:
-        self._publisher = channel
-        self._frames = Frames(channel.channel_number, self._connection.params.frame_max)
-        channel.add_on_close_callback(self._on_publisher_closed)
+    def _on_channel(self, channel: Channel) -> None:
+        self._channel = channel
+        self._write = message_writer(channel, self._services, self._connection.params.frame_max)
+        channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_return_callback(self._on_return)
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
 
-    def _on_closed(self, _: Connection, reason: BaseException | str) -> None:
-        if not self._finished:
-            self._lost = reason if isinstance(reason, BaseException) else ConnectionError(reason)
+    def _on_connection_closed(self, _: Connection, reason: BaseException | str) -> None:
+        if not self._finished and self._reason is None:
+            self._reason = reason if isinstance(reason, BaseException) else ConnectionError(reason)
         self._loop.stop()
 
     def _finish(self) -> None:
@@ -153,10 +177,16 @@ class Session:
         if self._connection.is_open:
             self._connection.close()
         # a broker that takes no messages reads no farewell either
-        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._services.hang_up)
+        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self._services is not None and self._services.connected:
+            self._services.hang_up()
+        else:
+            self._loop.stop()
 
     def _shut(self) -> None:
-        """After an interrupt, wait a while for confirms of what was written; then close, and the loop too."""
+        """After an interrupt, wait a while for confirms of written messages; then close the connection and the loop."""
         with contextlib.suppress(Exception):
             if not self._connection.is_closed:
                 self._stopped = True
@@ -182,28 +212,69 @@ class Session:
         self.blocked = None
         self._pump()
 
+    # confirms that do not come
+
+    def _look_at_timer(self) -> None:
+        """Warn while the broker confirms nothing, or refuses a message; end the connection when it answers nothing."""
+        timer = self._timer
+        awaits = bool(self._unconfirmed) or self._waiting is not None or not self._ready
+        timer.advance(self._unconfirmed.settled, awaits=awaits, blocked=self.blocked is not None)
+        # pika's own timeout ends a connection that does not open
+        if timer.host_over and self._connection.is_open:
+            self._reason = ConfirmTimeout(f"no confirm for {timer.silent:.0f} s, while {self._awaited()}")
+            self._paused = True
+            self._connection.close()
+            # it would not answer a farewell either
+            self._loop.call_later(0, self._hang_up)
+            return
+        refused = self._backlog.refused
+        seconds = timer.elapsed - next(iter(refused.values())) if refused else timer.silent
+        if timer.warns(seconds):
+            # a host that refuses answers after each pause
+            if refused and timer.silent < FIRST_WARNING / 2:
+                problem = (
+                    f"refuses {len(refused):,} messages, the first for {seconds:.0f} s: {_targets(refused)}. {_REFUSED}"
+                )
+            else:
+                problem = f"has confirmed nothing for {timer.silent:.0f} s, while {self._awaited()}. {_SILENT}"
+            log.warning(
+                "Connection %r: %s %s 'airflow delayed doctor' shows it. Sending ends after %g s (confirm_timeout)",
+                self._backlog.conn_id,
+                self._host,
+                problem,
+                timer.timeout,
+            )
+        self._look = self._loop.call_later(timer.interval, self._look_at_timer)
+
+    def _awaited(self) -> str:
+        """Describe what the broker has not answered."""
+        if self._unconfirmed:
+            return f"{len(self._unconfirmed):,} messages are unconfirmed: {_targets(self._unconfirmed)}"
+        if self._waiting is not None:
+            return f"destination {self._waiting.message.destination!r} is being bound"
+        return "the connection is being opened"
+
     # publishing
 
     def _resume(self) -> None:
+        self._ready = True
         self._paused = self._finished
         self._pump()
-
-    @property
-    def _held(self) -> bool:
-        return self._paused or self.blocked is not None
 
     def _pump(self, *, one: bool = False) -> None:
         """Publish until the window is full, or the backlog empty, or a destination has to be made ready first.
 
-        Or until a source turns out to be slow: what it gave goes out before it is asked again.
+        Or until the source is slow: its messages are written before it is asked for more.
 
-        :param one: take it for slow after one message.
+        :param one: treat the source as slow after one message.
         """
         if self._yields:
             return
         began = time.monotonic()
         before = self._unconfirmed.last
-        while not self._held and self._waiting is None and len(self._unconfirmed) < self._window:
+        while self._waiting is None and len(self._unconfirmed) < self._window:
+            if self._paused or self.blocked is not None:
+                return
             entry = None if self._stopped else self._backlog.take()
             if entry is None:
                 if not self._unconfirmed:
@@ -219,7 +290,7 @@ class Session:
             except DelayedError as error:
                 self._backlog.fail(entry, error)
             except (ChannelWrongStateError, ConnectionWrongStateError):
-                # it is being closed, which is told by a callback
+                # the channel or the connection is being closed; a callback reports that
                 self._backlog.put_back([entry])
                 return
             except AMQPError as error:
@@ -227,7 +298,7 @@ class Session:
             enough = max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._unconfirmed.last - before))
             if one or time.monotonic() - began > enough:
                 self._yields = True
-                # in this turn of the loop timers come before the socket, in the next one after it
+                # two timers in a row: the second fires in the next turn of the loop, after the socket was served
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
                 return
 
@@ -238,20 +309,20 @@ class Session:
     def _publish(self, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
-        properties.check_headers(message, self._topology.headers, delay)
-        exchange, key, level = self._address(message.destination, delay)
-        sent = self._writer.properties(message, now, delay, level)
-        if not self._publisher.is_open:
+        check_headers(message, self._topology.headers, delay)
+        address = self._address(message.destination, delay)
+        sent = self._writer.properties(message, now, delay, address.level)
+        if not self._channel.is_open:
             raise ChannelWrongStateError("the channel is closed")
-        self._services.write(self._frames.message(exchange, key, message.body, sent))
+        self._write(address.exchange, address.key, message.body, sent)
+        entry.address = address
         self._backlog.published = True
         self._unconfirmed.add(entry)
 
-    def _address(self, destination: str, delay: int) -> properties.Address:
+    def _address(self, destination: str, delay: int) -> PublishAddress:
         known = self._addresses.get((destination, delay))
         if known is None:
-            known = properties.address(
-                self._topology,
+            known = self._topology.address(
                 destination,
                 delay,
                 default_exchange=self._destinations.default_exchange,
@@ -265,7 +336,7 @@ class Session:
     def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
         if method.exchange:
             where = f"through exchange {method.exchange!r}"
-        elif method.routing_key == (sent.headers or {}).get(properties.DESTINATION):
+        elif method.routing_key == (sent.headers or {}).get(DESTINATION):
             where = "queue is gone"
         else:
             where = "a delay level's queue is gone; TopologyInstallOperator makes it again"
@@ -276,29 +347,34 @@ class Session:
         refused = method.NAME == "Basic.Nack"
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
             if refused:
-                self._refuse(entry)
+                self._send_again(entry)
             elif returned:
                 self._backlog.fail(entry, returned)
             else:
                 self._backlog.confirm(entry)
         self._pump()
 
-    def _refuse(self, entry: Entry) -> None:
+    def _send_again(self, entry: Entry) -> None:
+        """Send a message again that the broker refused (nack), after a growing pause, until confirm_timeout is over."""
         entry.refusals += 1
-        if entry.refusals >= TRIES:
-            self._backlog.fail(entry, f"refused by the broker {TRIES} times; is a queue full, or without a leader?")
+        timer = self._timer
+        # the host may have been silent before it refused
+        seconds = timer.elapsed - self._backlog.refused.setdefault(entry, timer.elapsed - timer.silent)
+        pause = next_sleep(entry.refusals, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP)
+        if seconds + pause >= timer.timeout:
+            times = f"{entry.refusals:,} times in {seconds:.0f} s (confirm_timeout {timer.timeout:g} s)"
+            self._backlog.fail(entry, f"refused by the broker {times}. {_REFUSED}")
             return
         self._backlog.put_back([entry])
         if not self._paused:
             self._paused = True
-            seconds = next_sleep(entry.refusals, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP)
-            self._loop.call_later(seconds, self._resume)
+            self._loop.call_later(pause, self._resume)
 
-    def _on_publisher_closed(self, _: Channel, reason: Exception) -> None:
+    def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
         if not isinstance(reason, ChannelClosedByBroker):
             return
-        # which message it was the broker does not say
-        cause = refusal.cause(self._backlog.conn_id, self._topology, reason)
+        # the broker does not name the message that it refused
+        cause = refusal_cause(self._backlog.conn_id, self._topology, reason)
         for entry in self._unconfirmed.clear():
             self._backlog.fail(entry, cause)
         if self._waiting:
@@ -315,13 +391,19 @@ class Session:
             return
         entry, self._waiting = self._waiting, None
         self._backlog.put_back([entry])
-        # it has waited enough, and is not to wait for what the source gives next too
+        # write it at once: the source may take long until it has the next message
         self._pump(one=True)
 
-    def _on_refused(self, reason: ChannelClosedByBroker) -> None:
+    def _on_not_bound(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is not None:
             entry, self._waiting = self._waiting, None
-            cause = refusal.cause(self._backlog.conn_id, self._topology, reason, entry.message.destination)
+            cause = refusal_cause(self._backlog.conn_id, self._topology, reason, entry.message.destination)
             self._backlog.fail(entry, cause)
-        # also if the broker closed the channel by itself: a message may have come while there was none
+        # also if the broker closed the channel by itself: a message may have come before there was another channel
         self._pump()
+
+
+def _targets(entries: Iterable[Entry]) -> str:
+    """Count messages by the queue or exchange to which they were published."""
+    counts = Counter(entry.address.target for entry in entries if entry.address)
+    return some([f"{count:,} in {target}" for target, count in counts.most_common()], separator=", ")

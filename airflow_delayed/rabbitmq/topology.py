@@ -1,17 +1,22 @@
-"""A topology: what the parts of a delay topology are called and how they are declared, as one value.
+"""A delay topology as one value: the names, arguments and bindings of its exchanges and queues.
 
-All of them have the shape of :mod:`airflow_delayed.rabbitmq.levels`; planning, comparing, installing and sending work
-on any.
+Each topology has the levels of :mod:`airflow_delayed.rabbitmq.levels`; planning, comparing, installing and sending work
+on any. The time to live of a level, and what a level does with a message whose destination is full, come from
+:meth:`Topology.queue_arguments`. Below are the headers that NServiceBus.RabbitMQ reads, the AMQP properties that it
+makes of them (BasicPropertiesExtensions.cs), and the limits that a message has to keep; all without a network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import permutations
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import UTC, DelayedMessage
 from airflow_delayed.rabbitmq import levels
 
 #: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
@@ -20,22 +25,35 @@ Binding = Literal["exact", "suffix"]
 Entry = Literal["direct", "top-bit", "top-level"]
 #: What a destination is: a queue, or (NServiceBus's conventional routing) a fanout exchange before a queue of its name.
 Routing = Literal["direct", "conventional"]
-#: Which headers tell of the delay: ours alone, or NServiceBus's too.
-Headers = Literal["plain", "nservicebus"]
+#: Which headers state the delay: those of this package alone, or NServiceBus's too.
+HeaderStyle = Literal["plain", "nservicebus"]
+
+
+class PublishAddress(NamedTuple):
+    """Where a message is published: exchange, routing key, and the queue of a level that it enters directly, if any."""
+
+    exchange: str
+    key: str
+    level: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The queue or the exchange, for people."""
+        return f"exchange {self.exchange}" if self.exchange else f"queue {self.level or self.key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """The names, queue arguments, bindings, entry and headers of one delay topology.
 
-    :param name: what a user chooses it by.
+    :param name: by which a user chooses it.
     :param level_prefix: a level's exchange and queue are both called this and the level's number.
     :param level_digits: how many digits that number has at least.
     :param delivery_exchange: topic exchange behind level 0, to which destinations are bound.
     :param arguments: of each level's queue, beside its time to live and its dead-letter exchange.
-    :param unroutable: fanout exchange and queue that take what no destination took; None for a topology that others
-        declare too, since an exchange with another argument would be refused to them. With at-least-once
-        dead-lettering such a message else stays at the head of its level and blocks all others.
+    :param unroutable: fanout exchange and queue for messages that no destination takes; None for a topology that others
+        declare too, since the broker would refuse their declaration of an exchange with another argument. Without it,
+        at-least-once dead-lettering keeps such a message at the head of its level, where it blocks all others.
     """
 
     name: str
@@ -47,7 +65,7 @@ class Topology:
     binding: Binding = "suffix"
     entry: Entry = "top-bit"
     routing: Routing = "direct"
-    headers: Headers = "plain"
+    headers: HeaderStyle = "plain"
 
     def level_name(self, level: int) -> str:
         """Return the name of a level's exchange and of its queue."""
@@ -78,11 +96,14 @@ class Topology:
     def queue_arguments(self, level: int) -> dict[str, str | int]:
         """Return the arguments of a level's queue; its time to live, in milliseconds, is what makes the delay.
 
-        There is no dead-letter routing key: a message keeps its own.
+        There is no dead-letter routing key: a message keeps its own. With at-least-once dead-lettering a due message
+        whose destination is full, and rejects it, stays at the head of its level, with all messages behind it, until
+        the destination takes it; without (on classic queues) it is lost. A message without a delay is refused at the
+        sender, which tries again for ``confirm_timeout`` and then fails.
         """
         return {
             **self.arguments,
-            "x-message-ttl": (1 << level) * 1000,
+            "x-message-ttl": levels.time_to_live(level),
             "x-dead-letter-exchange": self.level_name(level - 1) if level else self.delivery_exchange,
         }
 
@@ -92,6 +113,28 @@ class Topology:
         :raises LimitExceeded: the delay is beyond its limit.
         """
         return self.level_name(levels.TOP_LEVEL if self.entry == "top-level" else levels.entry_level(delay_seconds))
+
+    def address(
+        self, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
+    ) -> PublishAddress:
+        """Return where to publish a message.
+
+        A message that is due goes straight to its destination: a delivery exchange with an alternate exchange would not
+        return a message whose queue does not exist. The default exchange leads into a level's queue, with the queue's
+        name as a second routing key; the first key is that of the delay, as on any other way.
+
+        :param default_exchange: whether the user may write to the default exchange.
+        :param direct: whether the destination takes a direct entry (where the topology has it).
+        :raises LimitExceeded: the delay or the destination is beyond its limit.
+        """
+        key = levels.routing_key(delay_seconds, destination)
+        if delay_seconds <= 0 and self.routing == "conventional":
+            return PublishAddress(destination, "")
+        if delay_seconds <= 0 and default_exchange:
+            return PublishAddress("", destination)
+        if self.entry == "direct" and default_exchange and direct:
+            return PublishAddress("", key, self.level_name(levels.entry_level(delay_seconds)))
+        return PublishAddress(self.entry_exchange(delay_seconds), key)
 
     def check_destination(self, destination: str) -> None:
         """Check that a destination can be one of this topology.
@@ -142,7 +185,8 @@ def _is_bits_of(one: str, other: str) -> bool:
 
 _QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
-#: Ours, the default: nobody else declares it, so destinations are bound exactly and nothing unroutable gets lost.
+#: This package's own, the default: no other software declares it, so destinations are bound exactly and no unroutable
+#: message gets lost.
 DELAYED = Topology(
     name="delayed",
     level_prefix="delayed.level-",
@@ -163,7 +207,7 @@ NSERVICEBUS = Topology(
     routing="conventional",
     headers="nservicebus",
 )
-#: NServiceBus.RabbitMQ 4.3 to 6: classic queues, which can lose messages at a fail-over.
+#: NServiceBus.RabbitMQ 4.3 to 6: classic queues, which can lose messages at a fail-over. Experimental.
 NSERVICEBUS_V1 = replace(
     NSERVICEBUS,
     name="nservicebus-v1",
@@ -179,7 +223,7 @@ CELERY = Topology(
     delivery_exchange="celery_delayed_delivery",
     arguments=_QUORUM,
 )
-#: The same with ``broker_native_delayed_delivery_queue_type = "classic"``.
+#: The same with ``broker_native_delayed_delivery_queue_type = "classic"``. Experimental.
 CELERY_CLASSIC = replace(
     CELERY, name="celery-classic", arguments={"x-queue-type": "classic", "x-overflow": "reject-publish"}
 )
@@ -197,6 +241,11 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
     :raises ValueError: there is none of that name, or it has no such routing.
     """
     if isinstance(choice, str):
+        if choice == "x-delayed-message":
+            raise ValueError(
+                "x-delayed-message is the exchange type of a plugin: no client can read what waits inside such an"
+                " exchange; keep it until its messages_delayed is 0 (docs/rabbitmq/leaving-the-plugin.md)"
+            )
         if choice not in TOPOLOGIES:
             raise ValueError(f"topology {choice!r} is unknown; use one of {', '.join(TOPOLOGIES)}")
         choice = TOPOLOGIES[choice]
@@ -210,3 +259,139 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
         f"topology {choice.name!r} has no routing {routing!r}; 'conventional' and 'direct' are NServiceBus's, the"
         " others have 'direct' alone"
     )
+
+
+#: Header with the delay in seconds, an int32. With the time it was sent it tells NServiceBus's tools
+#: ``delays migrate`` and ``delays transfer`` when a message is due; they do not move a message that lacks either.
+NSERVICEBUS_DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+NSERVICEBUS_TIME_SENT = "NServiceBus.TimeSent"
+#: When a delayed retry was scheduled (DelayedRetry.cs); the time it was sent stays that of the first try.
+NSERVICEBUS_RETRIED = "NServiceBus.Retries.Timestamp"
+#: How long a message may wait to be received, as a .NET TimeSpan. NServiceBus makes the AMQP expiration of the
+#: dispatch property of that name, never of the header, and refuses it for a delayed message; so on a message that is
+#: due the header here goes along as any other.
+NSERVICEBUS_TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
+#: A message with this header, whatever its value, may be lost when the broker restarts; the header itself is not sent.
+NSERVICEBUS_NON_PERSISTENT = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
+
+_PROPERTIES = {
+    "content_type": "NServiceBus.ContentType",
+    "correlation_id": "NServiceBus.CorrelationId",
+    "reply_to": "NServiceBus.ReplyToAddress",
+    "type": "NServiceBus.EnclosedMessageTypes",
+}
+
+
+def nservicebus_properties(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the AMQP properties that headers become, such as ``content_type``; the headers stay too.
+
+    The type is the first of the enclosed types: all up to the first comma.
+    """
+    found = {name: headers[header] for name, header in _PROPERTIES.items() if header in headers}
+    if "type" in found:
+        found["type"] = found["type"].partition(",")[0]
+    return found
+
+
+def nservicebus_time(moment: datetime) -> str:
+    """Write a time as NServiceBus does: ``2025-11-28 00:05:18:653833 Z``.
+
+    :param moment: in UTC.
+    """
+    text = moment.isoformat(" ", "microseconds")
+    return f"{text[:19]}:{text[20:26]} Z"
+
+
+def parse_nservicebus_time(text: object) -> datetime | None:
+    """Read what :func:`nservicebus_time` writes; None if it is something else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S:%f Z").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+#: Header of the message that becomes the AMQP content type.
+CONTENT_TYPE = "content-type"
+#: Headers that RabbitMQ takes for further routing keys; as text it refuses them and closes the channel.
+_ROUTING = frozenset(["CC", "BCC"])
+#: Headers, in lower case, by which a message would ask to be dropped while it waits.
+_EXPIRING = frozenset(["expiration", NSERVICEBUS_TIME_TO_BE_RECEIVED.lower()])
+_SHORT_STRING = 255
+#: Of a header, beside its name and its text: the lengths of both, and the type.
+_HEADER_BYTES = 1 + 4 + 1
+#: What all headers may take in AMQP's encoding. They and the other properties have to fit into one frame of 131,072
+#: bytes, as brokers propose; for a larger one the broker closes the connection.
+MAX_HEADERS_BYTES = 126_976
+
+
+def check_headers(message: DelayedMessage, style: HeaderStyle = "plain", delay_seconds: int = 0) -> None:
+    """Check a message's headers against AMQP's limits.
+
+    :raises LimitExceeded: a name, or a value that becomes an AMQP property (the content type; NServiceBus's have four),
+        has over 255 UTF-8 bytes; all of them take over 126,976 bytes; a name is CC or BCC; or with a delay,
+        one is ``expiration`` (in any case) or ``NServiceBus.TimeToBeReceived``, which NServiceBus refuses too.
+    """
+    if not message.headers:
+        return
+    characters = 0
+    for name, value in message.headers.items():
+        characters += len(name) + len(value) + _HEADER_BYTES
+        if len(name.encode()) > _SHORT_STRING:
+            raise LimitExceeded("headers", f"a name has more than {_SHORT_STRING} bytes in UTF-8: {name[:40]!r}...")
+        if name in _ROUTING:
+            raise LimitExceeded("headers", f"{name!r} is read by RabbitMQ itself as further destinations; rename it")
+        if delay_seconds > 0 and name.lower() in _EXPIRING:
+            raise LimitExceeded(
+                "headers",
+                f"{name!r}: postponed delivery of messages with a time to be received is not supported, since it would"
+                " pass in a delay level already; remove it, or give expires_at and let the message wait in a store"
+                " (store_conn_id=...)",
+            )
+    # of four bytes each at most, so that few are counted exactly
+    if 4 * characters > MAX_HEADERS_BYTES and (size := _size(message.headers)) > MAX_HEADERS_BYTES:
+        raise LimitExceeded(
+            "headers", f"they take {size:,} bytes, of at most {MAX_HEADERS_BYTES:,}; put what is large into the body"
+        )
+    found = {"content_type": message.headers.get(CONTENT_TYPE, "")}
+    if style == "nservicebus":
+        found.update(nservicebus_properties(message.headers))
+    for name, value in found.items():
+        if len(value.encode()) > _SHORT_STRING:
+            raise LimitExceeded("headers", f"the {name} they give has more than {_SHORT_STRING} bytes in UTF-8")
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) + _HEADER_BYTES for name, value in headers.items())
+
+
+def check_message(message: DelayedMessage, delay_seconds: int, topology: Topology) -> None:
+    """Check a message against all limits of this transport.
+
+    :raises LimitExceeded: its delay, destination or headers are beyond one.
+    """
+    levels.check_delay(delay_seconds)
+    topology.check_destination(message.destination)
+    check_headers(message, topology.headers, delay_seconds)
+
+
+def fits(bounds: BatchBounds, delay_seconds: int, topology: Topology) -> bool:
+    """Return whether messages within these bounds pass :func:`check_message`; False where that is not sure.
+
+    :param delay_seconds: the longest one.
+    """
+    names = dict.fromkeys(bounds.header_names, "")
+    longest_name = max((len(name.encode()) for name in names), default=0)
+    most = bounds.most_headers * (longest_name + bounds.longest_value + _HEADER_BYTES)
+    if bounds.longest_value > _SHORT_STRING or most > MAX_HEADERS_BYTES:
+        return False
+    try:
+        for destination in bounds.destinations:
+            message = DelayedMessage(
+                destination=destination, body=b"", due_at=bounds.last_due, message_id="-", headers=names
+            )
+            check_message(message, delay_seconds, topology)
+    except LimitExceeded:
+        return False
+    return True

@@ -9,25 +9,24 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airflow_delayed.delivery import Clock, Connection, Delivery, SendReport, TopologyReport
+from airflow_delayed.delivery import BatchBounds, Clock, Connection, Delivery, SendReport, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.extremes import Extremes
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds
-from airflow_delayed.rabbitmq import levels, plan, properties
-from airflow_delayed.rabbitmq.topology import DELAYED, Topology, topology_of
+from airflow_delayed.rabbitmq import declare, levels
+from airflow_delayed.rabbitmq.topology import DELAYED, Topology, check_message, fits, topology_of
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.rabbitmq.admin import TopologyAdmin
+    from airflow_delayed.rabbitmq.bridge import Bridge
     from airflow_delayed.rabbitmq.consumer import Consumer
-    from airflow_delayed.rabbitmq.facts import Facts
-    from airflow_delayed.rabbitmq.management import Management
-    from airflow_delayed.rabbitmq.moved import MoveReport
-    from airflow_delayed.rabbitmq.place import Place
+    from airflow_delayed.rabbitmq.drain import MoveReport
+    from airflow_delayed.rabbitmq.management import Facts, Management
+    from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
-    from airflow_delayed.rabbitmq.upkeep import Upkeep
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 
@@ -35,9 +34,9 @@ class RabbitMQTransport(Delivery):
     """Delivers messages to RabbitMQ queues at their due time.
 
     :param conn_id: names the connection in errors.
-    :param connection: returns the connection; it is asked each time the broker is connected to.
-    :param clock: what is taken for the present.
-    :param topology: the delay levels, in place of those that the connection's extra names.
+    :param connection: returns the connection; called each time that the broker is connected to.
+    :param clock: returns the present.
+    :param topology: the delay levels, in place of the levels that the connection's extra names.
     :param routing: likewise.
     :param window: messages that may be unconfirmed at a time; None: as the publisher has it.
     """
@@ -63,21 +62,21 @@ class RabbitMQTransport(Delivery):
 
     @cached_property
     def topology(self) -> Topology:
-        """The delay levels that this hook uses.
+        """The delay levels that this transport uses.
 
-        :raises ValueError: the connection or the caller names none that is known.
+        :raises ValueError: the connection or the caller names an unknown topology.
         """
         topology, routing = self._chosen
         if topology is None or routing is None:
             extra = self._connection().extra
-            # a caller's topology goes with the caller's routing, not with that of another one
+            # a caller's topology goes with the caller's routing, not with the connection's
             routing = routing or (extra.get("routing") if topology is None else None)
             topology = topology or extra.get("topology") or DELAYED
         return topology_of(topology, routing)
 
     @property
     def horizon(self) -> timedelta:
-        """All that the delay levels can hold: waiting in them costs no request."""
+        """The longest delay of the levels: to wait in them costs no request."""
         return timedelta(seconds=levels.MAX_DELAY_SECONDS)
 
     def install(
@@ -92,25 +91,25 @@ class RabbitMQTransport(Delivery):
         """Make the 28 levels, the delivery exchange and the destinations' bindings; may be repeated at any time.
 
         A destination is created as a durable quorum queue (with conventional routing behind a durable fanout exchange).
-        If something differs or is missing, nothing is made; with the management API every argument that differs is
-        named, without it the first one of each part.
+        If an existing part differs or a destination is missing, nothing is made. With the management API every argument
+        that differs is named, without it the first of each part.
 
-        :param replace: delete and make anew exchanges and queues of the topology that differ. Refused, with nothing
-            changed, while messages wait in such a queue; for the delivery exchange, and on topologies of classic
-            queues, while any wait. Destinations' bindings are put back, without the management API those of
-            ``destinations`` alone.
-        :param unroutable_policy: on a topology that others declare too (NServiceBus's, Celery's), set a policy by which
-            what no destination takes goes into a queue of ours, such as ``nsb.v2.delay-unroutable``. Needs the
+        :param replace: delete exchanges and queues of the topology that differ, and make them again. Refused, with
+            nothing changed, while messages wait in such a queue; for the delivery exchange, and on topologies of
+            classic queues, while messages wait in any queue. Destinations' bindings are put back, without the
+            management API those of ``destinations`` alone.
+        :param unroutable_policy: on a topology that others declare too (NServiceBus's, Celery's), set a policy that
+            leads messages which no destination takes into a queue, such as ``nsb.v2.delay-unroutable``. Needs the
             management API, and the tag policymaker. The default topology has such a queue anyway.
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
-        :raises MessagesWaiting: what is to be replaced would lose messages (not with ``dry_run``).
+        :raises MessagesWaiting: to replace the parts that differ would lose messages (not with ``dry_run``).
         :raises LimitExceeded: a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
         names = list(destinations)
-        plan.plan(self.topology, names)
-        with self._upkeep() as upkeep:
-            return upkeep.install(
+        declare.plan(self.topology, names)
+        with self._admin() as admin:
+            return admin.install(
                 names,
                 create_destinations=create_destinations,
                 dry_run=dry_run,
@@ -119,64 +118,69 @@ class RabbitMQTransport(Delivery):
             )
 
     def uninstall(self, *, force: bool = False, dry_run: bool = False) -> TopologyReport:
-        """Delete the topology's exchanges, queues and bindings, and the policy that is ours; no destination.
+        """Delete the topology's exchanges, queues and bindings, and the policy of an install; no destination.
 
-        Takes up to some ten seconds, for the broker's own statistics have to say that nothing is stuck in
-        dead-lettering. A message that arrives meanwhile stops it: all that was deleted is put back, with the message.
-        Still, stop the senders first: what is published straight into a queue in the millisecond of its deletion,
-        RabbitMQ confirms and drops.
+        Takes up to some ten seconds, for the broker's own statistics have to show that no message is stuck in
+        dead-lettering. A message that arrives meanwhile stops it: all deleted parts are put back, with the message.
+        Still, stop the senders first: a message that is published straight into a queue in the millisecond of its
+        deletion, RabbitMQ confirms and drops.
 
-        :param force: delete it with all messages that wait.
-        :param dry_run: delete nothing and return what would be, and what waits.
-        :raises MessagesWaiting: messages wait; or may be stuck in dead-lettering, which the management API alone tells.
-        :raises TransportUnavailable: the broker cannot be reached or refuses the user.
+        :param force: delete the topology with all messages that wait.
+        :param dry_run: delete nothing; report what would be deleted, and the messages that wait.
+        :raises MessagesWaiting: messages wait; or may be stuck in dead-lettering, which only the management API shows.
+        :raises TransportUnavailable: the broker cannot be reached or refuses the user. Or a queue has no leader, so
+            that its messages are unknown; also with ``dry_run``, not with ``force``, and only if the management API
+            shows it.
         """
-        with self._upkeep() as upkeep:
-            return upkeep.uninstall(force=force, dry_run=dry_run)
+        with self._admin() as admin:
+            return admin.uninstall(force=force, dry_run=dry_run)
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare what is there with what messages need that are delayed by up to ``max_delay``. Changes nothing.
+        """Compare the broker with what messages need that are delayed by up to ``max_delay``. Changes nothing.
 
         Over AMQP: exchanges, queues and their arguments, the broker's version, messages that were unroutable. With the
         management API also bindings, policies, feature flags, destinations that leak into each other or reject messages
-        when full, and messages stuck in dead-lettering; without it each of these is said to be unknown.
+        when full, messages stuck in dead-lettering, queues without a leader or with too few members, and nodes that do
+        not run (for a user with the tag monitoring), and where the connection lists several hosts the clocks of the
+        nodes; without it the report has each of these as unknown.
 
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
-        from airflow_delayed.rabbitmq import server
-
         top_level = levels.TOP_LEVEL
         if max_delay is not None:
             seconds = ceil_units(max_delay)
             top_level = levels.entry_level(seconds) if seconds else -1
         names = list(destinations)
-        plan.plan(self.topology, names)
-        with self._upkeep() as upkeep:
-            return upkeep.verify(names, top_level, lambda: server.version(self._hosts()))
+        declare.plan(self.topology, names)
+        from airflow_delayed.rabbitmq.node_clocks import NodeClocks
+
+        url = self._connection().extra.get("management_url")
+        with self._admin() as admin, NodeClocks(self._hosts(), url, admin.management) as clocks:
+            return admin.verify(names, top_level, clocks)
 
     def waiting(self) -> Waiting:
-        """Count what waits in each level, and tell when it falls due; ``str()`` of it is a table.
+        """Count the messages in each level, with the time when they fall due; ``str()`` of it is a table.
 
         Without the management API the messages stuck in dead-lettering are unknown, and the total is the least there
-        can be.
+        can be; and a queue without a leader is taken for empty. With it, the messages of such a queue are unknown.
 
-        :raises TopologyError: nothing is installed.
+        :raises TopologyError: the topology is not installed.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
-        with self._upkeep() as upkeep:
-            return upkeep.waiting(self._clock())
+        with self._admin() as admin:
+            return admin.waiting(self._clock())
 
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
+    def fits(self, extremes: BatchBounds, now: datetime) -> bool:
         """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
-        return properties.fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
+        return fits(extremes, delay_seconds(extremes.last_due, now), self.topology)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
         """Check one message against RabbitMQ's limits, without a network.
 
-        :raises LimitExceeded: its delay, destination or headers are beyond one.
+        :raises LimitExceeded: its delay, destination or headers exceed a limit.
         """
-        properties.check(message, delay_seconds(message.due_at, now), self.topology)
+        check_message(message, delay_seconds(message.due_at, now), self.topology)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.
@@ -210,17 +214,32 @@ class RabbitMQTransport(Delivery):
                 kept.close()
 
     def consumer(self, queue: str, *, prefetch: int) -> Consumer:
-        """Return what hands out the messages of a queue in an asyncio loop, and acknowledges them.
+        """Return a consumer of a queue, for an asyncio loop.
 
-        :param prefetch: how many messages may be in hand at most.
+        :param prefetch: how many messages may be unsettled at most.
         """
         from airflow_delayed.rabbitmq.consumer import Consumer
 
         async def hosts() -> Sequence[ConnectionParameters]:
-            # it asks for the connection, and reads certificates: nothing that a loop should wait for
+            # in a thread: it asks Airflow for the connection, and reads certificate files
             return await asyncio.to_thread(self._hosts)
 
         return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
+
+    def bridge(self, exchange: str, target: str, *, type: str = "topic") -> Bridge:
+        """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.
+
+        :param exchange: to which the services publish.
+        :param target: the exchange to which the consumers' queues are bound.
+        :param type: of ``exchange``: ``topic`` or ``fanout``.
+        :raises ValueError: the two are one, or the type has no binding for every routing key.
+        :raises LimitExceeded: the exchange's name is too long, or has an empty word.
+        """
+        from airflow_delayed.rabbitmq.bridge import Bridge
+        from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
+
+        routes = BridgeRoutes(exchange, target, self.topology, type)
+        return Bridge(routes, lambda: self._endpoint(self), self._clock)
 
     def migrate(
         self,
@@ -232,28 +251,30 @@ class RabbitMQTransport(Delivery):
     ) -> MoveReport:
         """Move the messages that wait in one topology's levels to another's, with the delay that remains, rounded up.
 
-        Goes from the highest level to the lowest until nothing is left, so senders should use the target by then. It
-        may be killed and run again at any moment: nothing is lost or early, and what comes twice has the same id.
-        Messages keep their properties and headers but those of the way behind them. What cannot be moved, since
-        nothing tells where it goes or when it is due, or its destination is missing or not bound in the target, is put
-        into the queue ``delayed.set-aside`` of the source's broker. No destination is bound because a message names it.
-        How due times are read, and how late a message may become by it: see
-        :func:`airflow_delayed.rabbitmq.received.read`.
+        Goes from the highest level to the lowest until all are empty, so senders should use the target by then. It may
+        be killed and run again at any moment: no message is lost or early, and a duplicate has the same id. Messages
+        keep their properties, and their headers but for those of the source's levels. A message cannot be moved if it
+        states no destination or no due time, or if its destination is missing or not bound in the target: it goes into
+        the queue ``delayed.set-aside`` of the source's broker. A destination that only a message names is not bound.
+        For the due times that are read, and how late a message may become, see
+        :func:`airflow_delayed.rabbitmq.waiting.read`.
 
         :param source: a topology on this hook's connection, or a hook: another connection with its topology.
-        :param target: likewise. Its levels and the messages' destinations have to be there.
-        :param destinations: the only destinations to send to, bound or not, which they then are; the rest is set aside.
-            None: all that are bound, as the management API tells.
-        :param dry_run: take and change nothing; the report has what waits, by level.
+        :param target: likewise. Its levels and the messages' destinations have to exist.
+        :param destinations: the only destinations to send to; they are bound if they are not yet. Messages for others
+            go into ``delayed.set-aside``. None: all destinations that are bound, by the management API.
+        :param dry_run: take and change nothing; the report has the messages that wait, by level.
         :raises ValueError: source and target are one, or a topology is unknown.
         :raises TopologyError: the source's levels do not exist, or the target is not installed.
-        :raises TransportUnavailable: a connection failed; what was not moved is where it was. Or no destinations are
-            named, and the management API does not tell which are bound.
-        :raises SendFailed: the target did not take some messages; they are where they were.
+        :raises TransportUnavailable: a connection failed; messages that were not moved are in their queue. Or a queue
+            of the source has no leader, so that its messages are unknown (as far as the management API shows it). Or no
+            destinations are named, and the management API does not show which are bound.
+        :raises SendFailed: the target did not take some messages; they are in their queue.
         """
-        from airflow_delayed.rabbitmq.mover import Mover
+        from airflow_delayed.rabbitmq.move import MessageMover
 
-        mover = Mover(self._place(source), self._place(target), destinations=destinations, clock=self._clock)
+        ends = self._endpoint(source), self._endpoint(target)
+        mover = MessageMover(*ends, destinations=destinations, clock=self._clock)
         return mover.migrate(dry_run=dry_run)
 
     def redrive(
@@ -266,34 +287,35 @@ class RabbitMQTransport(Delivery):
     ) -> MoveReport:
         """Send the messages that no destination took, to those destinations that exist by now and are bound.
 
-        A message that still waits for its due time waits on; usually it is past. One that cannot be sent goes to the
-        end of the queue; each is looked at once. No destination is bound because a message names it: who may write to
-        the delivery exchange can name any.
+        A message that is not due yet waits on; usually its due time is past. A message that cannot be sent goes to the
+        end of the queue; each is tried once. A destination that only a message names is not bound: everybody with the
+        right to write to the delivery exchange could name any queue.
 
-        :param queue: where they are: by default the topology's queue for what is unroutable; ``delayed.set-aside`` is
-            where :meth:`migrate` puts what it cannot move.
-        :param destinations: the only destinations to send to, bound or not, which they then are. None: all that are
-            bound, as the management API tells.
-        :param limit: look at no more than so many messages.
+        :param queue: the messages' queue: by default the topology's queue for unroutable messages;
+            ``delayed.set-aside`` has messages that :meth:`migrate` could not move.
+        :param destinations: the only destinations to send to; they are bound if they are not yet. None: all
+            destinations that are bound, by the management API.
+        :param limit: try no more than so many messages.
         :param dry_run: send nothing; the report's ``destinations`` counts the messages by destination, and its
-            ``problems`` says of each to which nothing would be sent why. Messages that were looked at are returned.
+            ``problems`` has the reason for each to which nothing would be sent. The messages stay in the queue.
         :raises ValueError: the limit is negative.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
-        :raises TransportUnavailable: the connection failed; what was not sent is where it was. Or no destinations are
-            named, and the management API does not tell which are bound.
-        :raises SendFailed: the broker did not take some messages; they are where they were.
+        :raises TransportUnavailable: the connection failed; messages that were not sent are in their queue. Or that
+            has no leader, so that its messages are unknown (as far as the management API shows it). Or no destinations
+            are named, and the management API does not show which are bound.
+        :raises SendFailed: the broker did not take some messages; they are in their queue.
         """
-        from airflow_delayed.rabbitmq.mover import Mover
+        from airflow_delayed.rabbitmq.move import MessageMover
 
         queue = queue or self.topology.unroutable_queue
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
-        here = self._place(self)
-        mover = Mover(here, here, destinations=destinations, clock=self._clock)
+        here = self._endpoint(self)
+        mover = MessageMover(here, here, destinations=destinations, clock=self._clock)
         return mover.redrive(queue, limit=limit, dry_run=dry_run)
 
-    def _place(self, choice: Topology | str | RabbitMQTransport) -> Place:
-        from airflow_delayed.rabbitmq.place import Place
+    def _endpoint(self, choice: Topology | str | RabbitMQTransport) -> MigrationEndpoint:
+        from airflow_delayed.rabbitmq.move import MigrationEndpoint
 
         hook = choice if isinstance(choice, RabbitMQTransport) else self
         if choice is hook or choice == hook.topology.name:
@@ -301,10 +323,10 @@ class RabbitMQTransport(Delivery):
         else:
             assert not isinstance(choice, RabbitMQTransport)
             topology = topology_of(choice)
-        return Place(hook.conn_id, topology, hook._hosts(), hook._connected, hook._facts)
+        return MigrationEndpoint(hook.conn_id, topology, hook._hosts(), hook._connected, hook._facts)
 
     def close(self) -> None:
-        """Do nothing: each call has its own connection, since one that nobody serves between calls would be cut."""
+        """Do nothing: each call has its own connection, since the broker would cut an idle connection."""
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
@@ -317,12 +339,10 @@ class RabbitMQTransport(Delivery):
     def _connected(self) -> Iterator[BlockingConnection]:
         from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
-        from airflow_delayed.rabbitmq.connection import explain
-        from airflow_delayed.rabbitmq.hosts import connect
-        from airflow_delayed.rabbitmq.quiet import quiet
+        from airflow_delayed.rabbitmq.connection import connect, describe_error, muted_pika
 
         try:
-            with quiet(), connect(self.conn_id, self._hosts()) as connection:
+            with muted_pika(), connect(self.conn_id, self._hosts()) as connection:
                 yield connection
         except ChannelClosedByBroker as error:
             rights = f"configure, write and read on {self.topology.pattern} and on the destinations"
@@ -332,26 +352,26 @@ class RabbitMQTransport(Delivery):
             )
             raise TransportUnavailable(
                 f"connection {self.conn_id!r}: the broker refused: {error.reply_text}"
-                + (needs if error.reply_code == plan.ACCESS_REFUSED else "")
+                + (needs if error.reply_code == declare.ACCESS_REFUSED else "")
             ) from error
         except (AMQPConnectionError, OSError) as error:
-            raise TransportUnavailable(f"connection {self.conn_id!r}: {explain(error)}") from error
+            raise TransportUnavailable(f"connection {self.conn_id!r}: {describe_error(error)}") from error
 
     @contextmanager
-    def _upkeep(self) -> Iterator[Upkeep]:
-        from airflow_delayed.rabbitmq.upkeep import Upkeep
+    def _admin(self) -> Iterator[TopologyAdmin]:
+        from airflow_delayed.rabbitmq.admin import TopologyAdmin
 
         with self._connected() as connection:
             management, why = self._management()
             with management or nullcontext():
-                yield Upkeep(self.conn_id, self.topology, connection, management, why)
+                yield TopologyAdmin(self.conn_id, self.topology, connection, management, why)
 
     def _facts(self) -> Facts:
-        from airflow_delayed.rabbitmq.facts import Facts
+        from airflow_delayed.rabbitmq.management import survey
 
         management, why = self._management()
         with management or nullcontext():
-            return management.survey() if management else Facts(why=why)
+            return survey(management, why)
 
     def _management(self) -> tuple[Management | None, str | None]:
         from airflow_delayed.rabbitmq import management
@@ -359,8 +379,8 @@ class RabbitMQTransport(Delivery):
         url = self._connection().extra.get("management_url")
         return management.reach(self._hosts(), url)
 
-    def _hosts(self) -> list[ConnectionParameters]:
-        from airflow_delayed.rabbitmq.parameters import parameters
+    def _hosts(self) -> Sequence[ConnectionParameters]:
+        from airflow_delayed.rabbitmq.connection import parameters
 
         given = self._connection()
         return parameters(

@@ -1,4 +1,4 @@
-"""FifoCycleSensor: sends on what waits in SQS for over 900 s."""
+"""FifoCycleSensor: cycles the delay queues of SQS, in which messages wait for over 900 s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 
@@ -15,8 +15,8 @@ from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailExc
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import turn_of
-from airflow_delayed.sqs.counts import Counts
-from airflow_delayed.sqs.rounds import EMPTY, Rounds, end_of
+from airflow_delayed.sqs.delay_loop import EMPTY, DelayQueueLoop, end_of
+from airflow_delayed.sqs.stats import CycleCounts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Seconds: the longest that SQS waits for a message.
 LONGEST_WAIT = 20
 
-#: Of the task state store: what earlier pokes of a rescheduled sensor did.
+#: Key in the task state store: the counts of a rescheduled sensor's earlier pokes.
 _COUNTS = "airflow_delayed.cycled"
 
 log = logging.getLogger(__name__)
@@ -36,32 +36,43 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
     """Sends the messages of delay queues on, every 900 s, until they are delivered.
 
     A message that is due in over 900 s waits in ``<destination>-delay.fifo``, and is delivered late or, after 14 days,
-    lost if no such sensor runs. Each poke sends on whatever is visible: back for another 900 s, or to its destination
-    with what is left of its delay, by the broker's clock. Several sensors may run on one queue. For delays without end
+    lost if no such sensor runs. Each poke sends on all visible messages: back for another 900 s, or to the destination
+    with the remaining delay, by the broker's clock. Several sensors may run on one queue. For delays without end
     let it run without end: ``until=timedelta(hours=6)`` in a DAG with ``schedule="@continuous"``.
 
-    Returns a summary: ``moved_back`` for another round, ``delivered``, ``failed`` and ``undeleted`` (times),
-    ``set_aside`` in the error queue, ``requests`` as SQS bills them, ``cost_usd``, ``late_p99``, ``late_max`` and
-    ``oldest`` in seconds.
+    Returns a summary: ``requeued`` for another round, ``delivered``, ``failed`` and ``undeleted`` (times),
+    ``to_error_queue``, ``requests`` as SQS bills them, ``cost_usd`` and ``prices_as_of`` (the day of the prices),
+    ``late_p99``, ``late_max`` and ``oldest_seconds``.
+
+    Which queues:
 
     :param conn_id: a connection of type ``aws``.
     :param destination: one destination or several, as messages name them; not the names of their delay queues. Several
         are looked at one after another, so a message may be late by ``wait_time_seconds``; a sensor for each
         (``.partial(...).expand(destination=[...])``) is not.
+    :param error_queue: the standard queue for messages that say neither how long they wait nor when they are due, by
+        default ``<destination>-error``. It is made when the first comes; body and attributes are kept, and
+        ``AirflowDelayed.Reason`` and ``AirflowDelayed.FromQueue`` say why and where from.
+
+    When:
+
     :param until: "empty": done when the delay queues hold nothing, neither visible nor delayed nor in flight. Or when
         to end whatever is left: an aware time, ISO 8601 text with an offset, or a timedelta from the task's start.
     :param wait_time_seconds: how long each poke waits for a message to become visible, 0 to 20; shared among several
         destinations.
     :param empty_looks: how many looks in a row must find nothing before a queue counts as empty; each takes
         ``wait_time_seconds``. SQS's own counts are right only about a minute after the last change.
-    :param error_queue: the standard queue for messages that say neither how long they wait nor when they are due, by
-        default ``<destination>-error``. It is made when the first comes; body and attributes are kept, and
-        ``AirflowDelayed.Reason`` and ``AirflowDelayed.FromQueue`` say why and where from.
-    :param max_late: a message delivered later than that, by its ``AirflowDelayed.DueAt``, is a warning in the log.
-    :param deferrable: do the work in the triggerer, which needs no worker meanwhile. By default
-        ``[operators] default_deferrable``.
     :param poke_interval: seconds between two pokes: by default 1, and 60 in ``mode="reschedule"``. A message whose
         delay ends meanwhile is late by as much, which is logged when the DAG is parsed.
+    :param deferrable: do the work in the triggerer, which needs no worker meanwhile. By default
+        ``[operators] default_deferrable``.
+
+    Safety:
+
+    :param max_late: a message delivered later than that, by its ``AirflowDelayed.DueAt``, is a warning in the log.
+
+    Result:
+
     :raises TopologyError: a delay queue or a destination does not exist; the others had their turn.
     :raises AccessDenied: the role may not do something with a queue; the others had their turn.
     :raises TransportUnavailable: SQS cannot be reached or refuses the connection; nothing is lost, a retry goes on.
@@ -71,6 +82,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "destination", "until", "error_queue")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"destination": "json"}
     operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
@@ -113,7 +125,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         self.error_queue = error_queue
         self.max_late = max_late
         self.deferrable = deferrable
-        self._rounds: Rounds | None = None
+        self._rounds: DelayQueueLoop | None = None
         if self.reschedule and not deferrable:
             # no warning of Python's: that would be an error in the tests of many a DAG
             log.warning(
@@ -137,13 +149,13 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         return self._look_and_defer(self.hook.clock())
 
     def _look_and_defer(
-        self, began: datetime, until: str | None = None, counts: Counts | None = None
+        self, began: datetime, until: str | None = None, counts: CycleCounts | None = None
     ) -> dict[str, Any]:
-        # one look here: what is wrong with the connection or the queues is an error at once
+        # one pass here: errors of the connection or of the queues are raised at once
         rounds = self._make_rounds(self.hook.clock(), wait_seconds=0, counts=counts, until=until)
         try:
             if self._go(rounds, once=True):
-                return self._told(rounds)
+                return self._summary(rounds)
         finally:
             self.hook.close()
         from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger, until_text
@@ -159,7 +171,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
                 empty_looks=self.empty_looks,
                 error_queue=self.error_queue,
                 max_late_seconds=None if self.max_late is None else self.max_late.total_seconds(),
-                counts=rounds.counts.state(),
+                counts=rounds.counts.to_json(),
             ),
             method_name="execute_complete",
             kwargs={"until": until, "began": began.isoformat()},
@@ -175,9 +187,9 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         until: str | None = None,
         began: str | None = None,
     ) -> dict[str, Any]:
-        """Return what the trigger did, or fail as it did; go on if it was not the trigger that woke the task.
+        """Return the trigger's summary, or fail as it did; defer again if the task was resumed without an event.
 
-        :param until: as the trigger has it.
+        :param until: the trigger's argument.
         :param began: when the task was first deferred, ISO 8601 text; its timeout counts from then.
         """
         first = self.hook.clock() if began is None else datetime.fromisoformat(began)
@@ -190,43 +202,43 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         if event["status"] != "done":
             raise AirflowException(event["error"])
         if until not in (None, EMPTY) and self.hook.clock() < datetime.fromisoformat(str(until)):
-            return self._look_and_defer(first, until, Counts.restored(event.get("counts")))
+            return self._look_and_defer(first, until, CycleCounts.from_json(event.get("counts") or {}))
         summary: dict[str, Any] = event["summary"]
         self.log.info("done: %s", summary)
         self._name()
         return summary
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Send on what is visible, and return whether this was the last time."""
+        """Send on the visible messages, and return whether this was the last time."""
         if self._rounds is None:
             began = self.hook.clock()
             counts = None
             if self.reschedule:
                 # each poke is a process of its own
                 began = context["ti"].get_first_reschedule_date(context) or began
-                kept = context["task_state_store"].get(_COUNTS)
+                kept: Any = context["task_state_store"].get(_COUNTS)
                 # a task that is cleared after it failed counts from zero
                 if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context):
-                    counts = Counts.restored(kept["counts"])
+                    counts = CycleCounts.from_json(kept["counts"])
             self._rounds = self._make_rounds(began, self.wait_time_seconds, counts)
         done = self._go(self._rounds)
         if self.reschedule:
             if done:
                 context["task_state_store"].delete(_COUNTS)
             else:
-                kept = {"turn": turn_of(context), "counts": self._rounds.counts.state()}
+                kept = {"turn": turn_of(context), "counts": self._rounds.counts.to_json()}
                 context["task_state_store"].set(_COUNTS, kept)
-        return PokeReturnValue(done, self._told(self._rounds) if done else None)
+        return PokeReturnValue(done, self._summary(self._rounds) if done else None)
 
     @property
     def _names(self) -> list[str]:
         return [self.destination] if isinstance(self.destination, str) else list(self.destination)
 
     def _make_rounds(
-        self, began: datetime, wait_seconds: int, counts: Counts | None = None, until: str | None = None
-    ) -> Rounds:
+        self, began: datetime, wait_seconds: int, counts: CycleCounts | None = None, until: str | None = None
+    ) -> DelayQueueLoop:
         try:
-            return Rounds(
+            return DelayQueueLoop(
                 self.hook,
                 self._names,
                 end=end_of(until or self.until, began),
@@ -238,32 +250,32 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
                 meter=metrics.count_cycled(self.conn_id),
             )
         except ValueError as error:
-            # a template came out as nothing that can be used; a retry would find the same
+            # the value of a template cannot be used, and would be the same in a retry
             raise AirflowFailException(str(error)) from error
 
-    def _go(self, rounds: Rounds, *, once: bool = False) -> bool:
+    def _go(self, rounds: DelayQueueLoop, *, once: bool = False) -> bool:
         try:
             return rounds.go(once=once)
         except RetentionAtRisk as error:
-            # a retry would find them sent on, and hide that half of the margin was gone
-            rounds.tell()
+            # a retry would succeed, and hide that half of the retention had passed
+            rounds.log_counts()
             raise AirflowFailException(str(error)) from error
         except InputError as error:
             raise AirflowFailException(str(error)) from error
         except DelayedError:
-            rounds.tell()
+            rounds.log_counts()
             raise
 
-    def _told(self, rounds: Rounds) -> dict[str, Any]:
-        rounds.tell()
+    def _summary(self, rounds: DelayQueueLoop) -> dict[str, Any]:
+        rounds.log_counts()
         self._name()
-        return rounds.counts.summary()
+        return rounds.summary()
 
     def _name(self) -> None:
-        """Tell OpenLineage of the delay queues and their destinations."""
-        if lineage.wanted():
-            with lineage.never_failing():
-                names = self._names[: lineage.NAMED]
-                self._trace(
-                    [self.hook.dataset(name, fifo=True) for name in names], [self.hook.dataset(name) for name in names]
-                )
+        """Report the delay queues and their destinations to OpenLineage."""
+        names = self._names[: lineage.NAMED]
+
+        def datasets(*, fifo: bool) -> list[lineage.Dataset]:
+            return [self.hook.dataset(name, fifo=fifo) for name in names]
+
+        self._trace(lambda: (datasets(fifo=True), datasets(fifo=False)))

@@ -1,27 +1,35 @@
-"""Connections by name where there is no Airflow: from a file of the cluster's, or from the environment.
+"""Connections by name where there is no Airflow, and the transports made from them.
 
-Both hold the JSON form that Airflow's own ``AIRFLOW_CONN_<NAME>`` has: an object with conn_type, host, port, login,
-password, schema and extra.
+Connections come from a file of the cluster's, or from the environment. Both hold the JSON form that Airflow's own
+``AIRFLOW_CONN_<NAME>`` has: an object with conn_type, host, port, login, password, schema and extra.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from airflow_delayed.delivery import Connection
-from airflow_delayed.errors import InputError
+from airflow_delayed.delivery import Clock, Connection, DelayStore, Delivery
+from airflow_delayed.errors import InputError, UnsupportedConnection, UnsupportedOption
+from airflow_delayed.route import Route
+from airflow_delayed.spark.options import Settings, check_type
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+
+    from airflow_delayed.store.transport import StoreTransport
 
 #: Environment variables of a connection, with its name in capitals at the end; the first that is there counts.
 VARIABLES = ("DELAYED_CONN_", "AIRFLOW_CONN_")
 #: The environment variable with the path of the file, where no option names one.
 FILE_VARIABLE = "DELAYED_CONNECTIONS_FILE"
 _FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
-#: Fields of Airflow's form that say nothing here.
-_PASSED_OVER = ("conn_id", "description", "team_name")
+#: Fields of Airflow's form that are ignored.
+_IGNORED = ("conn_id", "description", "team_name")
 
 
 class ConnectionNotFound(InputError):
@@ -48,7 +56,7 @@ def find(
         distributes (``--files``). By default the file of the environment variable ``DELAYED_CONNECTIONS_FILE``, or else
         the environment variable ``DELAYED_CONN_<NAME>`` or ``AIRFLOW_CONN_<NAME>``.
     :raises ConnectionNotFound: it is not there.
-    :raises InputError: what is there cannot be read; its content is not shown.
+    :raises InputError: it cannot be read; its content is not shown.
     """
     file = file or environ.get(FILE_VARIABLE)
     if file:
@@ -85,7 +93,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def parse(conn_id: str, given: object, place: str) -> Connection:
     """Return a connection from its JSON form, text or not.
 
-    :raises InputError: it cannot be read; the text says where it is, and not what it holds.
+    :raises InputError: it cannot be read; the text names its place, and shows none of its content.
     """
     if isinstance(given, str):
         try:
@@ -97,7 +105,7 @@ def parse(conn_id: str, given: object, place: str) -> Connection:
             f'connection {conn_id!r}: {place} must have it as JSON, {{"conn_type": "rabbitmq", "host": ...}}; a URI'
             " cannot be read here"
         )
-    unknown = sorted(given.keys() - {*_FIELDS, *_PASSED_OVER})
+    unknown = sorted(given.keys() - {*_FIELDS, *_IGNORED})
     if unknown:
         raise InputError(f"connection {conn_id!r}: {place} has unknown fields {', '.join(unknown)}")
     fields = {name: given[name] for name in _FIELDS if given.get(name) not in (None, "")}
@@ -121,3 +129,148 @@ def _extra(conn_id: str, extra: object, place: str) -> Mapping[str, Any]:
     if not isinstance(extra, dict):
         raise InputError(f"connection {conn_id!r}: {place} has an extra that is no JSON object")
     return extra
+
+
+_RABBITMQ = ("rabbitmq", "amqp", "amqps")
+#: Connection types that a store can be on.
+_SQL = ("sqlite", "postgres", "mysql")
+#: Options of the transports, by connection type.
+_OPTIONS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(_RABBITMQ, ("topology", "routing", "window")),
+    "aws": ("envelope",),
+    **dict.fromkeys(_SQL, ("on_conflict", "origin")),
+}
+
+
+def is_store(connection: Connection) -> bool:
+    """Return whether a connection stores its messages itself."""
+    return connection.conn_type in _SQL
+
+
+def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection] = find) -> Route:
+    """Return the transport that delivers, and the store in front of it; nothing is connected yet.
+
+    :param find: returns a connection by its name.
+    :raises ConnectionNotFound: a connection is not known on this machine.
+    :raises InputError: options do not go together with the types of the connections.
+    """
+    deliver = find(settings.deliver, settings.connections_file)
+    holds = is_store(deliver)
+    check_type(settings, deliver.conn_type, holds=holds)
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("topology", "routing", "window", "envelope")}
+    if holds:
+        options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
+    delivery = transport_of(deliver, clock=clock, **options)
+    if holds:
+        return Route(delivery=delivery, store=cast(DelayStore, delivery))
+    if settings.store is None:
+        return Route(delivery=delivery)
+    waits = find(settings.store, settings.connections_file)
+    if not is_store(waits):
+        raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
+    store = _store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
+    return Route(delivery=delivery, store=store, hold_over=min(settings.hold_over, delivery.horizon))
+
+
+def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Delivery:
+    """Return the transport of a connection; nothing is connected yet.
+
+    :param options: see ``_OPTIONS``; None counts as not given.
+    :raises UnsupportedConnection: nothing serves that type.
+    :raises UnsupportedOption: that transport has no such option.
+    """
+    known = _OPTIONS.get(connection.conn_type)
+    if known is None:
+        raise UnsupportedConnection(connection.conn_id, connection.conn_type, sorted(_OPTIONS))
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - set(known)):
+        raise UnsupportedOption(connection.conn_id, connection.conn_type, unknown)
+    if connection.conn_type in _RABBITMQ:
+        from airflow_delayed.rabbitmq.transport import RabbitMQTransport
+
+        made = RabbitMQTransport(connection.conn_id, lambda: connection, clock=clock, **given)
+        # a name that is not known is an error here, where nothing is connected
+        _ = made.topology
+        return made
+    if connection.conn_type == "aws":
+        from airflow_delayed.sqs.transport import SqsTransport
+
+        return SqsTransport.of(connection, clock=clock, **given)
+    return _store(connection, None, **given)
+
+
+def _store(connection: Connection, deliver_conn_id: str | None, **options: Any) -> StoreTransport:
+    from airflow_delayed.store.transport import StoreTransport
+
+    # an engine that cannot be made is an error here, before anything is connected
+    engine = engine_of(connection)
+    return StoreTransport(connection.conn_id, lambda: engine, deliver_conn_id, **options)
+
+
+_POSTGRES_DRIVERS = ("psycopg", "psycopg2")
+#: The name of a driver in the extra ``client``, as Airflow's MySQL hook has it: its dialect and its module.
+_MYSQL_CLIENTS = {
+    "mysqlclient": ("mysql+mysqldb", "MySQLdb"),
+    "mysql-connector-python": ("mysql+mysqlconnector", "mysql.connector"),
+    "pymysql": ("mysql+pymysql", "pymysql"),
+}
+#: Extras for Airflow; all others are the driver's.
+_NOT_THE_DRIVERS = ("client", "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "charset")
+#: Extras that let Airflow's hooks fetch a password from elsewhere.
+_FETCHED = ("iam", "redshift", "azure_conn_id")
+
+
+def engine_of(connection: Connection) -> Engine:
+    """Return an engine that is ready for the store.
+
+    :raises UnsupportedConnection: no store is on such a connection.
+    :raises InputError: its driver is missing, or its password is to be fetched from elsewhere.
+    """
+    from sqlalchemy import create_engine
+
+    from airflow_delayed.store.transport import engine_options, prepare
+
+    if fetched := [name for name in _FETCHED if connection.extra.get(name)]:
+        raise InputError(
+            f"connection {connection.conn_id!r}: the extra {fetched[0]!r} lets Airflow fetch a password, which is not"
+            " done here; give it login and password"
+        )
+    url, arguments = _url(connection)
+    options = engine_options(url.get_dialect().name)
+    options["connect_args"] = {**options.get("connect_args", {}), **arguments}
+    return prepare(create_engine(url, **options))
+
+
+def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
+    from sqlalchemy import URL
+
+    if connection.conn_type == "sqlite":
+        return URL.create("sqlite", database=connection.host or connection.schema), {}
+    if connection.conn_type == "postgres":
+        drivers = [name for name in _POSTGRES_DRIVERS if find_spec(name)]
+        dialects = [f"postgresql+{name}" for name in drivers]
+        wanted = "psycopg or psycopg2"
+    elif connection.conn_type == "mysql":
+        dialect, wanted = _mysql(connection)
+        dialects = [dialect] if find_spec(wanted.partition(".")[0]) else []
+    else:
+        raise UnsupportedConnection(connection.conn_id, connection.conn_type, _SQL)
+    if not dialects:
+        raise InputError(f"connection {connection.conn_id!r} needs {wanted}; install it on Spark's executors")
+    url = URL.create(
+        dialects[0],
+        username=connection.login,
+        password=connection.password,
+        host=connection.host,
+        port=connection.port,
+        database=connection.schema,
+    )
+    return url, {name: value for name, value in connection.extra.items() if name not in _NOT_THE_DRIVERS}
+
+
+def _mysql(connection: Connection) -> tuple[str, str]:
+    client = connection.extra.get("client", "mysqlclient")
+    if client not in _MYSQL_CLIENTS:
+        known = ", ".join(_MYSQL_CLIENTS)
+        raise InputError(f"connection {connection.conn_id!r}: the extra client={client!r} is none of {known}")
+    return _MYSQL_CLIENTS[client]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_delayed.spark.log import logger
+from airflow_delayed.spark.reporting import logger
 
 #: Seconds between two lines of progress.
 EVERY = 10.0
@@ -81,11 +81,11 @@ def send(frame: DataFrame, options: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(context: SparkContext, doing: str, *, every: float = EVERY) -> Iterator[None]:
-    """Tell at a rate, within the block, how many partitions are done."""
+    """Log every ten seconds, within the block, how many partitions are done."""
     done = threading.Event()
     tracker = context.statusTracker()
 
-    def tell() -> None:
+    def log_stages() -> None:
         while not done.wait(every):
             for stage in tracker.getActiveStageIds():
                 info = tracker.getStageInfo(stage)
@@ -99,13 +99,13 @@ def progress(context: SparkContext, doing: str, *, every: float = EVERY) -> Iter
                         stage,
                     )
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=log_stages, daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        reporter.join()
 
 
 def main(given: Sequence[str] | None = None) -> None:

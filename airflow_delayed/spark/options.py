@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from airflow_delayed.clock import resolve, zone
 from airflow_delayed.errors import InputError, UnsupportedOption
-from airflow_delayed.identity import scope_of
-from airflow_delayed.intake.columns import RowRules, Wanted
-from airflow_delayed.localtime import resolve, zone
+from airflow_delayed.identity import Origin, scope_of
+from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.message import UTC, delay_of, due_after, parse_time, utc
-from airflow_delayed.origin import Origin
-from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
+from airflow_delayed.store.policy import OnConflict, check_on_conflict
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
 NAMES = (
@@ -48,7 +47,7 @@ NAMES = (
     "manifest",
     "dry_run",
 )
-#: The anchor of a job that does not know what relative delays count from.
+#: The anchor of a job without one: it refuses relative delays.
 UNKNOWN = "unknown"
 #: Messages given to a transport at a time.
 BATCH_ROWS = 5000
@@ -58,14 +57,14 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options as they were read, once, in the driver; every attempt at every partition goes by them.
+    """The options, read once in the driver; every attempt at every partition uses them.
 
-    :param oldest: what was due before that is past due.
+    :param oldest: a message due before it is past due.
     """
 
     deliver: str
     rules: RowRules
-    wanted: Wanted
+    wanted: ColumnRules
     store: str | None
     hold_over: timedelta
     on_conflict: OnConflict | None
@@ -104,7 +103,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     return Settings(
         deliver=given["deliver"],
         rules=_rules(read, anchor),
-        wanted=Wanted(
+        wanted=ColumnRules(
             destination="destination" in given,
             due="delay" in given or "due_at" in given,
             id_columns=_names(given.get("id_columns", "")),
@@ -172,7 +171,7 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
 
 
 class _Reader:
-    """Reads one option after the other."""
+    """Parses options by name."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.given = given
@@ -191,7 +190,7 @@ class _Reader:
         return self.one(name, lambda text: utc(name, parse_time(name, text)))
 
     def span(self, name: str, default: timedelta) -> timedelta:
-        """Return an option that is seconds, none of them too."""
+        """Return an option in seconds, which may be zero."""
         found = self.one(name, _span)
         return default if found is None else found
 
@@ -248,7 +247,7 @@ def _headers(text: str) -> Mapping[str, str]:
     try:
         headers: Any = json.loads(text)
     except ValueError:
-        headers = None  # what it holds is not shown
+        headers = None  # its content is not shown
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
         raise ValueError('it must be a JSON object of text to text, {"content-type": "application/json"}')
     return headers
@@ -261,6 +260,6 @@ def check_type(settings: Settings, conn_type: str, *, holds: bool) -> None:
     :raises InputError: they do not go together.
     """
     if holds and settings.store is not None:
-        raise InputError(f"connection {settings.deliver!r} holds its messages itself; leave the option store out")
+        raise InputError(f"connection {settings.deliver!r} stores its messages itself; leave the option store out")
     if not holds and settings.store is None and settings.on_conflict not in (None, "error"):
         raise UnsupportedOption(settings.deliver, conn_type, ["on_conflict"])

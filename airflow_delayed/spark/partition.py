@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_delayed.confirmed import send_and_note
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError, InputError, InvalidMessage, PastDue
 from airflow_delayed.intake.arrow import to_batch
@@ -17,25 +21,25 @@ from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.route import Route
 from airflow_delayed.sending import PROGRESS_SECONDS, Log
-from airflow_delayed.spark.counts import Counts
 from airflow_delayed.spark.options import Settings
+from airflow_delayed.spark.reporting import PartitionCounts
 
 
 class PartitionFailed(DelayedError):
-    """An attempt at a partition ended without success; the text says what it had sent."""
+    """An attempt at a partition failed; the text counts the messages that it had sent."""
 
-    def __init__(self, place: str, counts: Counts, error: DelayedError) -> None:
+    def __init__(self, place: str, counts: PartitionCounts, error: DelayedError) -> None:
         had = ", ".join(f"{count:,} to {name}" for name, count in list(counts.by_destination().items())[:5])
-        said = f"It had sent or stored {counts.out:,} messages ({had})" if counts.out else "It had sent nothing"
-        super().__init__(f"{place}: {error}. {said}; another attempt means the same messages, with the same ids")
+        sent = f"It had sent or stored {counts.out:,} messages ({had})" if counts.out else "It had sent nothing"
+        super().__init__(f"{place}: {error}. {sent}; another attempt means the same messages, with the same ids")
 
 
 class PartitionSend:
     """Sends the rows of one partition.
 
-    :param place: what the partition is called.
+    :param place: the partition's name in log lines and errors.
     :param route: None only counts, for a dry run.
-    :param going: called with the counts after each batch that was handed over.
+    :param progress: called with the counts after each batch.
     :param monotonic: seconds, for the rate of progress.
     """
 
@@ -47,22 +51,22 @@ class PartitionSend:
         place: str,
         clock: Clock,
         log: Log,
-        going: Callable[[Counts], None],
+        progress: Callable[[PartitionCounts], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counts = Counts()
+        self.counts = PartitionCounts()
         self._settings = settings
         self._route = route
         self._place = place
         self._clock = clock
         self._log = log
-        self._going = going
+        self._progress = progress
         self._monotonic = monotonic
-        self._told = monotonic()
+        self._logged_at = monotonic()
         self._direct: list[DelayedMessage] = []
-        self._held: list[DelayedMessage] = []
+        self._to_store: list[DelayedMessage] = []
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Counts:
+    def run(self, batches: Iterable[pa.RecordBatch]) -> PartitionCounts:
         """Send everything and return when all is confirmed; ``counts`` holds also after an error.
 
         :raises PartitionFailed: a row breaks a rule, is past due, or was not confirmed.
@@ -86,16 +90,16 @@ class PartitionSend:
         for item in reader.read(to_batch(records, file, self.counts.rows + 1)):
             self.counts.rows += 1
             if isinstance(item, Problem):
-                # another try finds it again, and the job fails
+                # every further attempt fails at the same row, and so does the job
                 raise InputError(str(item))
-            if item.due_at < self._settings.oldest and self._passes_over(item):
+            if item.due_at < self._settings.oldest and self._skips(item):
                 continue
             self._sort(item, now)
-            if len(self._direct) + len(self._held) >= self._settings.batch_rows:
+            if len(self._direct) + len(self._to_store) >= self._settings.batch_rows:
                 self._flush()
                 now = self._clock()
 
-    def _passes_over(self, message: DelayedMessage) -> bool:
+    def _skips(self, message: DelayedMessage) -> bool:
         if self._settings.past_due == "fail":
             raise PastDue(
                 f"row {self.counts.rows:,} was due {message.due_at:%Y-%m-%d %H:%M:%S} UTC, more than"
@@ -116,7 +120,7 @@ class PartitionSend:
             route.check(message, now)
         except InvalidMessage as error:
             raise InputError(f"its row {self.counts.rows:,}, column {error.column}: {error.problem}") from None
-        (self._held if route.holds(message, now) else self._direct).append(message)
+        (self._to_store if route.holds(message, now) else self._direct).append(message)
 
     def _flush(self) -> None:
         route = self._route
@@ -124,21 +128,57 @@ class PartitionSend:
             for message in self._direct:
                 self.counts.sent.add(message)
         else:
-            route.leave_known(self._direct, self._held)
-            if self._direct:
-                note = None if route.store is None or route.holds_all else route.store.note_sent
-                send_and_note(route.delivery, self._direct, self.counts.sent, note)
-            if self._held:
-                assert route.store is not None
-                send_and_note(route.store, self._held, self.counts.held)
+            route.leave_known(self._direct, self._to_store)
+            route.publish(self._direct, self._to_store, sent=self.counts.sent, stored=self.counts.stored)
         self._direct.clear()
-        self._held.clear()
-        self._going(self.counts)
-        if self._monotonic() - self._told >= PROGRESS_SECONDS:
-            self._told = self._monotonic()
+        self._to_store.clear()
+        self._progress(self.counts)
+        if self._monotonic() - self._logged_at >= PROGRESS_SECONDS:
+            self._logged_at = self._monotonic()
             self._log.info("%s: %s messages sent or stored so far", self._place, f"{self.counts.out:,}")
 
 
 def place_of(partition: int, attempt: int) -> str:
     """Name an attempt at a partition for a person."""
     return f"partition {partition}" + (f", attempt {attempt + 1}" if attempt else "")
+
+
+#: Seconds between two tries to take a slot.
+PAUSE = 0.05
+
+
+@contextmanager
+def slot(
+    most: int | None,
+    *,
+    folder: Path | None = None,
+    group: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Take one of the executor's slots within the block; wait until one is free.
+
+    The kernel frees the slot of a killed worker.
+
+    :param most: slots of an executor; None: no limit.
+    :param group: a number that the workers of an executor share, by default their parent's process id.
+    """
+    if most is None:
+        yield
+        return
+    # of the same user only: another one could not open the file
+    name = f"airflow-delayed-{os.getuid()}-{group or os.getppid()}"
+    files = [Path(folder or tempfile.gettempdir(), f"{name}-{number}.slot") for number in range(most)]
+    while True:
+        for file in files:
+            handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                continue
+            try:
+                yield
+            finally:
+                os.close(handle)
+            return
+        sleep(PAUSE)

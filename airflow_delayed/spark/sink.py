@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    MapType,
+    NullType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from airflow_delayed.errors import InputError
+from airflow_delayed.errors import InputError, UnsupportedColumns
+from airflow_delayed.intake.columns import COLUMNS, ColumnRules
 from airflow_delayed.message import utcnow
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
 
-    from airflow_delayed.spark.attempts import Lost
-    from airflow_delayed.spark.counts import Counts
     from airflow_delayed.spark.options import Settings
-    from airflow_delayed.spark.places import Place
+    from airflow_delayed.spark.reporting import FailedAttempts, PartitionCounts, SharedFolder
 
 
 class DelayedDataSource(DataSource):
@@ -28,25 +37,26 @@ class DelayedDataSource(DataSource):
 
     ``df.write.format("delayed").mode("append").option("deliver", "broker").save()``. Columns are those that
     DelayedSendOperator's sources have: ``value`` (or ``body``), ``destination``, ``due_at`` or ``delay_seconds``,
-    ``headers``, ``message_id``, ``tag``, ``expires_at``. What is wrong with columns or options is an AnalysisException
-    before the first task; what is wrong with a row fails its task, when others may have been sent.
+    ``headers``, ``message_id``, ``tag``, ``expires_at``, ``timezone``. A wrong column or option is an AnalysisException
+    before the first task; a wrong row fails its task, when other rows may have been sent.
 
     Options hold names and sizes, for Spark shows them; where connections come from, see
     :func:`airflow_delayed.spark.connections.find`.
 
     - ``deliver``: the name of the connection that delivers (rabbitmq, amqp, amqps, aws, or a SQL connection whose
-      database has the destination as a queue table). ``store``: the name of a SQL connection, in whose store waits what
-      is due later than ``hold_over`` seconds from now (900). ``on_conflict``: ``error``, ``keep`` or ``replace``.
+      database has the destination as a queue table). ``store``: the name of a SQL connection, in whose store
+      messages wait that are due later than ``hold_over`` seconds from now (900). ``on_conflict``: ``error``, ``keep``
+      or ``replace``.
     - ``destination``, ``due_at`` or ``delay`` (seconds), ``headers`` (a JSON object), ``tag``, ``expires_at``: for rows
       without the column or with a null in it. ``timezone``: of times without an offset.
     - ``id_columns``: columns, separated by commas, whose values name a message. Without, and without a column
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).
-    - ``origin``: the run of a task that what is stored comes from, by which it is found there: a JSON object of
+    - ``origin``: the run of a task that sends the messages, for lists and filters of the store: a JSON object of
       ``dag_id``, ``run_id``, ``task_id`` and, of a mapped task, ``map_index``; in a task loop ``iteration``.
       DelayedSparkSendOperator gives it.
     - ``anchor``: what relative delays count from; by default the present in the driver, made once. Give it, with
-      ``scope``, so that a driver that is started again means the same messages. ``unknown`` refuses relative delays.
+      ``scope``, so that a driver that is started again sends the same ids. ``unknown`` refuses relative delays.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
       which is the anchor by default.
     - ``unknown_columns``: ``fail`` or ``ignore``.
@@ -70,25 +80,23 @@ class DelayedDataSource(DataSource):
 
         :raises InputError: one of them is wrong.
         """
-        from airflow_delayed.spark.columns import check_columns
-        from airflow_delayed.spark.connections import ConnectionNotFound
+        from airflow_delayed.spark.connections import ConnectionNotFound, route_of
         from airflow_delayed.spark.options import settings_of
-        from airflow_delayed.spark.transports import route_of
 
         if overwrite:
             raise InputError("what was sent cannot be overwritten; use mode('append')")
         settings = settings_of(self.options, utcnow())
         check_columns(schema, settings.wanted, naive_ok=settings.rules.zone is not None)
-        # nothing is connected; what the options and the connections' types do not allow is told now. The driver need
-        # not know what the executors know
+        # connects to nothing, and raises now if options and connection types do not go together; a connection may be
+        # unknown to the driver that the executors know
         with suppress(ConnectionNotFound):
             route_of(settings, clock=utcnow).close()
         return DelayedWriter(settings)
 
 
 @dataclass
-class Sent(WriterCommitMessage):
-    """What a successful attempt sent.
+class PartitionCommit(WriterCommitMessage):
+    """The counts of a successful attempt.
 
     :param name: of the attempt, unlike that of any other.
     :param earlier: how many attempts at this partition came before.
@@ -96,33 +104,31 @@ class Sent(WriterCommitMessage):
 
     name: str
     earlier: int
-    counts: Counts
+    counts: PartitionCounts
 
 
 class DelayedWriter(DataSourceArrowWriter):
-    """Sends in the executors, and tells in the driver what became of it."""
+    """Sends in the executors, and reports the counts in the driver."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        #: Keeps apart what jobs note in one folder.
+        #: Keeps apart the files that jobs keep in one folder.
         self._job = uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionCommit:
         """Send a partition."""
         from pyspark import TaskContext
 
-        from airflow_delayed.spark.attempts import Attempt, Silent
-        from airflow_delayed.spark.log import logger
-        from airflow_delayed.spark.partition import PartitionSend, place_of
-        from airflow_delayed.spark.slots import slot
-        from airflow_delayed.spark.transports import route_of
+        from airflow_delayed.spark.connections import route_of
+        from airflow_delayed.spark.partition import PartitionSend, place_of, slot
+        from airflow_delayed.spark.reporting import AttemptFile, NoAttemptFile, logger
 
         settings = self._settings
         context = TaskContext.get()
         assert context is not None
         partition, earlier = context.partitionId(), context.attemptNumber()
         name = f"{partition:06}-{context.taskAttemptId()}"
-        attempt = Attempt(self._folder(), name) if settings.attempts else Silent()
+        attempt = AttemptFile(self._folder(), name) if settings.attempts else NoAttemptFile()
         with ExitStack() as stack:
             route = None
             if not settings.dry_run:
@@ -136,55 +142,94 @@ class DelayedWriter(DataSourceArrowWriter):
                 place=place_of(partition, earlier),
                 clock=utcnow,
                 log=logger(),
-                going=attempt.going,
+                progress=attempt.progress,
             )
             try:
                 counts = sending.run(iterator)
             except BaseException:
                 attempt.failed(sending.counts)
                 raise
-        return Sent(name, earlier, counts)
+        return PartitionCommit(name, earlier, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Tell what was sent, and write the manifest."""
-        from airflow_delayed.spark import told
-        from airflow_delayed.spark.log import logger
+        """Log the counts, and write the manifest."""
+        from airflow_delayed.spark.reporting import SharedFolder, log_commit, logger, manifest_of
 
-        done = _sent(messages)
-        lost = self._lost(done)
+        done = _commits(messages)
+        failed = self._failed_attempts(done)
         counts = [(one.earlier, one.counts) for one in done]
-        told.committed(logger(), self._settings, counts, lost)
+        log_commit(logger(), self._settings, counts, failed)
         if self._settings.manifest:
-            from airflow_delayed.spark.manifest import manifest_of
-            from airflow_delayed.spark.places import Place
-
-            Place(self._settings.manifest).write(manifest_of(self._settings, counts, lost))
+            SharedFolder(self._settings.manifest).write(manifest_of(self._settings, counts, failed))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Tell what cannot be recalled."""
-        from airflow_delayed.spark import told
-        from airflow_delayed.spark.log import logger
+        """Log the counts of messages that cannot be recalled."""
+        from airflow_delayed.spark.reporting import log_abort, logger
 
-        done = _sent(messages)
-        told.aborted(logger(), self._settings, [one.counts for one in done], len(messages), self._lost(done))
+        done = _commits(messages)
+        counts = [one.counts for one in done]
+        log_abort(logger(), self._settings, counts, len(messages), self._failed_attempts(done))
 
-    def _folder(self) -> Place:
-        from airflow_delayed.spark.places import Place
+    def _folder(self) -> SharedFolder:
+        from airflow_delayed.spark.reporting import SharedFolder
 
         assert self._settings.attempts is not None
-        return Place(self._settings.attempts).child(self._job)
+        return SharedFolder(self._settings.attempts).child(self._job)
 
-    def _lost(self, done: Sequence[Sent]) -> Lost | None:
-        """Return what attempts without success told of themselves, if there is a folder for it, and remove that."""
-        from airflow_delayed.spark.attempts import lost
+    def _failed_attempts(self, done: Sequence[PartitionCommit]) -> FailedAttempts | None:
+        """Return the counts of attempts without success, and remove their folder; None if there is no folder."""
+        from airflow_delayed.spark.reporting import failed_attempts
 
         if self._settings.attempts is None:
             return None
         folder = self._folder()
-        found = lost(folder, {one.name for one in done})
+        found = failed_attempts(folder, {one.name for one in done})
         folder.remove()
         return found
 
 
-def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
-    return [message for message in messages if isinstance(message, Sent)]
+def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[PartitionCommit]:
+    return [message for message in messages if isinstance(message, PartitionCommit)]
+
+
+def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) -> None:
+    """Check names and types.
+
+    :param naive_ok: a time zone is given for timestamps that have none.
+    :raises UnsupportedColumns: some are missing, mean nothing, say the same thing twice, or are of a wrong type.
+    """
+    names = schema.fieldNames()
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UnsupportedColumns(f"the DataFrame has more than one column {', '.join(twice)}")
+    wanted.check(names, "the DataFrame")
+    naive_ok = naive_ok or "timezone" in names
+    problems = []
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            continue
+        if not _fits(kind, field.dataType):
+            problems.append(f"column {field.name} is {field.dataType.simpleString()}, and must be {kind}")
+        elif isinstance(field.dataType, TimestampNTZType) and not naive_ok:
+            problems.append(
+                f"column {field.name} has no time zone (timestamp_ntz); cast it to timestamp, give the option"
+                " timezone, or add a column timezone"
+            )
+    if problems:
+        raise UnsupportedColumns(f"the DataFrame: {'; '.join(problems)}")
+
+
+def _fits(kind: str, found: DataType) -> bool:
+    if isinstance(found, NullType):
+        return True
+    if kind == "a timestamp":
+        return isinstance(found, TimestampType | TimestampNTZType)
+    if kind == "a number":
+        return isinstance(found, NumericType)
+    if kind == "a map of text to text":
+        return (
+            isinstance(found, MapType)
+            and isinstance(found.keyType, StringType)
+            and isinstance(found.valueType, StringType)
+        )
+    return isinstance(found, StringType) or (kind == "text or binary" and isinstance(found, BinaryType))

@@ -10,12 +10,16 @@ What goes through a delay queue has its due time in ``AirflowDelayed.DueAt``, in
 ``2026-01-31T08:30:00.000000Z``; it keeps that when it is delivered. NServiceBus carries it along untouched.
 
 Two other forms are for NServiceBus endpoints: ``nservicebus``, its envelope around body and headers, and
-``nservicebus-unwrapped``, the body as it is and all headers in ``NServiceBus.AmazonSQS.Headers``.
+``nservicebus-unwrapped``, the body as it is and all headers in ``NServiceBus.AmazonSQS.Headers``. The envelope is one
+JSON text, ``{"Body":"e30=","S3BodyKey":null,"Headers":{"NServiceBus.MessageId":"..."}}``, with the body in base64
+(TransportMessage.cs, ReducedPayloadSerializerConverter.cs); it is read as InputQueuePump.cs does it
+(ExtractTransportMessage).
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -25,8 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded, short
 from airflow_delayed.message import DelayedMessage, check_text, parse_moment
-from airflow_delayed.sqs import envelope
-from airflow_delayed.sqs.envelope import is_base64, looks_wrapped, text_headers, unwrap, wrap
 from airflow_delayed.sqs.queues import FIFO
 
 if TYPE_CHECKING:
@@ -39,13 +41,17 @@ if TYPE_CHECKING:
     Attributes: TypeAlias = dict[str, MessageAttributeValueTypeDef]
     Entry: TypeAlias = SendMessageBatchRequestEntryTypeDef
 
-MESSAGE_ID = envelope.MESSAGE_ID
+MESSAGE_ID = "NServiceBus.MessageId"
 DELAY_SECONDS = "NServiceBus.AmazonSQS.DelaySeconds"
 HEADERS = "NServiceBus.AmazonSQS.Headers"
 BODY_ENCODING = "AirflowDelayed.BodyEncoding"
 DUE_AT = "AirflowDelayed.DueAt"
 #: Of a message in NServiceBus's native form, whose body is not an envelope whatever it looks like.
 _NATIVE_TYPE = "MessageTypeFullName"
+#: Headers by which NServiceBus's envelope is recognised, and what it has in place of an empty body.
+_TYPES = "NServiceBus.EnclosedMessageTypes"
+_CONTROL = "NServiceBus.ControlMessage"
+_EMPTY = "empty message"
 #: The forms a body can have.
 RAW, NSERVICEBUS, UNWRAPPED = FORMS = ("raw", "nservicebus", "nservicebus-unwrapped")
 #: Attributes that are the transport's own; a header may not begin like one.
@@ -76,8 +82,8 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """What a consumer gets: body and headers as they were sent, and the id that is the same in every duplicate."""
+class DecodedMessage:
+    """A received message: body and headers as they were sent, and the id that is the same in every duplicate."""
 
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
@@ -108,6 +114,11 @@ def due_of(attributes: Mapping[str, Any]) -> datetime | None:
 
 def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
     """Return a message in the form in which SQS carries it.
+
+    The attributes that every message has are set here. Those of the delay are added by :func:`through_fifo`; the reason
+    and the queue of a message in the error queue by ``_reject`` in :mod:`airflow_delayed.sqs.delay_queue`. One more
+    for each message takes a place from the headers (:data:`MAX_HEADER_ATTRIBUTES`). Its name begins with one of
+    :data:`OWN`: then no header can have that name, and :func:`decode` does not return it as a header.
 
     :param form: "raw", "nservicebus" or "nservicebus-unwrapped".
     :raises LimitExceeded: SQS would refuse it: an empty body, a header's name or value, its size, its destination.
@@ -186,7 +197,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def attributes_size(attributes: Mapping[str, Any]) -> int:
-    """Return what attributes count towards the limits, in bytes: names, data types and values."""
+    """Return the bytes of attributes that count towards the limits: names, data types and values."""
     size = 0
     for name, value in attributes.items():
         text = value.get("StringValue")
@@ -195,9 +206,28 @@ def attributes_size(attributes: Mapping[str, Any]) -> int:
     return size
 
 
+def add_attributes(body: str, attributes: Attributes, texts: Mapping[str, str]) -> int:
+    """Add the attributes that a message lacks, as far as there is room for them, and return the message's size."""
+    size = len(body.encode()) + attributes_size(attributes)
+    for name, text in texts.items():
+        if name in attributes or len(attributes) >= MAX_ATTRIBUTES:
+            continue
+        more = attributes_size({name: (value := string(text))})
+        if size + more <= MAX_BYTES:
+            attributes[name] = value
+            size += more
+    return size
+
+
+def own_id(message: MessageTypeDef) -> dict[str, str]:
+    """Return the attribute with the id of a message that was sent without one: SQS's, so that duplicates have one."""
+    # as NServiceBus does
+    return {MESSAGE_ID: message["MessageId"]}
+
+
 def direct(body: str, attributes: Attributes, delay_seconds: int) -> Entry:
-    """Return an entry for a destination; SQS itself holds it back for 0 to 900 s."""
-    # 0 is said too: a queue may have a delay of its own, which counts where none is given
+    """Return an entry for a destination, which SQS itself delays by 0 to 900 s."""
+    # 0 is sent too: without it the queue's own delay would count
     return {"Id": "", "MessageBody": body, "MessageAttributes": attributes, "DelaySeconds": delay_seconds}
 
 
@@ -218,7 +248,7 @@ def through_fifo(
     }
 
 
-def decode(received: MessageTypeDef) -> Arrived:
+def decode(received: MessageTypeDef) -> DecodedMessage:
     """Read a message that boto3 received with ``MessageAttributeNames=["All"]``, in any of the forms.
 
     A body is taken for base64 only where an attribute or an envelope says so: unlike NServiceBus, which reads a body
@@ -243,7 +273,9 @@ def decode(received: MessageTypeDef) -> Arrived:
     inside = headers.pop(MESSAGE_ID, "")
     message_id = text.get(MESSAGE_ID) or inside or received.get("MessageId", "")
     check_text("message_id", message_id)
-    return Arrived(body=content, headers=headers, message_id=message_id, due_at=due_of(attributes), s3_body_key=key)
+    return DecodedMessage(
+        body=content, headers=headers, message_id=message_id, due_at=due_of(attributes), s3_body_key=key
+    )
 
 
 def _json(text: str) -> object:
@@ -261,3 +293,104 @@ def _bytes(body: str, *, in_base64: bool) -> bytes:
         return base64.b64decode(body)
     except ValueError:
         raise InvalidMessage("body", f"is not base64, which its attribute {BODY_ENCODING} says it is") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """The content of an envelope. ``s3_body_key``: where in the endpoint's bucket the body is, if it was too large."""
+
+    body: bytes = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    s3_body_key: str | None = None
+
+
+def wrap(body: bytes, headers: Mapping[str, str], message_id: str) -> str:
+    """Return the envelope's text: ASCII, so that SQS takes it whatever body and headers are."""
+    return json.dumps(
+        {
+            "Body": base64.b64encode(body).decode() if body else _EMPTY,
+            "S3BodyKey": None,
+            "Headers": {**headers, MESSAGE_ID: message_id},
+        },
+        separators=(",", ":"),
+    )
+
+
+def unwrap(text: str) -> Unwrapped | None:
+    """Return the content of an envelope, or None if the text is none.
+
+    :raises InvalidMessage: it is one, and its body or headers are no text.
+    """
+    try:
+        found = _parsed(text)
+    except RecursionError:
+        return None
+    if found is None:
+        return None
+    key = found.get("S3BodyKey")
+    if not isinstance(key, str) or not key:
+        key = None
+    else:
+        check_text("S3BodyKey", key)
+    return Unwrapped(_body(found.get("Body")), text_headers(found["Headers"]), key)
+
+
+def looks_wrapped(text: str) -> bool:
+    """Return whether a text looks like an envelope to some reader, even if none could read it."""
+    try:
+        return _parsed(text) is not None
+    except RecursionError:
+        # another reader may go deeper
+        return True
+
+
+def text_headers(found: object) -> dict[str, str]:
+    """Return headers that were read from JSON as text by text; a null is left out, as NServiceBus does.
+
+    :raises InvalidMessage: they are no JSON object, or a value is none that has one text.
+    """
+    if not isinstance(found, dict):
+        raise InvalidMessage("headers", f"must be a JSON object, not {type(found).__name__}")
+    headers = {}
+    for name, value in found.items():
+        if isinstance(value, dict | list):
+            raise InvalidMessage("headers", f"the value of {short(name)} must be text, not {type(value).__name__}")
+        if value is not None:
+            headers[name] = str(value)
+            check_text("headers", name)
+            check_text("headers", headers[name])
+    return headers
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    # most that are none need not be parsed to know it
+    if '"Headers"' not in text or not text.lstrip().startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    headers = found.get("Headers")
+    if not isinstance(headers, dict) or not (MESSAGE_ID in headers or _TYPES in headers or _CONTROL in headers):
+        return None
+    return dict(found)
+
+
+def is_base64(text: str) -> bool:
+    """Return whether NServiceBus would take a text for base64, as it does with ``1234`` or ``true``."""
+    try:
+        base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _body(text: object) -> bytes:
+    if not isinstance(text, str) or text == _EMPTY:
+        return b""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        # a sender of its own making, with text in it
+        check_text("body", text)
+        return text.encode()

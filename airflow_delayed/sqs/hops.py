@@ -1,27 +1,47 @@
-"""Which way a message goes next: straight to its destination, or once more through the delay queue.
+"""The next hop of a message: straight to its destination, or once more through the delay queue.
 
 The rule is that of NServiceBus.AmazonSQS (MessageDispatcher.cs, DelayedMessagesPump.cs): 1,925 s go through the delay
 queue as 1925, 900 s later as 1025, and 900 s after that to the destination with 125. Elapsed time is rounded down to
 whole seconds, so that no wait is ever cut short; the fraction makes a message late by less than a second each time.
 That adds up, to 26 minutes in 30 days; so a message that says when it is due is measured by that alone.
+
+The times of a message received from a delay queue are when it was sent, its delay, and its due time. The broker's time
+is known from its answers (:class:`BrokerClock`): every answer of SQS has a ``Date`` header, cut off to whole seconds,
+and a message that is received for the first time has ``ApproximateFirstReceiveTimestamp``, in milliseconds. When the
+answer comes, the broker's clock has reached both at least. Between two answers this machine's monotonic clock counts
+on, which nobody sets.
 """
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 
 from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import microseconds
+from airflow_delayed.sqs.entries import DELAY_SECONDS, due_of
 from airflow_delayed.sqs.queues import MAX_DELAY
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.type_defs import MessageTypeDef
+
 
 #: Seconds: 68 years, the largest number that a .NET endpoint reads from the attribute.
 LONGEST_DELAY = 2**31 - 1
+#: Milliseconds by which a due time may be before the end of the delay beside it: senders' clocks may be off by that.
+_AT_ODDS_MS = 3_600_000
+_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Where a message is sent next, with a delay in whole seconds.
+    """The queue that a message is sent to next, and its delay in whole seconds.
 
-    To the destination that is ``DelaySeconds`` of the request, 0 to 900; to the delay queue it is an attribute.
+    To the destination the delay is ``DelaySeconds`` of the request, 0 to 900; to the delay queue it is an attribute.
     """
 
     delay_seconds: int
@@ -29,7 +49,7 @@ class Hop:
 
 
 def hop_of(delay_seconds: int) -> Hop:
-    """Return the next hop of a message that is due in so many seconds; what is past is due now.
+    """Return the next hop of a message that is due in so many seconds; a time that has passed is due now.
 
     :raises LimitExceeded: it is due in more than 68 years.
     """
@@ -43,9 +63,9 @@ def hop_of(delay_seconds: int) -> Hop:
 def remaining_seconds(
     delay_seconds: int, *, sent_ms: int, first_received_ms: int, receive_count: int, now_ms: int
 ) -> int:
-    """Return what is left of a delay when a message comes back from the delay queue; 0 if nothing is.
+    """Return the rest of a delay when a message comes back from the delay queue; 0 if nothing is left.
 
-    :param delay_seconds: what its attribute said when it was sent into the queue.
+    :param delay_seconds: the value of its attribute.
     :param sent_ms: milliseconds since 1970 by the broker (SentTimestamp), as is ``first_received_ms``
         (ApproximateFirstReceiveTimestamp).
     :param now_ms: the same by the client's clock, which counts only when the message was received before: its first
@@ -58,9 +78,113 @@ def remaining_seconds(
 
 
 def seconds_until(due_us: int, now_ms: int) -> int:
-    """Return the whole seconds until a message is due, rounded up; 0 if that is past.
+    """Return the whole seconds until a message is due, rounded up; 0 if it is overdue.
 
     :param due_us: microseconds since 1970.
-    :param now_ms: milliseconds since 1970 by the broker's clock, or what it has reached at least.
+    :param now_ms: milliseconds since 1970 by the broker's clock, which may be ahead of this and not behind.
     """
     return max(0, -((now_ms * 1000 - due_us) // 1_000_000))
+
+
+def sent_ms(message: MessageTypeDef) -> int:
+    """Return when a message was sent into the delay queue, in milliseconds since 1970 by the broker."""
+    return int(message["Attributes"]["SentTimestamp"])
+
+
+def is_readable(message: MessageTypeDef) -> bool:
+    """Return whether a message has a due time or a delay."""
+    return delay_of(message) is not None or due_us_of(message) is not None
+
+
+def due_us_of(message: MessageTypeDef) -> int | None:
+    """Return the due time in a message's attribute, in microseconds since 1970; None if there is no plausible one."""
+    due_at = due_of(message.get("MessageAttributes", {}))
+    if due_at is None:
+        return None
+    due_us, sent, delay = microseconds(due_at), sent_ms(message), delay_of(message)
+    if delay is not None and due_us // 1000 < sent + delay * 1000 - _AT_ODDS_MS:
+        # of an earlier send: a consumer delayed the message once more, and copied all its attributes
+        return None
+    # no delay is that long
+    return due_us if due_us // 1_000_000 - sent // 1000 <= LONGEST_DELAY else None
+
+
+def delay_of(message: MessageTypeDef) -> int | None:
+    """Return the delay in a message's attribute, or None if it has none that can be read."""
+    try:
+        text = message["MessageAttributes"][DELAY_SECONDS]["StringValue"]
+    except KeyError:
+        return None
+    if not _NUMBER.fullmatch(text) or abs(int(text)) > LONGEST_DELAY:
+        return None
+    return int(text)
+
+
+#: Milliseconds by which a machine's clock may run fast, per second since an answer.
+_FAST = 0.2
+#: Seconds after which an answer no longer counts, once there is another.
+_KEPT = 300.0
+
+
+class BrokerClock:
+    """A clock that is never ahead of the broker's, so that no delay computed by it ends early.
+
+    :param monotonic: seconds from some moment; only differences count.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._least: tuple[float, float] | None = None  # milliseconds since 1970, and the moment of the answer
+
+    def tick(self) -> float:
+        """Return the moment to hand to :meth:`heard`; call it just before a request."""
+        return self._monotonic()
+
+    def heard(self, began: float, headers: Mapping[str, str], received_ms: Iterable[int] = ()) -> None:
+        """Learn from an answer.
+
+        :param began: the result of :meth:`tick` before the request.
+        :param headers: of the answer, with names in lower case as botocore has them.
+        :param received_ms: milliseconds since 1970: moments that the answer says have come.
+        """
+        date_ms = _date_ms(headers.get("date", ""))
+        if date_ms is None:
+            return
+        now = self._monotonic()
+        # the header may be as old as the request, and has lost up to a second
+        before = date_ms + 1000 + (now - began) * 1000
+        least = max([date_ms, *(moment for moment in received_ms if moment < before)])
+        known, at_begin = self._at(now), self._at(began)
+        if (
+            known is None
+            or at_begin is None
+            or least >= known
+            or self._is_old(now)
+            # the broker's clock went back
+            or at_begin >= date_ms + 1000
+        ):
+            self._least = least, now
+
+    def now_ms(self) -> int | None:
+        """Return the milliseconds since 1970 that the broker's clock has reached; None if no answer had a date."""
+        now = self._at(self._monotonic())
+        return None if now is None else int(now)
+
+    def _at(self, moment: float) -> float | None:
+        if self._least is None:
+            return None
+        least, heard = self._least
+        passed = moment - heard
+        return least + passed * 1000 - abs(passed) * _FAST
+
+    def _is_old(self, now: float) -> bool:
+        return self._least is not None and now - self._least[1] > _KEPT
+
+
+def _date_ms(text: str) -> int | None:
+    try:
+        date = parsedate_to_datetime(text)
+        return microseconds(date) // 1000
+    except (TypeError, ValueError):
+        # none, no date, or one without a time zone
+        return None

@@ -1,4 +1,4 @@
-"""The names of queues, and the numbers that are demanded of them.
+"""The names of queues, and the limits of their settings.
 
 Names and numbers are those of NServiceBus.AmazonSQS (QueueCache.cs, TransportConstraints.cs, DelayedMessagesPump.cs),
 so that its endpoints and this package find the same queues.
@@ -11,6 +11,7 @@ import re
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 
 DELAY_SUFFIX = "-delay.fifo"
+ERROR_SUFFIX = "-error"
 FIFO = ".fifo"
 #: Longest name of a queue, in UTF-16 units as NServiceBus counts; for ASCII these are characters.
 MAX_NAME = 80
@@ -78,5 +79,5 @@ def delay_queue_name(name: str, prefix: str = "") -> str:
 
 
 def resource(name: str) -> str:
-    """Return how findings call a queue."""
+    """Return the name of a queue in findings."""
     return f"queue {name}"

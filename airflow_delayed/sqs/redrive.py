@@ -1,8 +1,8 @@
-"""Messages of a dead-letter queue, moved back to the queue that they came from.
+"""Redrive: messages of a dead-letter queue are moved back to the queue that they came from.
 
-SQS does it by itself where only one queue uses the dead-letter queue. Else, and where SQS offers no such task, they
-are received, sent and deleted here, in that order: whatever stops it, each message is in one of the queues or in both,
-never in neither. Either way they are new messages to SQS, with a retention and a receive count of their own.
+SQS has a task for this, which is used where only one queue has the dead-letter queue. Else, and where SQS offers no
+task, messages are received, sent and deleted here, in that order: wherever it stops, each message is in one of the
+queues or in both, never in neither. Either way they are new messages to SQS, with a new retention and receive count.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import TopologyError
+from airflow_delayed.sqs import queues
+from airflow_delayed.sqs.admin import QueueAdmin
+from airflow_delayed.sqs.batch import AddressedEntry, BatchSender, change_visibility, delete_batch
+from airflow_delayed.sqs.client import translated
 from airflow_delayed.sqs.entries import MAX_ENTRIES, attributes_size
-from airflow_delayed.sqs.post import Addressed, Poster
+from airflow_delayed.sqs.settings import redrive_policy
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -29,13 +35,13 @@ if TYPE_CHECKING:
 HIDDEN = 120
 #: Seconds that a receive waits: it has to ask all of SQS's servers, or it may find nothing where there is something.
 WAIT = 2
-#: What an endpoint answers that has no such request.
+#: Errors of an endpoint that has no such request.
 _NO_TASKS = frozenset({"InvalidAction", "UnsupportedOperation", "AWS.SimpleQueueService.UnsupportedOperation"})
 
 
 @dataclass(slots=True)
-class Redriven:
-    """What became of a dead-letter queue's messages.
+class RedriveResult:
+    """The result of moving a dead-letter queue's messages back.
 
     :param task: the handle of SQS's own task, which goes on by itself; None: they were moved here, and it is done.
     :param moved: were sent back and deleted.
@@ -53,7 +59,7 @@ class Redriven:
 
 
 def start_task(client: SQSClient, source_url: str, source_arn: str, destination_arn: str) -> str | None:
-    """Let SQS move all messages, and return the task's handle; None where it cannot, or would move too much.
+    """Have SQS move all messages, and return the task's handle; None where it cannot, or would move too many.
 
     :raises botocore.exceptions.ClientError: SQS refused.
     """
@@ -70,12 +76,35 @@ def start_task(client: SQSClient, source_url: str, source_arn: str, destination_
         raise
 
 
+def redrive(admin: QueueAdmin, sender: BatchSender, destination: str, *, by_sqs: bool) -> RedriveResult:
+    """Move the messages of a destination's dead-letter queue back; see SqsDelayHook.redrive."""
+    there = admin.destination(destination)
+    policy = redrive_policy(there.attributes)
+    if policy is None:
+        why = "messages that nobody could read stay in it; set dead_letter_queue= and max_receive_count="
+        raise _missing(admin.conn_id, f"for dead letters of {there.name}", why=why)
+    dead = admin.by_arn(policy[0])
+    if dead is None:
+        raise _missing(admin.conn_id, policy[0].rsplit(":", 1)[-1])
+    arn = there.attributes["QueueArn"]
+    with translated(admin.conn_id, f"move messages of {dead.name} back to {there.name}"):
+        task = start_task(admin.client, dead.url, policy[0], arn) if by_sqs else None
+        if task is not None:
+            return RedriveResult(task=task)
+        return DeadLetterMover(admin.client, sender, dead.url, there.url, arn).run()
+
+
+def _missing(conn_id: str, name: str, *, why: str | None = None) -> TopologyError:
+    finding = Finding(state=State.MISSING, resource=queues.resource(name), why=why)
+    return TopologyError(conn_id, TopologyReport((finding,)))
+
+
 @dataclass(slots=True)
-class Mover:
+class DeadLetterMover:
     """Moves messages one batch after another. Every message is taken once, also if it comes back meanwhile."""
 
     client: SQSClient
-    poster: Poster
+    sender: BatchSender
     source_url: str
     destination_url: str
     destination_arn: str
@@ -84,20 +113,20 @@ class Mover:
     #: Milliseconds since 1970, by the broker.
     _began: float = math.inf
 
-    def run(self) -> Redriven:
-        """Move all that is visible, and return what became of it.
+    def run(self) -> RedriveResult:
+        """Move all visible messages.
 
         :raises botocore.exceptions.ClientError: SQS refused; nothing is lost.
         :raises botocore.exceptions.BotoCoreError: SQS could not be reached; nothing is lost.
         """
-        done = Redriven()
+        done = RedriveResult()
         known = 0
         try:
             while received := self._receive():
                 fresh = [message for message in received if message["MessageId"] not in self._left]
                 self._left.update((message["MessageId"], message["ReceiptHandle"]) for message in received)
                 self._move(fresh, done)
-                # what stays becomes visible again if this takes long; seen all once more, there is nothing else
+                # messages that stay become visible again if this takes long; all received once more, no others are left
                 known = 0 if fresh else known + len(received)
                 if known > len(self._left):
                     break
@@ -120,14 +149,14 @@ class Mover:
             ],
         )
         if self._began == math.inf and (date := answer["ResponseMetadata"]["HTTPHeaders"].get("date")):
-            # it tells whole seconds
+            # the header has whole seconds
             self._began = (parsedate_to_datetime(date).timestamp() + 1) * 1000
         return answer.get("Messages", [])
 
-    def _move(self, received: Sequence[MessageTypeDef], done: Redriven) -> None:
-        ours = [message for message in received if self._is_ours(message)]
-        done.others += len(received) - len(ours)
-        outcomes = self.poster.post(ours, self._address)
+    def _move(self, received: Sequence[MessageTypeDef], done: RedriveResult) -> None:
+        own = [message for message in received if self._is_own(message)]
+        done.others += len(received) - len(own)
+        outcomes = list(self.sender.send_each(own, self._address))
         for outcome in outcomes:
             if outcome.fault is not None:
                 done.failures[outcome.item["MessageId"]] = str(outcome.fault)
@@ -136,20 +165,20 @@ class Mover:
         done.undeleted += undeleted
         done.moved += len(sent) - undeleted
 
-    def _is_ours(self, message: MessageTypeDef) -> bool:
+    def _is_own(self, message: MessageTypeDef) -> bool:
         system = message.get("Attributes", {})
-        # else what fails at once would go round and round
+        # a message that fails again at once would be moved for ever
         before = int(system.get("SentTimestamp", 0)) < self._began
         return before and system.get("DeadLetterQueueSourceArn") == self.destination_arn
 
-    def _address(self, message: MessageTypeDef) -> Addressed:
+    def _address(self, message: MessageTypeDef) -> AddressedEntry:
         system = message.get("Attributes", {})
         attributes = message.get("MessageAttributes", {})
         entry: Entry = {
             "Id": "",
             "MessageBody": message["Body"],
             "MessageAttributes": attributes,
-            # 0 is said: the queue may have a delay of its own, and these have waited
+            # without it the queue's own delay would count, and these messages have waited already
             "DelaySeconds": 0,
         }
         if "AWSTraceHeader" in system:
@@ -158,34 +187,19 @@ class Mover:
             }
         if "MessageGroupId" in system:
             entry["MessageGroupId"] = system["MessageGroupId"]
-        return Addressed(self.destination_url, entry, len(message["Body"].encode()) + attributes_size(attributes))
+        return AddressedEntry(self.destination_url, entry, len(message["Body"].encode()) + attributes_size(attributes))
 
     def _delete(self, messages: Sequence[MessageTypeDef]) -> int:
-        """Delete what was sent, what fails once more; return how many are there still."""
+        """Delete messages that were sent back, failed deletes once more; return how many were not deleted."""
         for message in messages:
             self._left.pop(message["MessageId"], None)
         for _ in range(2):
             if not messages:
                 break
-            answer = self.client.delete_message_batch(
-                QueueUrl=self.source_url,
-                Entries=[
-                    {"Id": str(position), "ReceiptHandle": message["ReceiptHandle"]}
-                    for position, message in enumerate(messages)
-                ],
-            )
-            messages = [messages[int(entry["Id"])] for entry in answer.get("Failed", ())]
+            messages = delete_batch(self.client, self.source_url, messages)
         return len(messages)
 
     def _release(self) -> None:
-        """Make visible again what stays; what does not become so does by itself, a little later."""
-        handles = list(self._left.values())
+        """Make the messages that stay visible again; where that fails, they become so by themselves a little later."""
         with suppress(BotoCoreError, ClientError):
-            for start in range(0, len(handles), MAX_ENTRIES):
-                self.client.change_message_visibility_batch(
-                    QueueUrl=self.source_url,
-                    Entries=[
-                        {"Id": str(position), "ReceiptHandle": handle, "VisibilityTimeout": 0}
-                        for position, handle in enumerate(handles[start : start + MAX_ENTRIES])
-                    ],
-                )
+            change_visibility(self.client, self.source_url, dict.fromkeys(self._left.values(), 0))

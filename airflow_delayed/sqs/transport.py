@@ -1,30 +1,37 @@
-"""Amazon SQS as a transport: made from a plain connection here, or with the client of Airflow's hook."""
+"""Amazon SQS as a transport, with a client from a plain connection or from Airflow's hook."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
 
 from airflow_delayed.delivery import Clock, Connection, Delivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded, TopologyError
 from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, delay_seconds
-from airflow_delayed.sqs import cost, queues
-from airflow_delayed.sqs.access import name_queues
-from airflow_delayed.sqs.directory import Directory
+from airflow_delayed.sqs import queues, redrive, stats
+from airflow_delayed.sqs.admin import InstallMode, QueueAdmin
+from airflow_delayed.sqs.batch import BatchSender, MessageSender, change_visibility, visibility_seconds
+from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, translated
+from airflow_delayed.sqs.delay_loop import never
+from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
-from airflow_delayed.sqs.faults import translated
 from airflow_delayed.sqs.hops import hop_of
-from airflow_delayed.sqs.post import Poster
-from airflow_delayed.sqs.sender import Sender
-from airflow_delayed.sqs.settings import QueueSettings
-from airflow_delayed.sqs.topology import Mode, Queues
+from airflow_delayed.sqs.redrive import RedriveResult
+from airflow_delayed.sqs.settings import Duration, QueueSettings
+from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
+
+log = logging.getLogger(__name__)
 
 #: Extra of the connection: what every queue's name begins with, as NServiceBus's QueueNamePrefix.
 PREFIX_EXTRA = "queue_name_prefix"
@@ -34,24 +41,24 @@ UNRESTRICTED_EXTRA = "unrestricted_delay"
 ENVELOPE_EXTRA = "envelope"
 #: How long SQS itself can delay, less a margin of half a minute for a dispatcher's hand-over.
 HORIZON = timedelta(seconds=queues.MAX_DELAY - 30)
-#: What to do about a delay that is over what SQS itself has.
+#: The alternatives for a delay that is longer than SQS's own.
 INSTEAD = (
     "let such messages wait in a store (store_conn_id=), or the task that sends them (lead=), or set"
     f' "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
 )
 #: Extras of Airflow's aws connections by which a role is taken on; an executor has one of its own.
 _ROLES = ("role_arn", "assume_role_method", "assume_role_kwargs")
-_SESSION = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region_name", "profile_name")
 
 
 class SqsTransport(Delivery):
-    """Sends through one connection.
+    """Sends messages through one connection, and looks after its queues.
 
     :param conn_id: names the connection in errors.
     :param client: makes the client; called when one is first needed.
     :param extra: returns the connection's extra.
     :param envelope: the form of what is sent, in place of what the extra says.
     :param sleep: pauses before messages that failed are sent again.
+    :param prices: of requests, by which costs are estimated.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class SqsTransport(Delivery):
         envelope: str | None = None,
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
+        prices: stats.Prices = stats.DEFAULT_PRICES,
     ) -> None:
         super().__init__()
         self.conn_id = conn_id
@@ -71,10 +79,13 @@ class SqsTransport(Delivery):
         self._envelope = envelope
         self._clock = clock
         self._sleep = sleep
+        self.prices = prices
         #: Destinations whose delay queues are as demanded.
         self._verified: set[str] = set()
         #: Bytes of the largest message that can pass through the delay queue into the destination.
         self._largest: dict[str, int] = {}
+        #: By destination and error queue.
+        self._delay_queues: dict[tuple[str, str], DelayQueue] = {}
 
     @classmethod
     def of(cls, connection: Connection, *, clock: Clock, envelope: str | None = None) -> SqsTransport:
@@ -90,12 +101,16 @@ class SqsTransport(Delivery):
                 " give Spark's executors the role itself, or a connection with keys"
             )
         return cls(
-            connection.conn_id, lambda: _client(connection), lambda: connection.extra, envelope=envelope, clock=clock
+            connection.conn_id,
+            lambda: make_client(connection),
+            lambda: connection.extra,
+            envelope=envelope,
+            clock=clock,
         )
 
     @property
     def horizon(self) -> timedelta:
-        """870 s: what SQS itself can delay, less a margin for the hand-over."""
+        """870 s: the longest delay of SQS itself, less a margin for the dispatch."""
         return HORIZON
 
     @cached_property
@@ -124,15 +139,15 @@ class SqsTransport(Delivery):
 
         Delay queues are only for connections with ``unrestricted_delay``.
 
-        :param settings: what destinations shall be like; those that are made, and those that are there.
-        :param repair: change what differs. Each finding says what that does to messages that are there already.
+        :param settings: the settings of all destinations, new and existing.
+        :param repair: change what differs. Each finding describes the effect on messages that are there already.
             SQS takes up to a minute for it, and up to 15 for a retention.
         :raises TopologyError: a setting differs or a destination is missing (not with ``dry_run``).
         :raises LimitExceeded: a destination is a FIFO queue, or its name is too long.
         :raises AccessDenied: the connection's role may not do something; nothing is undone.
         """
-        mode = Mode(make_delay_queues=True, make_others=create_destinations, repair=repair, dry_run=dry_run)
-        findings = self._queues.install(destinations, settings or QueueSettings(), mode, far=self.unrestricted_delay)
+        mode = InstallMode(make_delay_queues=True, make_others=create_destinations, repair=repair, dry_run=dry_run)
+        findings = self._admin.install(destinations, settings or QueueSettings(), mode, far=self.unrestricted_delay)
         report = TopologyReport(tuple(findings))
         if not dry_run and not report.ok:
             raise TopologyError(self.conn_id, report)
@@ -145,15 +160,15 @@ class SqsTransport(Delivery):
         max_delay: timedelta | None = None,
         settings: QueueSettings | None = None,
     ) -> TopologyReport:
-        """Compare the queues with what is needed; delay queues only if some delay is over 900 s, or unknown.
+        """Compare the queues with their planned settings; delay queues only if a delay is over 900 s, or unknown.
 
         Warns of a destination whose backlog and retention could let a message expire unread.
 
         :param settings: what destinations shall be like; without it they must keep messages for half an hour.
         """
         far = max_delay is None or max_delay > timedelta(seconds=queues.MAX_DELAY)
-        findings = self._queues.install(
-            destinations, settings or QueueSettings(), Mode(), far=far and self.unrestricted_delay
+        findings = self._admin.install(
+            destinations, settings or QueueSettings(), InstallMode(), far=far and self.unrestricted_delay
         )
         if max_delay is not None and far and not self.unrestricted_delay:
             findings.append(
@@ -181,7 +196,7 @@ class SqsTransport(Delivery):
         pack(message, self._form)
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Send messages in batches; what fails is sent again one by one.
+        """Send messages in batches; failed messages are sent again one by one.
 
         :param messages: where they are a list or tuple, delays of over 900 s are checked before the first is sent.
         :raises LimitExceeded: SQS would refuse a message, or it is due in over 900 s and the connection has no
@@ -198,13 +213,104 @@ class SqsTransport(Delivery):
                     self._allow_far()
                     self._locate(message.destination, False)
                     self._locate(message.destination, True)
-        return Sender(
-            self.conn_id, self._poster, self._locate, self._clock, self._form, largest=self._largest.__getitem__
+        return MessageSender(
+            self.conn_id, self._sender, self._locate, self._clock, self._form, largest=self._largest.__getitem__
         ).send(messages)
 
+    def cycle(
+        self,
+        destination: str,
+        wait_seconds: int = 0,
+        *,
+        error_queue: str | None = None,
+        stop: Callable[[], bool] = never,
+    ) -> CycleCounts:
+        """Send on, once, the visible messages of a destination's delay queue.
+
+        :param wait_seconds: how long to wait for the first message: 0 to 20.
+        :param error_queue: the name of the standard queue for messages that do not say when they are due, by default
+            ``<destination>-error``; it is made when the first such message comes.
+        :param stop: asked before each batch.
+        :raises TopologyError: the delay queue or the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
+        """
+        queue = self._delay_queue(destination, error_queue)
+        with self._asking(f"cycle {queue.fifo_url}", destination):
+            try:
+                return queue.run(wait_seconds, stop)
+            except DestinationGone:
+                raise self._urls.missing(destination) from None
+
+    def waiting(self, destination: str) -> int:
+        """Return about how many messages a destination's delay queue holds, visible or not.
+
+        :raises TopologyError: the delay queue or the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
+        """
+        return self._depth(destination)[0]
+
+    def retention(self, destination: str) -> int:
+        """Return the seconds after which a destination's delay queue forgets a message; raises as ``waiting``."""
+        return self._depth(destination)[1]
+
+    def _depth(self, destination: str) -> tuple[int, int]:
+        queue = self._delay_queue(destination)
+        with self._asking(f"count {queue.fifo_url}", destination):
+            return queue.depth()
+
+    def life(self, destination: str) -> QueueDepths:
+        """Return how many messages to a destination wait, are delayed, in flight, and dead-lettered.
+
+        :raises TopologyError: the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
+        """
+        return self._admin.depths(destination)
+
+    def extend_visibility(
+        self,
+        destination: str,
+        receipt_handles: Sequence[str],
+        seconds: Duration,
+        *,
+        received_at: datetime | None = None,
+    ) -> dict[str, str]:
+        """Keep received messages hidden from other consumers for ``seconds`` from now; 0 gives them back at once.
+
+        :param seconds: a timedelta or whole seconds, at most 12 hours.
+        :param received_at: when they were received; with it the 12 hours are counted from there, as SQS does.
+        :return: the receipt handles that SQS refused, each with the reason; empty if none.
+        :raises ValueError: it would be more than 12 hours in all. Nothing was changed.
+        :raises TopologyError: the destination does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection.
+        """
+        whole = visibility_seconds(seconds, received_at=received_at, now=self._clock())
+        url, name = self._urls.existing(destination), self._urls.name(destination)
+        with self._asking(f"change how long messages of {name} stay hidden", destination, fifo=False):
+            return change_visibility(self._client, url, dict.fromkeys(receipt_handles, whole))
+
+    def redrive(self, destination: str, *, by_sqs: bool = True) -> RedriveResult:
+        """Move the messages that a destination's dead-letter queue took from it back.
+
+        SQS does it in a task of its own where no other queue uses the dead-letter queue; elsewhere it is done here.
+        Body and attributes stay, so ``NServiceBus.MessageId`` does too; to SQS they are new messages. Run here it may
+        be stopped at any time: a message is sent before it is deleted, so it may be there twice, and never not at all.
+
+        :param by_sqs: False: always here, for instance where the role may not start such a task.
+        :raises TopologyError: the destination or its dead-letter queue does not exist.
+        :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
+        """
+        return redrive.redrive(self._admin, self._sender, destination, by_sqs=by_sqs)
+
+    def estimate(self, delay: timedelta, messages: int = 1) -> stats.Estimate:
+        """Return the cost of delaying so many messages, in several ways, without asking SQS.
+
+        :raises ValueError: one of them is negative.
+        """
+        return stats.estimate(delay, messages, prices=self.prices)
+
     def advice(self, messages: int, delays: timedelta) -> str | None:
-        """Return what to tell of messages that are due beyond the horizon: what they cost, and what is cheaper."""
-        return cost.advice(messages, delays)
+        """Return a line for the log about messages due beyond the horizon: their cost, and a cheaper way."""
+        return stats.advice(messages, delays, prices=self.prices)
 
     def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
         """Return OpenLineage's name of a destination's queue, or of its delay queue.
@@ -212,7 +318,7 @@ class SqsTransport(Delivery):
         :raises TopologyError: there is no such queue.
         """
         meta = self._client.meta
-        return sqs_queue(meta.partition, meta.region_name, self._directory.wanted(destination, fifo))
+        return sqs_queue(meta.partition, meta.region_name, self._urls.existing(destination, fifo))
 
     def close(self) -> None:
         """Close the client; the next use makes a new one."""
@@ -220,7 +326,7 @@ class SqsTransport(Delivery):
             self._client.close()
             del self._client
         self._forget()
-        self.__dict__.pop("_poster", None)
+        self.__dict__.pop("_sender", None)
         self._largest.clear()
 
     @cached_property
@@ -232,16 +338,16 @@ class SqsTransport(Delivery):
         return str(self._extra_of().get(PREFIX_EXTRA, ""))
 
     @cached_property
-    def _poster(self) -> Poster:
-        return Poster(self._client, self._sleep)
+    def _sender(self) -> BatchSender:
+        return BatchSender(self._client, self._sleep)
 
     @cached_property
-    def _directory(self) -> Directory:
-        return Directory(self.conn_id, self._client, self._prefix)
+    def _admin(self) -> QueueAdmin:
+        return QueueAdmin(self.conn_id, self._client, QueueUrls(self.conn_id, self._client, self._prefix))
 
-    @cached_property
-    def _queues(self) -> Queues:
-        return Queues(self.conn_id, self._client, self._directory)
+    @property
+    def _urls(self) -> QueueUrls:
+        return self._admin.urls
 
     @cached_property
     def _form(self) -> str:
@@ -261,14 +367,14 @@ class SqsTransport(Delivery):
         if fifo and destination not in self._verified:
             self._allow_far()
             # what waits in a queue that is not as demanded may be lost
-            report = TopologyReport(tuple(self._queues.delay_queue(destination, QueueSettings(), Mode())))
+            report = TopologyReport(tuple(self._admin.delay_queue(destination, QueueSettings(), InstallMode())))
             if not report.ok:
                 raise TopologyError(self.conn_id, report)
             self._verified.add(destination)
-            self._largest[destination] = self._queues.largest(destination)
+            self._largest[destination] = self._admin.largest(destination)
         if fifo:
-            return self._directory.wanted(destination, fifo)
-        if url := self._directory.url(destination):
+            return self._urls.existing(destination, fifo)
+        if url := self._urls.url(destination):
             return url
         raise DestinationMissing(
             self.conn_id,
@@ -288,29 +394,48 @@ class SqsTransport(Delivery):
                 f" {self.conn_id!r}; {INSTEAD}",
             )
 
-    def _forget(self) -> None:
-        """Forget what is known of the queues."""
-        self.__dict__.pop("_directory", None)
-        self.__dict__.pop("_queues", None)
-        self._verified.clear()
+    def _delay_queue(self, destination: str, error_queue: str | None = None) -> DelayQueue:
+        """Return the delay queue of a destination, and warn where it is not as demanded.
 
-
-def _client(connection: Connection) -> SQSClient:
-    from boto3.session import Session
-    from botocore.config import Config
-
-    extra = connection.extra
-    session = {name: extra[name] for name in _SESSION if extra.get(name)}
-    if connection.login and connection.password:
-        session |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
-    service = (extra.get("service_config") or {}).get("sqs") or {}
-    config = Config(**{"parameter_validation": False, **(extra.get("config_kwargs") or {})})
-    with translated(connection.conn_id, "make a client"):
-        client: SQSClient = Session(**session).client(
-            "sqs",
-            endpoint_url=service.get("endpoint_url") or extra.get("endpoint_url"),
-            verify=extra.get("verify"),
-            config=config,
+        :raises LimitExceeded: the destination or the error queue is a FIFO queue.
+        :raises TopologyError: the delay queue or the destination does not exist.
+        """
+        if destination.endswith(queues.FIFO):
+            raise LimitExceeded(
+                "destination",
+                f"{destination!r} is a FIFO queue; name the standard queue that messages are delivered to",
+            )
+        errors = error_queue or f"{destination}{queues.ERROR_SUFFIX}"
+        if (destination, errors) in self._delay_queues:
+            return self._delay_queues[destination, errors]
+        fifo_url, destination_url = self._urls.existing(destination, True), self._urls.existing(destination)
+        if errors.endswith(queues.FIFO):
+            raise LimitExceeded("error_queue", f"{errors!r} is a FIFO queue; name a standard one")
+        admin = self._admin
+        for finding in admin.delay_queue(destination, QueueSettings(), InstallMode()):
+            if finding.state is not State.OK:
+                # it goes on all the same: to stop would make messages late, or lose them
+                log.warning("%s", finding)
+        queue = DelayQueue(
+            self._client, self._sender, fifo_url, destination_url, lambda: admin.error_queue(errors), self._clock
         )
-    name_queues(client)
-    return client
+        self._delay_queues[destination, errors] = queue
+        return queue
+
+    @contextmanager
+    def _asking(self, doing: str, destination: str, *, fifo: bool = True) -> Iterator[None]:
+        """Translate errors; that the queue does not exist is a TopologyError."""
+        with translated(self.conn_id, doing):
+            try:
+                yield
+            except ClientError as error:
+                if is_missing(error):
+                    self._forget()
+                    raise self._urls.missing(destination, fifo) from error
+                raise
+
+    def _forget(self) -> None:
+        """Forget URLs and settings of the queues."""
+        self.__dict__.pop("_admin", None)
+        self._verified.clear()
+        self._delay_queues.clear()

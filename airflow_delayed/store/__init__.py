@@ -1,3 +1,3 @@
-"""The SQL store, in which messages wait until they may be handed over."""
+"""The SQL store, in which messages wait until they may be dispatched."""
 
 from __future__ import annotations

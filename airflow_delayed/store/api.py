@@ -1,282 +1,448 @@
-"""A store: an engine and its tables. Messages wait here until a dispatcher hands them over. No Airflow here."""
+"""Store: the one door to the messages in a database. A program reads, changes, counts, dispatches and adopts them here.
+
+No Airflow here: the hook adds the connection, the metrics and the user.
+"""
 
 from __future__ import annotations
 
-import sqlite3
-import time
+import getpass
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow_delayed import lineage
-from airflow_delayed.delivery import DelayStore, SendReport, TopologyReport
-from airflow_delayed.extremes import Extremes
-from airflow_delayed.lineage import Dataset
-from airflow_delayed.message import DelayedMessage
-from airflow_delayed.origin import Origin
-from airflow_delayed.store import claims, heartbeat, runs, setup, storing
-from airflow_delayed.store.bounds import within_bounds
-from airflow_delayed.store.conflicts import OnConflict, check_on_conflict
-from airflow_delayed.store.contention import retried
-from airflow_delayed.store.engine import database_errors
-from airflow_delayed.store.placing import conflicting, known
-from airflow_delayed.store.rows import check_limits, check_queue_name
-from airflow_delayed.store.schema import TABLE, store_tables
-from airflow_delayed.store.versions import check_ready, problem
+import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed.delivery import Clock, Delivery
+from airflow_delayed.message import delay_of, due_after, utc
+from airflow_delayed.store import audit, counts, queries, rates
+from airflow_delayed.store.audit import AuditRecord, of_ids
+from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
+from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome, Outcomes, Reschedule, Retry
+from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of
+from airflow_delayed.store.leases import DISPATCHED
+from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
+from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
+from airflow_delayed.store.queries import DeliveredMessage, Page
+from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
+from airflow_delayed.store.schema import check_ready, table_version
+from airflow_delayed.store.script import install_script as install_script
+from airflow_delayed.store.transport import StoreTransport
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, Table
+    from typing_extensions import Unpack
+
+__all__ = [
+    "DISPATCHED",
+    "MAX_COUNTED",
+    "REASONS",
+    "AuditRecord",
+    "DeliveredMessage",
+    "DispatcherSeen",
+    "Outcome",
+    "Outcomes",
+    "Store",
+    "StoreCounts",
+    "check_token",
+    "first_line",
+    "of_ids",
+    "system_user",
+]
+
+#: The reasons of :meth:`Store.purge`.
+REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(DelayStore):
-    """Messages in the tables of one database.
+class Store(StoreTransport):
+    """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
-    :param conn_id: names the connection in errors.
-    :param engine: makes the engine, prepared by :func:`airflow_delayed.store.engine.prepare`; called when one is
-        first needed.
-    :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
-        destination is a queue table in the same database.
-    :param table: the name of the table of messages.
-    :param schema: of the tables; by default the connection's own.
-    :param on_conflict: what ``send`` does with an id that is known with other content.
-    :param origin: the run of a task that ``send`` stores for.
+    ``list`` and ``page`` read, and ``cancel``, ``reschedule``, ``retry`` and ``erase`` change, the messages that match
+    a filter or have these ids. The keywords of a filter are those of
+    :class:`airflow_delayed.store.filters.FilterArgs`: ``destination``, ``deliver_conn_id``, ``tag``, ``due_from``,
+    ``due_until``, ``state`` and ``sent_by``.
+
+    A change needs ids or at least one criterion, and is safe beside dispatchers at work. It works on a thousand
+    messages a transaction, returns for each id whether it came in time, waits up to half a second in all for messages
+    in flight, and leaves a row in the audit table: who, when, what, and how many; no content. Its further keywords are
+    those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`: ``limit``, ``after``, ``dry_run`` and ``actor``.
     """
 
-    def __init__(
+    def list(
         self,
-        conn_id: str,
-        engine: Callable[[], Engine],
-        deliver_conn_id: str | None = None,
         *,
-        table: str = TABLE,
-        schema: str | None = None,
-        on_conflict: OnConflict = "error",
-        origin: Origin | None = None,
-    ) -> None:
-        super().__init__()
-        self.conn_id = conn_id
-        self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
-        self.schema = schema
-        self.tables = store_tables(table, schema)
-        self.table: Table = self.tables.messages
-        self.on_conflict = check_on_conflict(on_conflict)
-        self.origin = origin
-        self._new_engine = engine
-        self._checked = False
+        ids: Iterable[str] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Iterator[StoredMessage]:
+        """Yield the messages of the store, failed and expired ones too, ordered by due time and id.
 
-    @cached_property
-    def engine(self) -> Engine:
-        """The connection's engine."""
-        return self._new_engine()
+        It reads pages of 1000 messages by key, so that a late page costs as much as the first. It reads neither bodies
+        nor headers, and no transaction is open between two pages.
 
-    @property
-    def horizon(self) -> timedelta:
-        """Zero: the store itself delivers nothing ahead."""
-        return timedelta(0)
-
-    def install(
-        self, destinations: Iterable[str], *, create_destinations: bool = False, dry_run: bool = False
-    ) -> TopologyReport:
-        """Make the tables, and the queue tables of these destinations if this database delivers.
-
-        Tables of an older release are brought up to this one's, with their rows.
-
-        :raises TopologyError: a table is there and differs, or a queue table is missing and not to be made.
-        :raises LimitExceeded: a destination's name is longer than a table's may be.
-        """
-        names = self._queue_names(destinations)
-        with database_errors(self.conn_id, self.engine):
-            if self.engine.dialect.name == "sqlite" and not dry_run:
-                self._write_ahead()
-            report = setup.install(
-                self.engine,
-                self.tables,
-                names,
-                schema=self.schema,
-                create_queues=create_destinations,
-                dry_run=dry_run,
-            )
-        if not dry_run and (error := problem(self.conn_id, report)):
-            raise error
-        return report
-
-    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Compare the tables, and the queue tables of these destinations if this database delivers."""
-        names = self._queue_names(destinations)
-        with database_errors(self.conn_id, self.engine):
-            return setup.look(self.engine, self.tables, names, schema=self.schema)
-
-    def fits(self, extremes: Extremes, now: datetime) -> bool:
-        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
-        return within_bounds(extremes, queue_tables=self.deliver_conn_id is None)
-
-    def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
-
-        :raises LimitExceeded: one is longer.
-        """
-        check_limits(message)
-        if self.deliver_conn_id is None:
-            check_queue_name(message.destination)
-
-    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Store messages, in transactions of 2500; the same message again is counted as a duplicate.
-
-        An id is known also after its message was handed over or cancelled, for as long as the dispatcher remembers it.
-
-        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 2500
-            was stored.
-        :raises LimitExceeded: a message does not fit; nothing of its 2500 was stored.
+        :param ids: only these.
+        :param limit: at most so many.
+        :param after: continue behind a message, by its ``token``.
+        :raises ValueError: an unknown state, or ``after`` is no token.
         :raises TopologyError: the table is missing.
         """
+        return self._messages(self._filter(filters), ids, limit, after)
 
-        def checked() -> Iterator[DelayedMessage]:
-            for message in messages:
-                self.check(message, message.due_at)
-                yield message
+    def _messages(
+        self, wanted: MessageFilter, ids: Iterable[str] | None, limit: int | None, after: str | None
+    ) -> Iterator[StoredMessage]:
+        with self._ready():
+            yield from queries.messages(self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after)
 
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            return storing.store(
-                self.engine,
-                self.tables,
-                # what else there is to check is checked there
-                checked() if self.deliver_conn_id is None else messages,
-                self.deliver_conn_id,
-                on_conflict=self.on_conflict,
-                origin=self.origin,
+    def page(
+        self,
+        *,
+        ids: Iterable[str] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Page:
+        """Return one page of :meth:`list`, with the database's time and where the next one begins.
+
+        With ``ids``, at most 1000, it also returns the remembered ones.
+        """
+        wanted, clock = self._filter(filters), self._carried_clock.read
+        with self._ready():
+            return queries.page(
+                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, database_time=clock
             )
 
-    def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
-        """Return the ids for which ``send`` would raise MessageConflict; none unless ``on_conflict`` is "error".
+    def get(self, message_id: str) -> StoredMessage | Remembered | None:
+        """Return the message of an id, or the record of a remembered id; None: the id is unknown."""
+        with self._ready():
+            return queries.get(self.engine, self.tables, message_id)
 
-        :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
+    def content(self, message_id: str, *, body_limit: int) -> Content | None:
+        """Return the headers of a message and the first bytes of its body; None: it is not in the store."""
+        with self._ready():
+            return read_content(self.engine, self.tables, message_id, body_limit=body_limit)
+
+    def audit(
+        self,
+        *,
+        message_id: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[AuditRecord]:
+        """Yield the audit, the newest record first: one for each call of cancel, reschedule, retry and so on.
+
+        :param message_id: only calls that name this id. A call by filter names none, a call by ids the first five.
+        :param since: only calls that began then or later; aware.
+        :param limit: at most so many.
+        :param after: continue behind the record with this ``.token``.
+        :raises ValueError: ``after`` is no token, or ``limit`` is negative.
+        """
+        moment = None if since is None else utc("since", since)
+        with self._ready():
+            yield from audit.records(
+                self.engine, self.tables, message_id=message_id, since=moment, limit=limit, after=after
+            )
+
+    def dispatched_since(self, beginning: str, since: datetime) -> Sequence[str]:
+        """Return the remembered ids that begin with a text and were dispatched at a time or later; at most 1000.
+
+        :param since: aware.
+        """
+        with self._ready():
+            return queries.dispatched_since(self.engine, self.tables, beginning, utc("since", since))
+
+    def last_dispatched(self) -> DeliveredMessage | None:
+        """Return the message that was dispatched last; None: none is remembered."""
+        with self._ready():
+            return queries.last_delivered(self.engine, self.tables)
+
+    def counts(
+        self,
+        *,
+        destination: str | None = None,
+        deliver_conn_id: str | None = None,
+        tag: str | None = None,
+        overdue: timedelta = timedelta(minutes=1),
+        hours: int = 24,
+        minutes: int = 0,
+        by_destination: bool = False,
+    ) -> StoreCounts:
+        """Count the messages and the remembered ids of the store.
+
+        It reads the rows that are due or retried, and counts all others, remembered ids too, by an index. With a
+        filter, or ``by_destination``, it reads all rows that match. A message that failed more than a day before its
+        due time counts as waiting. The messages of a dispatcher that was killed more than an hour ago count as
+        remembered too, until they are dispatched.
+
+        :param overdue: messages that have been due for longer than this count as overdue.
+        :param hours: count the messages of the next hours by hour, 0 to 744, the present hour included.
+        :param minutes: count the messages of the next minutes by minute, 0 to 1440, the present minute included.
+        :param by_destination: count by destination too.
+        :raises ValueError: ``hours``, ``minutes`` or ``overdue`` is out of range.
+        """
+        wanted = self._filter({"destination": destination, "deliver_conn_id": deliver_conn_id, "tag": tag})
+        with self._ready():
+            return counts.count(
+                self.engine,
+                self.tables,
+                wanted,
+                overdue=overdue,
+                hours=hours,
+                minutes=minutes,
+                by_destination=by_destination,
+            )
+
+    def dispatchers(self) -> Sequence[DispatcherSeen]:
+        """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
+        with self._ready():
+            return counts.dispatchers(self.engine, self.tables)
+
+    def rates(self) -> Mapping[str, float]:
+        """Return by destination the messages a second that all dispatchers together send to it at most."""
+        with self._reading() as connection:
+            self._check_version()
+            found = rates.read(connection, self.tables) if rates.are_kept(connection, self.tables) else ()
+        return {one.destination: one.per_second for one in found}
+
+    def set_rates(self, per_second: Mapping[str, float | None], *, actor: str | None = None) -> None:
+        """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
+
+        :raises ValueError: a name or a number is not allowed.
+        :raises DelayedError: the tables are of the version before, which keeps no rates.
+        """
+        rates.check(per_second)
+        with self._ready():
+            rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=actor or self.actor())
+
+    def cancel(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Remove messages, failed ones too, and return the outcome for each id.
+
+        The ids are remembered, so that a late retry of the task that stored them does not store them again. A cancelled
+        message is never dispatched, unless a dispatcher was killed after it had sent the message and before it could
+        record that.
+
+        :raises ValueError: neither ids nor a criterion is given, or both.
+        """
+        return self._change(Cancel(), ids, **options)
+
+    def reschedule(
+        self,
+        ids: Iterable[str] | None = None,
+        due_at: datetime | None = None,
+        *,
+        delay: timedelta | float | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        actor: str | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Outcomes:
+        """Change the due time of waiting messages, and return the outcome for each id.
+
+        Failed messages do not change (see ``retry``), nor does a message that would expire before its new due time.
+        The task that stored a message may run again: the store recognises the message by its original content, and
+        keeps its new due time.
+
+        :param due_at: aware; a message with a past due time is dispatched at once.
+        :param delay: instead of ``due_at``, a timedelta or seconds from now on, by the database's clock.
+        :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
+        :raises NaiveTime: ``due_at`` has no time zone.
+        """
+        # a wrong keyword is an error before the database is asked for its time
+        self._filter(filters)
+        if (due_at is None) == (delay is None):
+            raise ValueError("reschedule: give due_at= or delay=, and not both")
+        if due_at is None:
+            with self._ready():
+                due_at = due_after(self.now(), delay_of(delay or 0))
+        change = Reschedule(utc("due_at", due_at))
+        return self._change(change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, **filters)
+
+    def retry(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Let failed messages wait again with no failures counted; due messages are dispatched at once.
+
+        Expired messages do not change, because they would expire again.
+
+        :raises ValueError: neither ids nor a criterion is given, or both.
+        :raises TypeError: ``state`` is given.
+        """
+        if "state" in options:
+            raise TypeError("unexpected keyword argument 'state': only failed messages are retried")
+        return self._change(Retry(), ids, **options)
+
+    def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Remove messages and everything about them except the id, for a person's right to erasure.
+
+        Waiting and failed messages are removed with body and headers. Of a remembered id, destination, due time and
+        digest are removed; tags are not remembered, so name dispatched messages by their ids. The id itself stays,
+        because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
+        ids and the tag of the filter.
+
+        :raises ValueError: neither ids nor a criterion is given, or both.
+        """
+        return self._change(Erase(), ids, **options)
+
+    def purge(
+        self,
+        older_than: timedelta,
+        *,
+        reason: str | Sequence[str] = REASONS,
+        dry_run: bool = False,
+        actor: str | None = None,
+    ) -> Outcomes:
+        """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
+
+        The ids of removed messages are remembered from now on.
+
+        :param reason: "failed", "expired", "remembered", or several; all of them unless given.
+        :raises ValueError: ``older_than`` is negative, or the reason is none of these.
+        """
+        reasons = [reason] if isinstance(reason, str) else [*reason]
+        if not reasons or set(reasons) - set(REASONS):
+            raise ValueError(f"reason={reason!r} must be of {', '.join(REASONS)}")
+        if older_than < timedelta(0):
+            raise ValueError(f"older_than={older_than} is negative")
+        with self._ready():
+            return self._changes.purge(older_than, reasons, who=actor or self.actor(), dry_run=dry_run)
+
+    def dispatcher(
+        self,
+        deliver_conn_ids: Sequence[str],
+        transports: Callable[[str, Clock], Delivery],
+        **policy: Any,
+    ) -> Dispatcher:
+        """Return a dispatcher of this store.
+
+        :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`, and others of
+            :class:`airflow_delayed.store.dispatch.dispatcher.Dispatcher`.
+        :raises TopologyError: its tables are missing, or those of another release.
+        """
+        # a wrong parameter is an error before the database is asked for anything
+        made = Dispatcher(
+            self.engine,
+            self.tables,
+            conn_id=self.conn_id,
+            transports=transports,
+            deliver_conn_ids=deliver_conn_ids,
+            schema=self.schema,
+            **policy,
+        )
+        with self._ready():
+            return made
+
+    def adopt(
+        self,
+        *,
+        table: str,
+        schema: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        headers: HeaderFormat = "xml",
+        destination_of: Callable[[str], str] = queue_of,
+        batch_size: int = 500,
+        dry_run: bool = False,
+    ) -> AdoptReport:
+        """Move the messages of another store's table in this database into this store, for its ``deliver_conn_id``.
+
+        Experimental: it may change without a deprecation before (docs/development/stability.md).
+
+        The table has the columns of NServiceBus's SqlServerDelayedMessageStore, or other names for them. Ids, due times
+        (read as UTC) and counts of failures do not change. The other store may work at the same time: rows that it has
+        locked are skipped. If this is killed, no message is lost: run it again, also while there are ``remaining``
+        rows.
+
+        :param table: its name, as the database writes it; NServiceBus's default is ``<endpoint>.timeouts``.
+        :param schema: its schema, such as ``dbo``; by default the connection's own.
+        :param columns: the other names by NServiceBus's: ``{"Id": "message_id", "State": "body"}``.
+        :param headers: ``xml``, as NServiceBus's MSMQ transport writes them, or ``json``, one object.
+        :param destination_of: returns the destination for the value in the row. By default it removes the machine of
+            an MSMQ address: ``Sales@SERVER1`` is ``Sales``.
+        :param batch_size: rows that are locked and copied at a time, 1 to 1000.
+        :param dry_run: change no row, and report what would be moved.
+        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or an argument is not allowed.
+        :raises SourceError: the table does not exist, belongs to this package, or has no unique constraint on its ids.
+        :raises UnsupportedColumns: the table lacks a column; the text names it.
+        :raises TopologyError: this store's own tables are missing.
+        :raises TransportUnavailable: the database cannot be reached; rows that were moved before stay moved.
         """
         if self.on_conflict != "error":
-            return []
-        with self._reading() as connection:
-            self._check_version()
-            return conflicting(connection, self.tables, digests, self.deliver_conn_id)
-
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids that wait, have failed, or are remembered to have been handed over or cancelled."""
-        with self._reading() as connection:
-            self._check_version()
-            return known(connection, self.tables, ids)
-
-    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
-        """Remember messages, without their content, that their transport has confirmed and that never waited here.
-
-        To ``send`` them after that is a duplicate or a conflict, as if a dispatcher had handed them over.
-
-        :raises TopologyError: the table is missing.
-        """
+            raise ValueError(
+                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
+                " take over with a hook of on_conflict='error'"
+            )
+        reader = Reader(headers, destination_of)
         with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            storing.note_sent(self.engine, self.tables, messages)
+            source = foreign_table(self.engine, table, schema=schema, columns=columns)
+            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
+            return adopter.plan() if dry_run else adopter.run()
 
-    def anchor(self, turn: str | None) -> datetime | None:
-        """Return what ``keep_anchor`` has kept for this turn of :attr:`origin`; None if nothing.
+    def describe_server(self) -> str:
+        """Connect, look for the store's tables, and return the server's name and version.
 
-        :raises TopologyError: the table is missing.
+        :raises TopologyError: the tables are missing, or those of another release.
         """
-        with self._reading() as connection:
-            self._check_version()
-            return runs.anchor(connection, self.tables, self._own_origin, turn)
+        with database_errors(self.conn_id, self.engine):
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                name = self.dialect.server_name(connection)
+            check_ready(self.conn_id, self.engine, self.tables)
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                version = table_version(connection, self.tables)
+        return f"Connected to {name}; the tables are of version {version}"
 
-    def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
-        """Keep what the relative delays of :attr:`origin` count from, for as long as ids are remembered.
+    def actor(self) -> str:
+        """Return the user for the audit: the operating system's."""
+        return system_user()
 
-        :param turn: where each clear of the task means other messages, what its tries have in common.
-        :raises TopologyError: the table is missing.
-        """
-        with database_errors(self.conn_id, self.engine, self.tables):
-            self._check_version()
-            origin = self._own_origin
-            retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
-
-    def count(self) -> int:
-        """Return how many messages wait or are being handed over, whoever delivers them.
-
-        Those count too that have expired and that no dispatcher has moved to the failed ones yet; the failed ones do
-        not. See :meth:`counts` for all of them.
-        """
-        with self._reading() as connection:
-            return claims.count(connection, self.table)
-
-    def now(self) -> datetime:
-        """Return the database's time."""
-        with (
-            database_errors(self.conn_id, self.engine),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            return claims.database_time(connection)
-
-    def last_seen(self) -> datetime | None:
-        """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
-        with self._reading() as connection:
-            return heartbeat.last_seen(connection, self.tables, self.deliver_conn_id)
-
-    def dataset(self, destination: str) -> Dataset:
-        """Return OpenLineage's name of a queue table of this database."""
-        with database_errors(self.conn_id, self.engine), self.engine.connect():
-            # which schema is the connection's own is known only then
-            dialect, url = self.engine.dialect, self.engine.url
-        schema = self.schema or dialect.default_schema_name
-        return lineage.table(dialect.name, url.host, url.port, url.database, schema, destination)
-
-    def own_dataset(self) -> Dataset:
-        """Return OpenLineage's name of the store's own table."""
-        return self.dataset(self.table.name)
-
-    def close(self) -> None:
-        """Close all connections."""
-        if "engine" in self.__dict__:
-            self.engine.dispose()
-            del self.engine
-            self.__dict__.pop("_operations", None)
-        self._checked = False
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with (
-            database_errors(self.conn_id, self.engine, self.tables),
-            self.engine.connect().execution_options(read_only=True) as connection,
-        ):
-            yield connection
+    @cached_property
+    def _carried_clock(self) -> CarriedClock:
+        return CarriedClock()
 
     @property
-    def _own_origin(self) -> Origin:
-        if self.origin is None:
-            raise ValueError("this hook has no origin: pass origin=Origin(dag_id=..., run_id=..., task_id=...)")
-        return self.origin
+    def _changes(self) -> BulkChanges:
+        return BulkChanges(self.engine, self.tables)
 
-    def _check_version(self) -> None:
-        """Check once that the tables are of this release."""
-        if not self._checked:
-            check_ready(self.conn_id, self.engine, self.tables)
-            self._checked = True
+    def _filter(self, filters: FilterArgs) -> MessageFilter:
+        return filter_of(filters, own_conn_id=self.conn_id)
 
-    def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
-        names = list(dict.fromkeys(destinations)) if self.deliver_conn_id is None else ()
-        for name in names:
-            check_queue_name(name)
-        return names
+    def _change(
+        self,
+        change: MessageChange,
+        ids: Iterable[str] | None,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        actor: str | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Outcomes:
+        wanted = self._filter(filters)
+        if ids is not None and wanted.criteria:
+            raise ValueError(f"{change.action}: give ids or a filter, and not both")
+        if ids is None and not wanted.criteria:
+            raise ValueError(f"{change.action}: give ids, tag= or another filter; a filter needs a criterion")
+        if ids is not None and not (limit is None and after is None):
+            raise ValueError(f"{change.action}: limit= and after= are for a filter")
+        who, chosen = actor or self.actor(), _ids(ids)
+        with self._ready():
+            if chosen is not None:
+                return self._changes.by_ids(change, chosen, who=who, dry_run=dry_run)
+            return self._changes.by_filter(change, wanted, who=who, dry_run=dry_run, limit=limit, after=after)
 
-    def _write_ahead(self) -> None:
-        """Let readers of an SQLite file go on while one writes; the file remembers it."""
-        connection = self.engine.raw_connection()
-        try:
-            for pause in (0.01, 0.1, 1, None):
-                try:
-                    connection.cursor().execute("PRAGMA journal_mode=WAL")
-                    return
-                except sqlite3.OperationalError:
-                    # of two that set it at once SQLite refuses one right away, whatever its timeout
-                    if pause is None:
-                        raise
-                    time.sleep(pause)
-        finally:
-            connection.close()
+
+def _ids(ids: Iterable[str] | None) -> Sequence[str] | None:
+    """Return ids as a list, also a single text, which would be an id for each letter."""
+    if ids is None:
+        return None
+    return [ids] if isinstance(ids, str) else [*ids]
+
+
+def system_user() -> str:
+    """Return the name of the operating system's user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # a container's user need not have a name
+        return f"uid {os.getuid()}"

@@ -1,4 +1,4 @@
-"""Who changed what, and when: one row of the table ``_audit`` for each call. It holds ids and tags, never content."""
+"""The audit: one row of the table ``_audit`` for each call that changes messages; ids and tags, never content."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, insert, select, update
 
-from airflow_delayed.store.content import beginning
-from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store.changes import Outcome
+from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.schema import Tables
 
-#: How many ids are named; the rest is counted.
+#: A change by ids names the first so many.
 NAMED = 5
 MAX_WHO = 250
 #: Rows a page.
 PAGE = 1000
-#: How many characters of a selection, and of its counts, are read: what is written here is shorter.
+#: The most characters of a selection, or of its counts, that are read; this package writes fewer.
 MOST_CHARACTERS = 16_384
 
 
 class AuditEntry:
-    """One call: written with the first messages that it changes, and updated with all further ones.
+    """The row of one call: inserted by the transaction of its first change, and updated by that of each further one.
 
-    So whenever it ends, the audit never says less than what was done.
+    So the audit has each committed change, even if the call is killed.
 
     :param who: cut to 250 characters.
-    :param selection: what was asked for, as plain values.
+    :param selection: ids or criteria, as plain values.
     """
 
     def __init__(self, who: str, action: str, selection: Mapping[str, Any]) -> None:
@@ -39,9 +39,9 @@ class AuditEntry:
         self._seq: int | None = None
 
     def write(self, connection: Connection, tables: Tables, counts: Mapping[Outcome, int], at: datetime) -> int:
-        """Write what was done so far, within the caller's transaction, and return the row's number.
+        """Write the counts so far, within the caller's transaction, and return the row's number.
 
-        It is to be given to :meth:`written` when that transaction has been committed.
+        Pass it to :meth:`written` when that transaction has been committed.
         """
         audit = tables.audit
         text = json.dumps({outcome.value: counts[outcome] for outcome in sorted(counts)})
@@ -54,33 +54,33 @@ class AuditEntry:
         return int(key[0])
 
     def written(self, seq: int) -> None:
-        """Note that the row is there."""
+        """Note that the row is committed."""
         self._seq = seq
 
 
 def of_ids(ids: list[str]) -> dict[str, Any]:
-    """Return how a selection by ids is told."""
+    """Return the selection of a change by ids."""
     return {"ids": len(ids), "first": ids[:NAMED]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """One call that changed messages, or found none to change."""
+    """One recorded call; it may have changed no message."""
 
     seq: int
-    #: By the database's clock: when it began.
+    #: When it began, by the database's clock.
     at: datetime
     who: str | None
     #: "cancel", "reschedule", "retry", "erase" or "purge".
     action: str
-    #: What was asked for: ``ids`` counts ids, of which ``first`` has five; or criteria; ``to`` is a new due time.
+    #: By ids: ``ids`` is how many, and ``first`` the first five. By filter: its criteria. ``to``: the new due time.
     selection: Mapping[str, Any]
     #: How many messages by outcome.
     counts: Mapping[str, int]
 
     @property
     def token(self) -> str:
-        """Where a list goes on after this record: ``audit(after=token)``."""
+        """The place of this record: ``audit(after=token)`` continues behind it."""
         return str(self.seq)
 
 
@@ -93,10 +93,10 @@ def records(
     limit: int | None = None,
     after: str | None = None,
 ) -> Iterator[AuditRecord]:
-    """Yield what was written down, the newest first; read in pages by key, with no transaction open between two.
+    """Yield the records, the newest first, in pages by key; no transaction is open between two pages.
 
-    :param message_id: only calls that name this id: it was among the first five that were given.
-    :param since: only what began then or later; aware.
+    :param message_id: only calls that name this id among their first five.
+    :param since: only calls that began then or later; with a time zone.
     :param limit: at most so many.
     :param after: the token of the record behind which to begin.
     :raises ValueError: ``after`` is no token, or ``limit`` is negative.
@@ -106,10 +106,10 @@ def records(
     table, place, left = tables.audit, None if after is None else _place(after), limit
     conditions = [] if since is None else [table.c.At >= since]
     if message_id is not None:
-        # as it is written down; what only looks like it is left out below
+        # the id as JSON writes it; the check below leaves out texts that only contain it
         conditions.append(table.c.Selection.contains(json.dumps(message_id, ensure_ascii=False), autoescape=True))
     short, long = (table.c.Seq, table.c.At, table.c.Who, table.c.Action), (table.c.Selection, table.c.Counts)
-    cut = [beginning(column, MOST_CHARACTERS, engine.dialect.name).label(column.name) for column in long]
+    cut = [dialect_of(engine).beginning(column, MOST_CHARACTERS).label(column.name) for column in long]
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
         statement = select(*short, *cut).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
@@ -137,7 +137,7 @@ def _record(row: Mapping[str, Any]) -> AuditRecord:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """Return a JSON object; an empty one for what somebody else wrote and is none."""
+    """Return a JSON object, or an empty one if another program wrote something else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,27 +1,148 @@
-"""What can be done to messages that wait: what is decided for each, and the SQL that does it.
+"""Cancel, erase, reschedule, retry and purge: the decision for each message, and the SQL that applies it.
 
-The decisions are pure. :class:`airflow_delayed.store.operations.Operations` finds the messages, locks them, and has
-what was decided done in the same transaction.
+A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkChanges` finds and locks the messages by
+:func:`locate`, and applies the decisions in the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Table, insert, literal, null, select
+from sqlalchemy import Connection, Select, Table, and_, case, insert, literal, null, select, union_all
 
-from airflow_delayed.store import claims, leases, notice
-from airflow_delayed.store.by_id import update_rows
-from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store import leases, notify
+from airflow_delayed.store.database import slices
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.filters import (
+    BOTH,
+    MessageFilter,
+    MessageState,
+    Where,
+    failed_state,
+    state_of,
+    stays_until_due,
+)
+from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.states import MessageState
 
-#: What the table ``_past`` says of an id, and what that means for who wants to change it.
+#: A change by filter names the first so many ids of each outcome.
+NAMED = 10_000
+#: The columns that a change reads.
+_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount")
+
+
+class Outcome(str, Enum):
+    """The outcome of a change for one id. The first six mean that the call changed it, see :attr:`changed`."""
+
+    CANCELLED = "cancelled"
+    RESCHEDULED = "rescheduled"
+    RETRIED = "retried"
+    ERASED = "erased"
+    PURGED = "purged"
+    #: The id is remembered no longer.
+    FORGOTTEN = "forgotten"
+
+    #: A dispatcher was still delivering it after half a second of waiting. Try again.
+    IN_FLIGHT = "in flight"
+    #: Too late: it was delivered.
+    DISPATCHED = "dispatched"
+    ALREADY_CANCELLED = "already cancelled"
+    #: Purged or erased before.
+    ALREADY_REMOVED = "already removed"
+    #: Nothing to do: it is due at that time already, or it waits and has not failed.
+    UNCHANGED = "unchanged"
+    #: Its ``expires_at`` has passed, so it would not be delivered.
+    EXPIRED = "expired"
+    #: Not rescheduled: its ``expires_at`` comes before the new due time.
+    EXPIRES_FIRST = "expires first"
+    #: Not rescheduled: it has failed; ``retry`` brings it back.
+    FAILED = "failed"
+    #: Never stored, or forgotten since.
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        # so that a printed result can be read
+        return repr(self.value)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the call came in time and did what it says."""
+        return self in _CHANGED
+
+
+_CHANGED = frozenset(
+    {
+        Outcome.CANCELLED,
+        Outcome.RESCHEDULED,
+        Outcome.RETRIED,
+        Outcome.ERASED,
+        Outcome.PURGED,
+        Outcome.FORGOTTEN,
+    }
+)
+
+
+class Outcomes(dict[str, Outcome]):
+    """The outcome by id; ``counts`` has the number of ids by outcome.
+
+    A change by ids names all of them. A change by filter names the first 10,000 of each outcome and counts them all.
+
+    :param named: the most ids of each outcome that are named; None: all.
+    """
+
+    def __init__(self, named: int | None = None) -> None:
+        super().__init__()
+        self.counts: dict[Outcome, int] = {}
+        #: After a change by filter with a limit: the token for ``after=`` that continues behind the limit.
+        self.next: str | None = None
+        #: After a dry run with a limit: the number of messages behind it, up to a million.
+        self.more = 0
+        self._named = named
+
+    @property
+    def total(self) -> int:
+        """The number of ids, named or not."""
+        return sum(self.counts.values())
+
+    @property
+    def changed(self) -> int:
+        """The number of ids that the call changed, or that a dry run would change."""
+        return sum(count for outcome, count in self.counts.items() if outcome.changed)
+
+    def add(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> None:
+        """Add the outcomes of ids.
+
+        :param instead_of: ids that were counted as in flight; ``found`` has their outcomes now.
+        """
+        for message_id in instead_of:
+            self.count(Outcome.IN_FLIGHT, -1)
+            self.pop(message_id, None)
+        for message_id, outcome in found.items():
+            self.count(outcome)
+            if self._named is None or self.counts[outcome] <= self._named:
+                self[message_id] = outcome
+
+    def count(self, outcome: Outcome, more: int = 1) -> None:
+        """Count ids that are not named."""
+        self.counts[outcome] = self.counts.get(outcome, 0) + more
+        if not self.counts[outcome]:
+            del self.counts[outcome]
+
+    def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
+        """Return the ``counts`` that :meth:`add` would lead to."""
+        then = Outcomes(0)
+        then.counts = dict(self.counts)
+        then.add(found, instead_of=instead_of)
+        return then.counts
+
+
+#: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
 GONE: Mapping[str, Outcome] = {
-    leases.HANDED_OVER: Outcome.HANDED_OVER,
+    leases.DISPATCHED: Outcome.DISPATCHED,
     Outcome.CANCELLED.value: Outcome.ALREADY_CANCELLED,
     Outcome.PURGED.value: Outcome.ALREADY_REMOVED,
     Outcome.ERASED.value: Outcome.ALREADY_REMOVED,
@@ -29,41 +150,41 @@ GONE: Mapping[str, Outcome] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Where an id is. ``where`` is None: nowhere; ``past``: only remembered."""
+class Location:
+    """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one."""
 
     message_id: str
     where: Literal["messages", "failed", "past"] | None = None
-    #: A dispatcher or another change has it just now.
-    held: bool = False
-    #: A dispatcher that held it has died.
+    #: A dispatcher has a lease of it, or another change has locked it.
+    leased: bool = False
+    #: A dispatcher had a lease of it, which has ended.
     abandoned: bool = False
-    #: What is remembered of it.
+    #: The outcome in the table ``_past``.
     remembered: str | None = None
-    #: What was looked at of the message, by column; of a failed one also Reason and FailedAt.
+    #: The columns of the message, if it is there and unlocked; of a failed message also Reason and FailedAt.
     row: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gone(self) -> Outcome:
-        """What to say of an id whose message is not there."""
-        return Outcome.ABSENT if self.remembered is None else GONE.get(self.remembered, Outcome.HANDED_OVER)
+        """The outcome for an id whose message is not there."""
+        return Outcome.ABSENT if self.remembered is None else GONE.get(self.remembered, Outcome.DISPATCHED)
 
 
-Decided = Sequence[tuple[Found, Outcome]]
+Decided = Sequence[tuple[Location, Outcome]]
 
 
-class Change(Protocol):
-    """Something that is done to messages."""
+class MessageChange(Protocol):
+    """A change of messages."""
 
-    #: What the audit calls it.
+    #: Its name in the audit.
     action: ClassVar[str]
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """Return what is to become of a message that nobody holds; it may be gone."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return the outcome for a message without a lease, or for an id without a message."""
         ...
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Do it, to messages whose rows this transaction has locked."""
+        """Change messages whose rows this transaction has locked."""
         ...
 
 
@@ -73,49 +194,49 @@ class Cancel:
 
     action: ClassVar[str] = "cancel"
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """Whatever is there is cancelled."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return CANCELLED for each message in the store."""
         return Outcome.CANCELLED if found.row else found.gone
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Remove and remember."""
+        """Remove the messages, and remember their ids."""
         gone = _changed(decided)
         _remove(connection, tables, gone)
-        leases.note(connection, tables, [found.row for found in gone], Outcome.CANCELLED.value, now)
+        leases.record(connection, tables, [found.row for found in gone], Outcome.CANCELLED.value, now)
 
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Remove messages and all that is known of them but the id and when, which keeps a late retry from sending it."""
+    """Remove messages and all records of them but id and time, which keep a late retry from sending them again."""
 
     action: ClassVar[str] = "erase"
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """What was handed over came too late, and yet what is remembered of it goes."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return ERASED, or DISPATCHED for a delivered message, of which :meth:`apply` blanks the record."""
         if found.row or found.remembered in (Outcome.CANCELLED.value, Outcome.PURGED.value):
             return Outcome.ERASED
         return found.gone
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Remove, and leave an empty memory."""
+        """Remove the messages, and blank the records of their ids."""
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
         blank = [
             {"Id": found.message_id, "Destination": None, "Time": None, "Digest": None}
             for found, outcome in decided
-            if outcome in (Outcome.ERASED, Outcome.HANDED_OVER)
+            if outcome in (Outcome.ERASED, Outcome.DISPATCHED)
         ]
-        leases.note(connection, tables, blank, Outcome.ERASED.value, now)
+        leases.record(connection, tables, blank, Outcome.ERASED.value, now)
 
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """Give messages that wait another due time. Their digest stays: a retry of the send that stored them is no news."""
+    """Change the due time of waiting messages. Their digest stays, by which a retry of their send recognises them."""
 
     due_at: datetime
     action: ClassVar[str] = "reschedule"
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """Only what waits, and lives until it is due."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return RESCHEDULED for a waiting message that does not expire before its new due time."""
         if not found.row:
             return found.gone
         if found.where == "failed":
@@ -125,23 +246,26 @@ class Reschedule:
         return Outcome.UNCHANGED if found.row["Time"] == self.due_at else Outcome.RESCHEDULED
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Change the due time; a pause after a failure ends."""
-        moved, table = _changed(decided), tables.messages
-        for some in claims.slices([found.message_id for found in moved]):
-            connection.execute(update_rows(table, some).values(Time=self.due_at, NextTry=None))
-        # a dispatcher that was only slow must not settle what it knows under another due time
+        """Change the due time, and end the pause after a failure."""
+        moved, table, dialect = _changed(decided), tables.messages, dialect_of(connection)
+        # a message that stays until it is due goes on doing so
+        for until_due, next_try in ((False, None), (True, self.due_at)):
+            ids = [found.message_id for found in moved if stays_until_due(found.row) is until_due]
+            for some in slices(ids):
+                connection.execute(dialect.update_rows(table, some).values(Time=self.due_at, NextTry=next_try))
+        # a slow dispatcher whose lease has ended must not settle the message by its old due time
         leases.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
         _wake(connection, tables, moved, self.due_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Let failed messages wait again, as if they had never failed; they are handed over at once if they are due."""
+    """Let failed messages wait again, as if they had never failed; they are dispatched at once if they are due."""
 
     action: ClassVar[str] = "retry"
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """Only what has failed, and has not expired."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return RETRIED for a failed message that has not expired."""
         if not found.row:
             return found.gone
         if found.where == "messages":
@@ -150,12 +274,12 @@ class Retry:
         return Outcome.EXPIRED if expires is not None and expires <= now else Outcome.RETRIED
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Move the rows within the database, bodies unread."""
+        """Move the rows within the database, without reading bodies."""
         again = _changed(decided)
-        anew = {"RetryCount": literal(0), "NextTry": null()}
+        reset = {"RetryCount": literal(0), "NextTry": null(), "LastError": null()}
         names = [column.name for column in tables.messages.columns]
-        for some in claims.slices([found.message_id for found in again]):
-            values = [anew.get(name, tables.failed.c[name]) for name in names]
+        for some in slices([found.message_id for found in again]):
+            values = [reset.get(name, tables.failed.c[name]) for name in names]
             rows = select(*values).where(tables.failed.c.Id.in_(some))
             connection.execute(insert(tables.messages).from_select(names, rows))
         _remove(connection, tables, again)
@@ -165,37 +289,119 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Remove failed and expired messages that have been so since before a time, and remember their ids as purged."""
+    """Remove messages that failed or expired before a time, and remember their ids as purged."""
 
     before: datetime
     reasons: Sequence[str]
     action: ClassVar[str] = "purge"
 
-    def decide(self, found: Found, now: datetime) -> Outcome:
-        """Only what has failed or expired long ago."""
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return PURGED for a message that failed or expired, for one of the reasons, before the time."""
         if not found.row:
             return found.gone
         old = found.where == "failed" and found.row["Reason"] in self.reasons and found.row["FailedAt"] < self.before
         return Outcome.PURGED if old else Outcome.UNCHANGED
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Remove and remember."""
+        """Remove the messages, and remember their ids."""
         gone = _changed(decided)
         _remove(connection, tables, gone)
-        leases.note(connection, tables, [found.row for found in gone], Outcome.PURGED.value, now)
+        leases.record(connection, tables, [found.row for found in gone], Outcome.PURGED.value, now)
 
 
-def _changed(decided: Decided) -> list[Found]:
+def _changed(decided: Decided) -> list[Location]:
     return [found for found, outcome in decided if outcome.changed]
 
 
-def _wake(connection: Connection, tables: Tables, moved: Sequence[Found], earliest: datetime) -> None:
-    """Tell dispatchers that sleep for longer than until then."""
+def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:
+    """Notify dispatchers of the earliest due time."""
     if moved:
-        notice.give(connection, tables.messages, earliest, [found.row["DeliverConnId"] for found in moved])
+        notify.announce(connection, tables.messages, earliest, [found.row["DeliverConnId"] for found in moved])
 
 
-def _remove(connection: Connection, tables: Tables, gone: Sequence[Found]) -> None:
-    for where in ("messages", "failed"):
+def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) -> None:
+    for where in BOTH:
         table: Table = getattr(tables, where)
-        claims.remove(connection, table, [found.message_id for found in gone if found.where == where])
+        remove_rows(connection, table, [found.message_id for found in gone if found.where == where])
+
+
+def locate(
+    connection: Connection, tables: Tables, ids: Sequence[str], now: datetime, wanted: MessageFilter, *, lock: bool
+) -> list[Location]:
+    """Return where each id is, without ids that do not match the filter.
+
+    The order of the statements matters, because each sees what was committed before it: the messages; the failed
+    messages; ids that are in either table after all; leases and remembered ids; and, for ids that are only remembered,
+    the tables once more.
+
+    :param lock: lock the rows; a row that another transaction has locked counts as leased.
+    """
+    found: dict[str, Location] = {}
+    unwanted: set[str] = set()
+    asked = sorted(ids)
+    for where in BOTH:
+        rest = [message_id for message_id in asked if message_id not in found and message_id not in unwanted]
+        for row in _rows(connection, tables, where, rest, wanted, lock=lock):
+            if row.pop("Matches"):
+                found[row["Id"]] = Location(message_id=row["Id"], where=where, row=row)
+            else:
+                unwanted.add(row["Id"])
+    asked = [message_id for message_id in asked if message_id not in unwanted]
+    for message_id in _present(connection, tables, [message_id for message_id in asked if message_id not in found]):
+        found[message_id] = Location(message_id=message_id, leased=True)
+    past = tables.past
+    for some in slices(asked):
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(past.c.Id.in_(some))
+        for note in connection.execute(noted):
+            one = found.get(note.Id)
+            if one is None:
+                found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
+            elif one.where == "messages" and note.ClaimedUntil is not None:
+                leased = note.ClaimedUntil > now
+                found[note.Id] = replace(one, leased=leased, abandoned=not leased)
+    # a message that was stored and claimed since the first query has a lease, which looks like a delivered one
+    for message_id in _present(connection, tables, [one.message_id for one in found.values() if one.where == "past"]):
+        found[message_id] = Location(message_id=message_id, leased=True)
+    for message_id in asked:
+        found.setdefault(message_id, Location(message_id=message_id))
+    return [one for one in found.values() if _in_wanted_state(one, wanted, now)]
+
+
+def _rows(
+    connection: Connection, tables: Tables, where: Where, ids: Sequence[str], wanted: MessageFilter, *, lock: bool
+) -> list[dict[str, Any]]:
+    table: Table = getattr(tables, where)
+    dialect, rows = dialect_of(connection), list[dict[str, Any]]()
+    for some in slices(ids):
+        statement = _reading(tables, table, some, wanted)
+        if lock:
+            statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
+        rows += [dict(row._mapping) for row in connection.execute(statement)]
+    return rows
+
+
+def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:
+    """Return the query for these rows; its column Matches says whether a row matches the filter."""
+    names = [*_READ, *(("Reason", "FailedAt") if "Reason" in table.c else ())]
+    conditions = wanted.stable_conditions(tables, table)
+    matches = case((and_(*conditions), 1), else_=0) if conditions else literal(1)
+    columns = [table.c[name] for name in names]
+    return select(*columns, matches.label("Matches")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+
+
+def _present(connection: Connection, tables: Tables, ids: Sequence[str]) -> set[str]:
+    """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
+    found: set[str] = set()
+    for some in slices(ids):
+        both = (select(table.c.Id).where(table.c.Id.in_(some)) for table in (tables.messages, tables.failed))
+        found.update(connection.execute(union_all(*both)).scalars())
+    return found
+
+
+def _in_wanted_state(found: Location, wanted: MessageFilter, now: datetime) -> bool:
+    """Return whether a message is still in a state of the filter; a leased message counts as if it were."""
+    if wanted.states is None or found.leased or not found.row:
+        return True
+    if found.where == "failed":
+        return failed_state(found.row["Reason"]) in wanted.states
+    return state_of({**found.row, "ClaimedUntil": None}, now) in wanted.states

@@ -1,7 +1,7 @@
-"""How many messages stand in which way. No Airflow here.
+"""The number of messages in each state, and the runs of dispatchers. No Airflow here.
 
-Written so that ten million messages that wait for next year cost little: rows are looked at only where they are due
-or are tried again, all others are counted by the index.
+A count reads only the rows that are due or wait for a retry. It counts all others by an index, so ten million messages
+that wait for next year cost little.
 """
 
 from __future__ import annotations
@@ -16,62 +16,60 @@ from sqlalchemy import (
     Connection,
     Engine,
     FromClause,
-    String,
     Table,
     and_,
     case,
     func,
-    literal_column,
+    null,
     or_,
     select,
 )
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
-from airflow_delayed.store import claims
-from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.listing import DatabaseTime
-from airflow_delayed.store.schema import MYSQL, Tables, UtcTime
-from airflow_delayed.store.states import AHEAD, LONGEST_LEASE, MessageState
+from airflow_delayed.store.database import TimeUnit
+from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, names_column
+from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
+from airflow_delayed.store.queries import DatabaseTime
+from airflow_delayed.store.records import count_rows
+from airflow_delayed.store.schema import Tables, columns_after, table_version
 
-#: The most hours of what is to come.
+#: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
-
 MAX_MINUTES = 24 * 60
 
-_HOUR = timedelta(hours=1)
-_MINUTE = timedelta(minutes=1)
+_SPANS: Mapping[TimeUnit, timedelta] = {"hour": timedelta(hours=1), "minute": timedelta(minutes=1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCounts:
-    """How many messages stand in which way at ``at``, by the database's clock."""
+    """The number of messages in each state at ``at``, by the database's clock."""
 
     at: datetime
     waiting: int
     due: int
-    #: Those of ``due`` that have been so for longer than a given span.
+    #: Messages of ``due`` that have been due for longer than the parameter ``overdue``.
     overdue: int
     in_flight: int
     retrying: int
     failed: int
-    #: In the table of failed messages, and those that no dispatcher has moved there yet.
+    #: In the table of failed messages, or not moved there by a dispatcher yet.
     expired: int
-    #: Ids that are remembered; None if a tag or a connection was asked for, which are not remembered.
+    #: Ids that are remembered; None for a filter by tag or connection, which are not remembered.
     remembered: int | None
-    #: The due time of the next that is not yet due.
+    #: The due time of the next message that is not yet due.
     next_due: datetime | None
-    #: The due time of the one that is due for longest.
+    #: The due time of the message that has been due the longest.
     oldest_due: datetime | None
-    #: By the beginning of each hour, in UTC: how many come due in it. The present hour counts from now.
+    #: By the beginning of each hour, in UTC: how many messages fall due in it. The present hour counts from now.
     by_hour: Mapping[datetime, int]
-    #: All messages in the store, failed ones too, by destination; empty unless asked for.
+    #: All messages in the store, failed ones too, by destination; empty without ``by_destination``.
     by_destination: Mapping[str, int]
-    #: As ``by_hour``, for minutes.
+    #: The same by minute.
     by_minute: Mapping[datetime, int]
 
     def numbers(self) -> dict[str, int]:
-        """Return those that are single numbers."""
+        """Return the fields that are single numbers."""
         names = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired", "remembered")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -79,13 +77,13 @@ class StoreCounts:
 def count(
     engine: Engine,
     tables: Tables,
-    criteria: Criteria,
+    wanted: MessageFilter,
     *,
     overdue: timedelta,
     hours: int,
     by_destination: bool,
     minutes: int = 0,
-    database_time: DatabaseTime = claims.database_time,
+    database_time: DatabaseTime = database_time,
 ) -> StoreCounts:
     """Count, in one read-only transaction.
 
@@ -98,44 +96,40 @@ def count(
     if overdue < timedelta(0):
         raise ValueError(f"overdue={overdue} is negative")
     table, failed = tables.messages, tables.failed
-    meant, meant_failed = _some(criteria.fixed(tables, table)), _some(criteria.fixed(tables, failed))
+    matching, matching_failed = wanted.stable_conditions(tables, table), wanted.stable_conditions(tables, failed)
     with engine.connect().execution_options(read_only=True) as connection:
         now = database_time(connection)
         soon = table.c.Time <= now + AHEAD
-        # no message expires before it is due, so what is not due yet either waits or is tried again
-        tried = or_(table.c.Time <= now, and_(soon, table.c.NextTry > now))
-        near = _sums(connection, table, [tried, *meant], now=now, overdue=overdue, select_from=table)
-        held = _sums(connection, table, [soon, *meant], now=now, overdue=overdue, select_from=_leased(tables, now))
-        # whatever is in flight is nothing else
-        due, late, retrying, expired = (near[name] - held[name] for name in ("due", "overdue", "retrying", "expired"))
-        total = claims.count(connection, table, *meant)
-        over = select(failed.c.Reason, func.count()).where(*meant_failed).group_by(failed.c.Reason)
+        # no message expires before it is due, so a message that is not due yet either waits or is tried again
+        tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
+        near = _sums(connection, table, [tried, *matching], now=now, overdue=overdue, select_from=table)
+        leased = _sums(connection, table, [soon, *matching], now=now, overdue=overdue, select_from=_leased(tables, now))
+        # a message in flight is in no other state
+        due, late, retrying, expired = (near[name] - leased[name] for name in ("due", "overdue", "retrying", "expired"))
+        total = count_rows(connection, table, *matching)
+        over = select(failed.c.Reason, func.count()).where(*matching_failed).group_by(failed.c.Reason)
         reasons = {str(reason): int(many) for reason, many in connection.execute(over)}
-        soonest = select(func.min(table.c.Time)).where(table.c.Time > now, *meant)
+        soonest = select(func.min(table.c.Time)).where(table.c.Time > now, *matching)
         return StoreCounts(
             at=now,
-            waiting=total - held["all"] - due - retrying - expired,
+            waiting=total - leased["all"] - due - retrying - expired,
             due=due,
             overdue=late,
-            in_flight=held["all"],
+            in_flight=leased["all"],
             retrying=retrying,
             failed=reasons.get(MessageState.FAILED.value, 0),
             expired=expired + reasons.get(MessageState.EXPIRED.value, 0),
-            remembered=_remembered(connection, tables, criteria, held["all"]),
+            remembered=_remembered(connection, tables, wanted, leased["all"]),
             next_due=connection.execute(soonest).scalar_one(),
             oldest_due=near["oldest"],
-            by_hour=_bars(connection, table, meant, now, _HOUR, hours),
-            by_minute=_bars(connection, table, meant, now, _MINUTE, minutes),
-            by_destination=_by_destination(connection, tables, criteria) if by_destination else {},
+            by_hour=_bars(connection, table, matching, now, "hour", hours),
+            by_minute=_bars(connection, table, matching, now, "minute", minutes),
+            by_destination=_by_destination(connection, tables, wanted) if by_destination else {},
         )
 
 
-def _some(condition: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
-    return [] if condition is None else [condition]
-
-
 def _leased(tables: Tables, now: datetime) -> FromClause:
-    """Return the messages in flight; the index on At makes that quick, for whatever has been in the past so long."""
+    """Return the messages in flight, found quickly by the index on At, however many ids are remembered."""
     table, past = tables.messages, tables.past
     leased = and_(past.c.Id == table.c.Id, past.c.At > now - LONGEST_LEASE, past.c.ClaimedUntil > now)
     return past.join(table, leased)
@@ -144,15 +138,15 @@ def _leased(tables: Tables, now: datetime) -> FromClause:
 def _sums(
     connection: Connection,
     table: Table,
-    meant: Sequence[ColumnElement[bool]],
+    matching: Sequence[ColumnElement[bool]],
     *,
     now: datetime,
     overdue: timedelta,
     select_from: FromClause,
 ) -> dict[str, Any]:
-    """Count messages by how they stand, as if none was in flight."""
+    """Count messages by state, without regard to leases."""
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
-    retrying = and_(table.c.NextTry.is_not(None), table.c.NextTry > now)
+    retrying = retries_later(table, now)
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
     due = and_(alive, or_(table.c.NextTry.is_(None), table.c.NextTry <= now), table.c.Time <= now)
     conditions = {
@@ -168,77 +162,98 @@ def _sums(
             *(func.coalesce(func.sum(case((one, 1), else_=0)), 0).label(name) for name, one in conditions.items()),
         )
         .select_from(select_from)
-        .where(*meant)
+        .where(*matching)
     )
     row = connection.execute(statement).one()._mapping
     return {name: value if name == "oldest" else int(value) for name, value in row.items()}
 
 
-def _remembered(connection: Connection, tables: Tables, criteria: Criteria, in_flight: int) -> int | None:
-    if criteria.given.keys() - {"destination"}:
+def _remembered(connection: Connection, tables: Tables, wanted: MessageFilter, in_flight: int) -> int | None:
+    if wanted.criteria.keys() - {"destination"}:
         return None
     past = tables.past
-    of = [] if criteria.destination is None else [past.c.Destination == criteria.destination]
-    return max(0, claims.count(connection, past, *of) - in_flight)
+    matching = [] if wanted.destination is None else [past.c.Destination == wanted.destination]
+    return max(0, count_rows(connection, past, *matching) - in_flight)
 
 
 def _bars(
     connection: Connection,
     table: Table,
-    meant: Sequence[ColumnElement[bool]],
+    matching: Sequence[ColumnElement[bool]],
     now: datetime,
-    span: timedelta,
+    unit: TimeUnit,
     bars: int,
 ) -> dict[datetime, int]:
     """Count by the hour or by the minute."""
     if not bars:
         return {}
-    first = now.replace(second=0, microsecond=0)
-    if span == _HOUR:
+    span, first = _SPANS[unit], now.replace(second=0, microsecond=0)
+    if unit == "hour":
         first = first.replace(minute=0)
-    begin = beginning(table.c.Time, span, connection.dialect.name).label("begin")
+    begin = dialect_of(connection).truncated(table.c.Time, unit).label("begin")
     statement = (
         select(begin, func.count().label("many"))
-        .where(table.c.Time > now, table.c.Time < first + bars * span, *meant)
+        .where(table.c.Time > now, table.c.Time < first + bars * span, *matching)
         .group_by(begin)
     )
     counted = {_beginning(row.begin): int(row.many) for row in connection.execute(statement)}
     return {first + number * span: counted.get(first + number * span, 0) for number in range(bars)}
 
 
-def beginning(column: ColumnElement[datetime], span: timedelta, dialect_name: str) -> ColumnElement[Any]:
-    """Return the SQL for the hour or minute of a time in UTC: a time on PostgreSQL, elsewhere ``2030-01-31 09[:30]``.
-
-    :param span: an hour, else it is the minute.
-    :raises DelayedError: a database whose functions are not known.
-    """
-    hour = span == _HOUR
-    characters = 13 if hour else 16
-    if dialect_name == "postgresql":
-        return func.date_trunc("hour" if hour else "minute", column, type_=UtcTime())
-    if dialect_name == "sqlite":
-        return func.substr(column, 1, characters, type_=String())
-    if dialect_name in MYSQL:
-        return func.date_format(column, literal_column("'%Y-%m-%d %H'" if hour else "'%Y-%m-%d %H:%i'"), type_=String())
-    if dialect_name == "mssql":
-        return func.convert(literal_column(f"VARCHAR({characters})"), column, literal_column("120"), type_=String())
-    raise DelayedError(f"the store does not know how to count by hours on {dialect_name}; give hours=0 and minutes=0")
+def _beginning(begin: datetime | str) -> datetime:
+    if isinstance(begin, datetime):
+        return begin
+    return datetime.strptime(begin, "%Y-%m-%d %H:%M" if ":" in begin else "%Y-%m-%d %H").replace(tzinfo=UTC)
 
 
-def _beginning(said: datetime | str) -> datetime:
-    if isinstance(said, datetime):
-        return said
-    return datetime.strptime(said, "%Y-%m-%d %H:%M" if ":" in said else "%Y-%m-%d %H").replace(tzinfo=UTC)
-
-
-def _by_destination(connection: Connection, tables: Tables, criteria: Criteria) -> dict[str, int]:
+def _by_destination(connection: Connection, tables: Tables, wanted: MessageFilter) -> dict[str, int]:
     counted: dict[str, int] = {}
     for table in (tables.messages, tables.failed):
         statement = (
             select(table.c.Destination, func.count())
-            .where(*_some(criteria.fixed(tables, table)))
+            .where(*wanted.stable_conditions(tables, table))
             .group_by(table.c.Destination)
         )
         for destination, many in connection.execute(statement):
             counted[destination] = counted.get(destination, 0) + int(many)
     return dict(sorted(counted.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherSeen:
+    """One run of a dispatcher."""
+
+    dispatcher: str
+    #: The connections that it delivers through; None: the queue tables of the store's database.
+    conn_ids: tuple[str | None, ...]
+    started_at: datetime
+    seen_at: datetime
+    #: None: it is running, or was killed.
+    ended_at: datetime | None
+    #: When it last finished a piece of work. None: not yet, or the tables are of version 4.
+    worked_at: datetime | None = None
+    #: What keeps it from working. None: nothing, or the tables are of version 4.
+    problem: str | None = None
+
+
+def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
+    """Return the running dispatchers and those of the last day, up to a thousand runs; the one seen last is first."""
+    table = tables.dispatchers
+    with dialect_of(engine).read_only(engine) as connection:
+        lacking = {column.name for column in columns_after(tables, table_version(connection, tables))}
+        columns = (table.c.Id, table.c.StartedAt, table.c.SeenAt, table.c.EndedAt, table.c.WorkedAt, table.c.Problem)
+        there = [null().label(column.name) if column.name in lacking else column for column in columns]
+        statement = select(*there, names_column(connection, tables).label("names"))
+        statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
+        return [
+            DispatcherSeen(
+                dispatcher=row.Id,
+                conn_ids=connection_names(row.names),
+                started_at=row.StartedAt,
+                seen_at=row.SeenAt,
+                ended_at=row.EndedAt,
+                worked_at=row.WorkedAt,
+                problem=row.Problem,
+            )
+            for row in connection.execute(statement)
+        ]

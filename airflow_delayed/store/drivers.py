@@ -1,9 +1,9 @@
-"""What a driver returns for values that Python's own types cannot hold, so that one row never spoils a query.
+"""Drivers that read values which Python's types cannot represent, so that one row never breaks a query.
 
-Who may insert into a table may put there what this package never writes: PostgreSQL keeps the times ``infinity`` and
-``44 BC``, MariaDB keeps ``0000-00-00``, SQLite keeps anything in any column. Drivers raise an error for some of these
-when rows are fetched, and no row of the query is to be had. Here such a value becomes one that can be read: a time
-becomes a :class:`NoTime`, what is no text becomes a text that no message may have as its id.
+A program with the right to INSERT can write values that this package never writes: PostgreSQL stores the times
+``infinity`` and ``44 BC``, MariaDB stores ``0000-00-00``, SQLite stores any value in any column. For some of these a
+driver raises an error when rows are fetched, and the query returns no row at all. Here such a value is replaced: a time
+by a :class:`NoTime`, bytes that are no text by a text that no message may have as its id.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from sqlalchemy import DateTime, Dialect, Engine, Integer, LargeBinary, String, 
 from sqlalchemy.dialects import mysql, sqlite
 
 from airflow_delayed.message import MICROSECOND, UTC
-from airflow_delayed.store.schema import MYSQL
 
-#: Begins what stands for an id or another text that is none. Its blank makes it an id that no message may have.
+#: The beginning of a text that replaces bytes. Its blank makes it an id that no message may have.
 NO_TEXT = "not text: "
-#: The number of the type DATETIME in MySQL's protocol.
+#: The code of the type DATETIME in MySQL's protocol.
 _DATETIME = 12
 _MICROSECONDS = (datetime.max - datetime.min) // MICROSECOND + 1
 
 
 class NoTime(datetime):
-    """Stands for a time that cannot be read, at the nearest place in the order of times that Python can hold."""
+    """Replaces a time that Python cannot represent, by the nearest one in the database's order of times."""
 
 
-#: Before and after all times that can be read.
+#: Before and after all times that Python can represent.
 FIRST = NoTime(1, 1, 1, tzinfo=UTC)
 LAST = NoTime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
 
-def tolerate(engine: Engine) -> None:
-    """Have an engine's driver return values for what it would raise an error for; call it once for an engine."""
-    name = engine.dialect.name
-    if name == "postgresql":
-        event.listen(engine, "connect", _psycopg2 if engine.dialect.driver == "psycopg2" else _psycopg)
-    elif name == "sqlite":
-        event.listen(engine, "connect", _sqlite)
-        kinds = {DateTime: _SqliteTime, String: _SqliteText, Integer: _SqliteInteger, LargeBinary: _SqliteBytes}
-        engine.dialect.colspecs = {**engine.dialect.colspecs, **kinds}
-    elif name in MYSQL:
-        event.listen(engine, "connect", _MYSQL.get(engine.dialect.driver, _no_change))
-        engine.dialect.colspecs = {**engine.dialect.colspecs, mysql.DATETIME: _MysqlTime}
+def tolerate_postgresql(engine: Engine) -> None:
+    """Make PostgreSQL's driver replace values instead of raising errors; call it once for an engine."""
+    event.listen(engine, "connect", _psycopg2 if engine.dialect.driver == "psycopg2" else _psycopg)
+
+
+def tolerate_sqlite(engine: Engine) -> None:
+    """Do the same on SQLite."""
+    event.listen(engine, "connect", _sqlite)
+    kinds = {DateTime: _SqliteTime, String: _SqliteText, Integer: _SqliteInteger, LargeBinary: _SqliteBytes}
+    engine.dialect.colspecs = {**engine.dialect.colspecs, **kinds}
+
+
+def tolerate_mysql(engine: Engine) -> None:
+    """Do the same on MySQL and MariaDB."""
+    event.listen(engine, "connect", _MYSQL.get(engine.dialect.driver, _no_change))
+    engine.dialect.colspecs = {**engine.dialect.colspecs, mysql.DATETIME: _MysqlTime}
 
 
 def _nearest(text: str) -> datetime:
-    """Return the NoTime for what is kept as PostgreSQL's text of a time."""
+    """Return the NoTime for PostgreSQL's text of a time."""
     return FIRST if text.startswith("-") or text.endswith("BC") else LAST
 
 
@@ -85,7 +88,7 @@ def _psycopg2(connection: Any, _record: object) -> None:
 
     def tolerant(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def load(value: str | None, cursor: Any) -> Any:
-            # the driver has an ordinary time for what is infinite
+            # the driver would return an ordinary time for an infinite one
             if value is not None and value.endswith("infinity"):
                 return _nearest(value)
             try:
@@ -118,7 +121,7 @@ def _mysqlconnector(connection: Any, _record: object) -> None:
 
 
 def _no_change(connection: Any, _record: object) -> None:
-    """Leave pymysql as it is: it returns the text of a time that is none."""
+    """Leave pymysql as it is: it returns a time that it cannot read as text."""
 
 
 _MYSQL = {"mysqldb": _mysqldb, "mysqlconnector": _mysqlconnector}
@@ -132,7 +135,7 @@ def _as_text(data: bytes) -> str:
 
 
 def raw_of(text: str) -> bytes | None:
-    """Return the bytes that a text of :data:`NO_TEXT` stands for; None: it is another text."""
+    """Return the bytes that a text with :data:`NO_TEXT` replaces; None: it is another text."""
     if not text.startswith(f"{NO_TEXT}x'"):
         return None
     try:
@@ -142,7 +145,7 @@ def raw_of(text: str) -> bytes | None:
 
 
 def _time_of(value: object) -> datetime:
-    """Return a NoTime in the place that SQLite's or MySQL's order gives to a value that is no time."""
+    """Return the NoTime for a value that is no time, by its place in SQLite's or MySQL's order."""
     if not isinstance(value, str):
         return FIRST if isinstance(value, int | float) else LAST
     place = bisect_left(range(_MICROSECONDS), value, key=lambda number: _moment(number).isoformat(" ", "microseconds"))
@@ -156,7 +159,7 @@ def _moment(number: int) -> datetime:
 
 class _SqliteTime(sqlite.DATETIME):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Read what can be read."""
+        """Read times, and replace other values."""
         plain: Any = super().result_processor(dialect, coltype)
 
         def process(value: Any) -> datetime | None:
@@ -164,7 +167,7 @@ class _SqliteTime(sqlite.DATETIME):
                 found: datetime | None = plain(value)
             except (ValueError, TypeError):
                 return _time_of(value)
-            # what is written here has no zone
+            # this package writes times without a zone
             return found if found is None or found.tzinfo is None else _time_of(value)
 
         return process
@@ -172,7 +175,7 @@ class _SqliteTime(sqlite.DATETIME):
 
 class _SqliteText(String):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Have numbers and bytes as text."""
+        """Return numbers and bytes as text."""
 
         def process(value: Any) -> str | None:
             if value is None or isinstance(value, str):
@@ -184,7 +187,7 @@ class _SqliteText(String):
 
 class _SqliteInteger(Integer):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Take anything else for 0."""
+        """Return 0 for any other value."""
 
         def process(value: Any) -> int | None:
             return value if value is None or isinstance(value, int) else 0
@@ -194,7 +197,7 @@ class _SqliteInteger(Integer):
 
 class _SqliteBytes(LargeBinary):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Have text as UTF-8, and numbers as they are written."""
+        """Return text as UTF-8, and numbers as they are printed."""
 
         def process(value: Any) -> bytes | None:
             return value if value is None or isinstance(value, bytes) else str(value).encode()
@@ -204,7 +207,7 @@ class _SqliteBytes(LargeBinary):
 
 class _MysqlTime(mysql.DATETIME):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Read what the driver returns as text."""
+        """Replace times that the driver returns as text."""
 
         def process(value: Any) -> datetime | None:
             return _time_of(value) if isinstance(value, str) else value

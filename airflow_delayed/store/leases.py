@@ -1,8 +1,9 @@
-"""Who holds which message, and which ids are remembered: the table ``_past``.
+"""Leases and remembered ids: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
-Each function works within the caller's transaction. Who wants to hand over or change a message first locks its row
-(:func:`lock`), and only then asks whether somebody holds it (:func:`held`): a second statement sees all that was
-committed meanwhile. Who wants to add an id adds it first, and asks :func:`remembered` then.
+Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
+(such as :func:`lock_messages`) and looks for a lease in a second statement (:func:`in_flight`): only that one sees
+leases that were committed since the first began. A caller that adds an id inserts it first, and then calls
+:func:`remembered`.
 """
 
 from __future__ import annotations
@@ -11,63 +12,61 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Column, ColumnElement, Connection, Table, bindparam, cast, insert, literal, or_, select
-from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.sql.dml import Insert, ReturningInsert
+from sqlalchemy import CTE, Column, ColumnElement, Connection, bindparam, cast, literal, or_, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delayed.store.arrays import among, as_table
-from airflow_delayed.store.by_id import by_key, delete_rows, update_rows
-from airflow_delayed.store.claims import portions, slices
+from airflow_delayed.store.database import slices
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
 
-#: What the row of an id in ``_past`` says, in its column Outcome.
-HANDED_OVER = "handed over"
+#: The value of the column Outcome for a message that is leased or was dispatched.
+DISPATCHED = "dispatched"
 
 _KEPT = ("Id", "Destination", "Time", "Digest", "Outcome", "At", "Dispatcher", "ClaimedUntil")
 
 
-def lock(connection: Connection, tables: Tables, ids: Sequence[str], *, wait: bool = False) -> list[dict[str, Any]]:
-    """Lock messages for a change, and return what names them.
+def lock_messages(
+    connection: Connection, tables: Tables, ids: Sequence[str], *, wait: bool = False
+) -> list[dict[str, Any]]:
+    """Lock messages for a change, and return their ids, destinations, due times and digests.
 
-    Whether a dispatcher holds one is still to be asked, see :func:`held`.
+    The caller then looks for leases, see :func:`in_flight`.
 
-    :param wait: wait for those whose row another transaction has, instead of passing over them.
+    :param wait: wait for rows that another transaction has locked, instead of skipping them.
     """
-    table, found = tables.messages, []
+    table, found, dialect = tables.messages, [], dialect_of(connection)
     columns = [table.c[name] for name in ("Id", "Destination", "Time", "Digest")]
     for some in slices(sorted(ids)):
-        statement = (
-            select(*columns)
-            .where(among(connection, table.c.Id, some))
-            .order_by(table.c.Id)
-            .with_for_update(skip_locked=not wait)
-            .with_hint(table, f"WITH ({'' if wait else 'READPAST, '}UPDLOCK, ROWLOCK)", "mssql")
-        )
-        found += [dict(row._mapping) for row in connection.execute(by_key(statement, table))]
+        rows = select(*columns).where(dialect.among(table.c.Id, some)).order_by(table.c.Id)
+        statement = dialect.by_key(dialect.for_update(rows, table, skip_locked=not wait), table)
+        found += [dict(row._mapping) for row in connection.execute(statement)]
     return found
 
 
-def held(connection: Connection, tables: Tables, ids: Sequence[str], now: datetime) -> set[str]:
-    """Return which of these messages a dispatcher is handing over."""
+def in_flight(connection: Connection, tables: Tables, ids: Sequence[str], now: datetime) -> set[str]:
+    """Return which of these messages have a lease: a dispatcher is delivering them."""
     past = tables.past
     found: set[str] = set()
     for some in slices(ids):
-        statement = select(past.c.Id).where(among(connection, past.c.Id, some), past.c.ClaimedUntil > now)
+        ours = dialect_of(connection).among(past.c.Id, some)
+        statement = select(past.c.Id).where(ours, past.c.ClaimedUntil > now)
         found.update(connection.execute(statement).scalars())
     return found
 
 
 def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str]]:
-    """Return digest and outcome of the ids that are remembered, or held."""
-    past, found = tables.past, {}
-    for some in portions(connection, ids):
-        known = among(connection, past.c.Id, some)
+    """Return digest and outcome of the ids that are remembered or have a lease."""
+    past, found, dialect = tables.past, {}, dialect_of(connection)
+    for some in dialect.portions(ids):
+        known = dialect.among(past.c.Id, some)
         for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(known)):
             found[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.Outcome)
     return found
 
 
-def note(
+def record(
     connection: Connection,
     tables: Tables,
     rows: Sequence[Mapping[str, Any]],
@@ -77,67 +76,42 @@ def note(
     dispatcher: str | None = None,
     until: datetime | None = None,
 ) -> None:
-    """Write down what becomes of messages, in place of what was written before.
+    """Record the outcome of messages, in place of an earlier record.
 
-    :param rows: have at least Id, Destination, Time, Digest; each Id once.
-    :param dispatcher: who holds them, ``until`` when.
+    :param rows: with at least Id, Destination, Time and Digest; each Id occurs once.
+    :param dispatcher: it has a lease of them that ends at ``until``.
     """
-    said = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
-    full = [{**{name: row[name] for name in _KEPT[:4]}, **said} for row in sorted(rows, key=lambda row: str(row["Id"]))]
-    if full:
-        if connection.dialect.name == "mssql":
-            forget(connection, tables, [row["Id"] for row in full])
-            connection.execute(insert(tables.past), full)
-        elif connection.dialect.name == "postgresql":
-            connection.execute(_upsert_arrays(tables.past, full, said))
-        else:
-            connection.execute(_upsert(tables.past, connection.dialect.name), full)
+    own = [{name: row[name] for name in _KEPT[:4]} for row in sorted(rows, key=lambda row: str(row["Id"]))]
+    if own:
+        common = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
+        dialect_of(connection).upsert(connection, tables.past, own, common)
 
 
-def _upsert(past: Table, dialect_name: str) -> Insert:
-    if dialect_name == "sqlite":
-        given = sqlite.insert(past)
-        return given.on_conflict_do_update(
-            index_elements=[past.c.Id], set_={name: given.excluded[name] for name in _KEPT[1:]}
-        )
-    values = mysql.insert(past)
-    return values.on_duplicate_key_update({name: values.inserted[name] for name in _KEPT[1:]})
+def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
+    """Return PostgreSQL's statement that gives a dispatcher leases of the messages of ``due`` that have none.
 
-
-def _upsert_arrays(past: Table, rows: Sequence[Mapping[str, Any]], said: Mapping[str, Any]) -> Insert:
-    source = as_table(past, _KEPT[:4], rows)
-    fixed = [cast(said[name], past.c[name].type) for name in _KEPT[4:]]
-    given = postgresql.insert(past).from_select(_KEPT, select(*(source.c[name] for name in _KEPT[:4]), *fixed))
-    return given.on_conflict_do_update(
-        index_elements=[past.c.Id], set_={name: given.excluded[name] for name in _KEPT[1:]}
-    )
-
-
-def take(tables: Tables, due: CTE) -> ReturningInsert[Any]:
-    """Return PostgreSQL's statement that has a dispatcher hold the messages of ``due``, but those that are held.
-
-    It returns the ids that it took. Two that look at the same moment cannot both take one: the second waits for the
-    first, and then sees what that wrote. Its values are ``now``, ``dispatcher`` and ``until``.
+    It returns the ids that it leased. Two dispatchers cannot lease the same message at the same moment: the second
+    waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher`` and ``until``.
     """
     past = tables.past
-    given = take_all(tables, due)
+    given = lease_new(tables, due)
     free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
     return given.on_conflict_do_update(
         index_elements=[past.c.Id], set_={name: given.excluded[name] for name in _KEPT[1:]}, where=free
     ).returning(past.c.Id)
 
 
-def take_all(tables: Tables, due: CTE) -> postgresql.Insert:
-    """Return the same for messages of which nothing is noted; it fails if another dispatcher notes one meanwhile."""
+def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
+    """Return the same as a plain INSERT: it fails if one of the ids has a row in ``_past``, even of an ended lease."""
     past = tables.past
-    said = (
-        cast(literal(HANDED_OVER), past.c.Outcome.type),
+    values = (
+        cast(literal(DISPATCHED), past.c.Outcome.type),
         _value(past.c.At, "now"),
         _value(past.c.Dispatcher, "dispatcher"),
         _value(past.c.ClaimedUntil, "until"),
     )
-    # in one order, so that two who take the same messages wait for each other instead of locking up
-    rows = select(*(due.c[name] for name in _KEPT[:4]), *said).order_by(due.c.Id)
+    # in one order, so that two dispatchers that lease the same messages do not deadlock
+    rows = select(*(due.c[name] for name in _KEPT[:4]), *values).order_by(due.c.Id)
     return postgresql.insert(past).from_select(_KEPT, rows)
 
 
@@ -153,49 +127,53 @@ def renew(
     until: datetime,
     now: datetime | None = None,
 ) -> int:
-    """Hold messages longer, and return how many this dispatcher still held.
+    """Extend leases, and return how many of them this dispatcher still had.
 
-    :param now: leave alone what is held no longer than until then: others may have begun to change it.
+    :param now: do not extend leases that ended by then: another transaction may have begun to change the message.
     """
-    past, renewed = tables.past, 0
+    past, renewed, dialect = tables.past, 0, dialect_of(connection)
     for some in slices(sorted(ids)):
-        mine = update_rows(past, some).where(past.c.Dispatcher == dispatcher)
+        mine = dialect.update_rows(past, some).where(past.c.Dispatcher == dispatcher)
         if now is not None:
             mine = mine.where(past.c.ClaimedUntil > now)
         renewed += connection.execute(mine.values(ClaimedUntil=until)).rowcount
     return renewed
 
 
-def kept(
+def still_claimed(
     connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]], dispatcher: str
 ) -> list[dict[str, Any]]:
-    """Lock messages after their lease may have ended, and return those that nobody has taken or changed since."""
-    table, past = tables.messages, tables.past
+    """Lock messages whose leases may have ended; return the unchanged ones that this dispatcher still leases.
+
+    Changed are those with another due time or digest.
+    """
+    table, dialect = tables.messages, dialect_of(connection)
     found: dict[str, tuple[datetime, bytes | None]] = {}
-    mine: set[str] = set()
     for some in slices(sorted(row["Id"] for row in rows)):
         there = select(table.c.Id, table.c.Time, table.c.Digest).where(table.c.Id.in_(some)).order_by(table.c.Id)
-        found.update(
-            {row.Id: (row.Time, row.Digest) for row in connection.execute(by_key(there, table).with_for_update())}
-        )
-    for some in slices(sorted(found)):
-        ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
+        statement = dialect.by_key(dialect.for_update(there, table), table)
+        found.update({row.Id: (row.Time, row.Digest) for row in connection.execute(statement)})
+    mine = _lock_leases(connection, tables, list(found), dispatcher)
     return [row for row in rows if row["Id"] in mine and found[row["Id"]] == (row["Time"], row["Digest"])]
 
 
 def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher: str) -> set[str]:
-    """Hold messages no longer that were not handed over, and return those that this dispatcher still held."""
-    past = tables.past
-    mine: set[str] = set()
-    for some in slices(sorted(ids)):
-        ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(by_key(ours, past).with_for_update()).scalars())
+    """End the leases of messages that were not delivered, and return the ids of the leases that this dispatcher had."""
+    mine = _lock_leases(connection, tables, ids, dispatcher)
     forget(connection, tables, sorted(mine))
     return mine
 
 
+def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher: str) -> set[str]:
+    """Lock the leases that this dispatcher has of these messages, and return their ids."""
+    past, dialect = tables.past, dialect_of(connection)
+    mine: set[str] = set()
+    for some in slices(sorted(ids)):
+        ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
+        mine.update(connection.execute(dialect.by_key(dialect.for_update(ours, past), past)).scalars())
+    return mine
+
+
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
-    """Remove ids from what is remembered."""
-    for some in slices(ids):
-        connection.execute(delete_rows(tables.past, some))
+    """Delete the rows of these ids."""
+    remove_rows(connection, tables.past, ids)

@@ -1,7 +1,7 @@
-"""The public path of :mod:`airflow_delayed.origin`."""
+"""The public path of :mod:`airflow_delayed.identity`."""
 
 from __future__ import annotations
 
-from airflow_delayed.origin import MAX_NAME, Origin, SentBy
+from airflow_delayed.identity import MAX_NAME, Origin, SentBy
 
 __all__ = ["MAX_NAME", "Origin", "SentBy"]

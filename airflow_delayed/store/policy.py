@@ -1,4 +1,8 @@
-"""How a dispatcher goes about its work: all that may be chosen, with what is taken by default."""
+"""The parameters of a store and of its dispatcher, with their defaults and checks.
+
+An operator's own parameter wins; for ``lookahead`` and ``remember`` the section ``[delayed]`` of Airflow's
+configuration comes next (:mod:`airflow_delayed.config`); the defaults here are for a dispatcher that code makes itself.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,55 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from airflow_delayed.errors import some
 
 _HALF_A_MINUTE = timedelta(seconds=30)
 
+#: How a store treats a message whose id it knows with other content.
+OnConflict = Literal["error", "keep", "replace"]
+
+
+def check_on_conflict(value: str) -> OnConflict:
+    """Return the value if it is an :data:`OnConflict`.
+
+    :raises ValueError: it is not.
+    """
+    if value not in get_args(OnConflict):
+        raise ValueError(f"on_conflict={value!r} is none of {', '.join(map(repr, get_args(OnConflict)))}")
+    return value  # type: ignore[return-value]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchPolicy:
-    """What may be chosen of a dispatcher; the names of retries and breakers are NServiceBus's (MSMQ transport).
+    """The parameters of a dispatcher; the names of retries and breakers are NServiceBus's (MSMQ transport).
 
-    :param lookahead: how long before its due time a message is handed over.
-    :param batch_size: messages that are claimed at a time, for each connection; if sending them goes fast, up to ten
-        times as many in one transaction.
-    :param consistency: "exactly_once" allows no connection but the store's own, whose destinations are queue tables in
+    :param lookahead: how long before its due time a message is dispatched.
+    :param batch_size: how many messages a worker claims at a time for its connection; where sending is fast, it claims
+        up to ten times as many in one transaction.
+    :param consistency: "exactly_once" allows only the store's own connection, whose destinations are queue tables in
         the same database.
-    :param number_of_retries: how often a message is tried again that its transport refused, so one attempt more than
-        this in all. (NServiceBus makes two more, for it reads its count before it adds to it.) What trying again
-        cannot mend is given up at once: a destination that does not exist, a limit of the transport, a row that cannot
-        be read. A lost connection is no attempt.
-    :param error_destination: gets what is given up, through the same connection, at once, with the reason in its
-        headers. Without it, or if that fails too, it goes to the table of failed messages.
+    :param number_of_retries: how often the dispatcher retries a message that its transport refused; the number of
+        attempts is one more. (NServiceBus makes two more, because it reads its count before it increments it.) Errors
+        that a retry cannot cure are given up at once: a missing destination, a limit of the transport, an unreadable
+        row. A lost connection is no attempt.
+    :param error_destination: receives messages that are given up, through the same connection, with the reason in
+        their headers. Without it, or if that fails too, they go to the table of failed messages.
     :param time_to_trigger_store_circuit_breaker: how long writing to the store may fail, until the run ends.
     :param time_to_trigger_fetch_circuit_breaker: how long claiming may fail, until the run ends.
-    :param time_to_trigger_dispatch_circuit_breaker: how long a connection may fail, until it is left alone for the
-        rest of the run, and the run ends when what is due on the others is handed over.
-    :param maximum_recovery_failures_per_second: how often noting a failure, or sending to the error destination, may
-        fail, over 30 seconds.
-    :param max_rate: messages a second at most; None: no limit.
-    :param remember: how long ids are remembered that were handed over or cancelled.
-    :param claim_timeout: how long messages are held for a dispatcher that does not answer any more.
-    :param allowed_destinations: names of destinations, or patterns with ``*``, ``?`` and ``[...]``; a message to
-        another one is given up with the reason, before anything of it is sent. None: all destinations. What is given
-        up goes to ``error_destination`` whether that is among them or not.
-    :raises ValueError: one of them cannot be; the error names it.
+    :param time_to_trigger_dispatch_circuit_breaker: how long a connection may fail before the run no longer uses it;
+        the run then ends when the due messages of the other connections are dispatched.
+    :param maximum_recovery_failures_per_second: how often it may fail to record a failure, or to send to the error
+        destination, a second on average over 30 seconds.
+    :param max_rate: the most messages a second; None: no limit.
+    :param remember: how long the store remembers the ids of delivered and cancelled messages. The default is that of
+        the option ``[delayed] remember``, which :mod:`airflow_delayed.provider_info` has.
+    :param claim_timeout: the length of a lease: when the messages of a dispatcher that was killed are free again.
+    :param allowed_destinations: names of destinations, or patterns with ``*``, ``?`` and ``[...]``; a message to any
+        other destination is given up with the reason, before anything of it is sent. None: all destinations.
+        ``error_destination`` need not be among them.
+    :raises ValueError: a value is not allowed; the error names the parameter.
     """
 
     lookahead: timedelta = timedelta(minutes=15)
@@ -61,7 +79,7 @@ class DispatchPolicy:
     def __post_init__(self) -> None:
         if self.lookahead < timedelta(0):
             raise ValueError(
-                f"lookahead={self.lookahead} is negative: messages would be handed over after their due time"
+                f"lookahead={self.lookahead} is negative: messages would be dispatched after their due time"
             )
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be 1 or more")
@@ -92,12 +110,12 @@ class DispatchPolicy:
             object.__setattr__(self, "allowed_destinations", [self.allowed_destinations])
         if self.allowed_destinations is not None and not all(self.allowed_destinations or [""]):
             raise ValueError(
-                "allowed_destinations is empty, or has an empty name: nothing could be handed over; name destinations"
+                "allowed_destinations is empty, or has an empty name: nothing could be dispatched; name destinations"
                 " or patterns, or leave it out to allow all"
             )
 
     def refused(self, destinations: Iterable[str]) -> dict[str, str]:
-        """Return those that ``allowed_destinations`` does not name, each with the reason."""
+        """Return the destinations that ``allowed_destinations`` does not allow, each with the reason."""
         if (allowed := self.allowed_destinations) is None:
             return {}
         return {
@@ -108,14 +126,14 @@ class DispatchPolicy:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> DispatchPolicy:
-        """Return the policy among an operator's attributes; the rest is as by default.
+        """Return the policy from an operator's attributes; missing ones have their defaults.
 
-        :raises ValueError: one of them cannot be.
+        :raises ValueError: a value is not allowed.
         """
         return cls(**{each.name: attributes[each.name] for each in fields(cls) if each.name in attributes})
 
     def state(self) -> dict[str, Any]:
-        """Return it as JSON can hold it; times in seconds."""
+        """Return the parameters as JSON values; durations in seconds."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in values.items()
@@ -123,7 +141,7 @@ class DispatchPolicy:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> DispatchPolicy:
-        """Return the policy of a state. What is not in it is as by default, and what is not known is left out."""
+        """Return the policy of a state. Missing parameters have their defaults; unknown ones are ignored."""
         known = {each.name: each.default for each in fields(cls)}
         given: dict[str, Any] = {
             name: timedelta(seconds=value) if isinstance(known[name], timedelta) else value
@@ -131,3 +149,19 @@ class DispatchPolicy:
             if name in known
         }
         return cls(**given)
+
+
+def check_connections(conn_id: str, deliver_conn_ids: Sequence[str], consistency: str) -> None:
+    """Check the connections that a dispatcher may deliver through.
+
+    :raises ValueError: the list is empty, or "exactly_once" is chosen and a connection is not the store's own.
+    """
+    if not deliver_conn_ids:
+        raise ValueError("deliver_conn_ids is empty: name the connections that may deliver")
+    others = [name for name in deliver_conn_ids if name != conn_id]
+    if consistency == "exactly_once" and others:
+        raise ValueError(
+            f"consistency='exactly_once' cannot be kept through {', '.join(map(repr, others))}: only queue tables in"
+            f" the store's own database have it (deliver_conn_ids={[conn_id]!r}); otherwise choose 'at_least_once', and"
+            " let receivers recognise a message's id"
+        )

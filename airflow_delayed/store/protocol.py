@@ -1,7 +1,6 @@
-"""A store of one's own: what a dispatcher needs of it, whatever it is kept in.
+"""The interface of a custom store: what a dispatcher calls, whatever the messages are kept in.
 
-The seed is NServiceBus's IDelayedMessageStore (NServiceBus.Transport.Msmq 2.0.7, DelayedDelivery), whose members have
-Python's names here:
+It follows NServiceBus's IDelayedMessageStore (NServiceBus.Transport.Msmq 2.0.7, DelayedDelivery), with Python's names:
 
 ========================= =======================================================================================
 SetupInfrastructure       :meth:`~DelayedMessageStore.set_up_infrastructure`
@@ -11,15 +10,16 @@ FetchNextDueTimeout       :meth:`~DelayedMessageStore.fetch_next_due`
 Next                      :meth:`~DelayedMessageStore.next_due`
 Remove                    :meth:`~DelayedMessageStore.remove`
 IncrementFailureCount     :meth:`~DelayedMessageStore.increment_failure_count`
-DelayedMessage            :class:`HeldMessage`
+DelayedMessage            :class:`LeasedMessage`
 ========================= =======================================================================================
 
-The order of calls is that of its code (MsmqTransport.cs; its documentation says otherwise): ``initialize`` once and
-first, then ``set_up_infrastructure``, then all others in any order. :class:`airflow_delayed.testing.store_contract`
-holds a store to all this; :mod:`airflow_delayed.store.custom_dispatch` dispatches from it.
+The order of calls is that of its code (MsmqTransport.cs; its documentation differs): ``initialize`` once and first,
+then ``set_up_infrastructure``, then the others in any order. :mod:`airflow_delayed.testing.store_contract` tests a
+store against this interface; :mod:`airflow_delayed.store.dispatch.custom` dispatches from it.
 
-One thing differs. There, a row that was fetched is locked by the transaction that the dispatcher has around its work.
-Here a store gives what it fetched to nobody else for a while, a lease, and whoever is killed holds it until that ends.
+One thing differs. NServiceBus's dispatcher locks a fetched row by a transaction around its work. Here a store leases a
+fetched message: no other dispatcher can fetch it until the lease ends, which also frees the messages of a dispatcher
+that was killed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from typing import Literal, Protocol, runtime_checkable
 from airflow_delayed.errors import InputError
 from airflow_delayed.message import DelayedMessage
 
-#: ``exactly_once``: fetching, sending and removing happen all or not at all (the seed's TransactionScope mode).
+#: ``exactly_once``: fetch, send and remove are one transaction (NServiceBus's TransactionScope mode).
 Consistency = Literal["at_least_once", "exactly_once"]
 
-#: How long a store holds at least what it has fetched for somebody.
+#: The shortest lease of a fetched message.
 LEASE = timedelta(seconds=30)
 
 
 class UnsupportedConsistency(InputError):
-    """A store, or what dispatches from it, cannot keep the consistency that is asked for."""
+    """A store, or its dispatcher, cannot keep the requested consistency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldMessage:
-    """A message that a store has fetched, and holds for whoever asked.
+class LeasedMessage:
+    """A message that a store has fetched and leased to a dispatcher.
 
-    :param failures: how often handing it over has failed before.
-    :param handle: what the store finds it by; nobody else looks at it.
+    :param failures: how many attempts to deliver it have failed.
+    :param handle: the store's own reference to it; the dispatcher does not read it.
     """
 
     message: DelayedMessage
@@ -57,51 +57,54 @@ class HeldMessage:
 
 
 class DelayedMessageStore(Protocol):
-    """Keeps messages until they are due. Several dispatchers, each with an object of its own, may use one store.
+    """Keeps messages until they are due. Several dispatchers, each with its own object, may use one store.
 
-    A method may raise anything when the store cannot be reached; the dispatcher tries again until its breaker trips.
+    Experimental: it may change without a deprecation before (docs/development/stability.md).
+
+    A method may raise any exception when the store cannot be reached; the dispatcher retries until its breaker trips.
     """
 
     def initialize(self, name: str, consistency: Consistency) -> None:
-        """Get ready; called once, before anything else. Changes nothing that others see.
+        """Prepare the object; called once, before anything else. It changes nothing in the store.
 
-        :param name: of the store, as the seed's endpoint: tables or keys may be called after it.
-        :raises UnsupportedConsistency: this consistency cannot be kept.
+        :param name: the store's name, as NServiceBus's endpoint: tables or keys may be named after it.
+        :raises UnsupportedConsistency: the store cannot keep this consistency.
         """
         ...
 
     def set_up_infrastructure(self) -> None:
-        """Make tables and the like where they are missing; may be called again at any time."""
+        """Create missing tables and the like; may be called again at any time."""
         ...
 
     def store(self, message: DelayedMessage) -> None:
-        """Keep a message, as it is: its due time to the microsecond. The same message once more is still one."""
+        """Store a message unchanged, its due time to the microsecond. The same message again changes nothing."""
         ...
 
-    def fetch_next_due(self, at: datetime) -> HeldMessage | None:
-        """Return the message that is due the longest by ``at``, or None if none is, passing over those that are held.
+    def fetch_next_due(self, at: datetime) -> LeasedMessage | None:
+        """Lease and return the message with the earliest due time up to ``at``, without messages that have a lease.
 
-        It is held until it is removed, or a failure is counted, or the lease (30 s or more) ends.
+        The lease (30 s or more) also ends when the message is removed or a failure of it is counted. None: no such
+        message.
         """
         ...
 
     def next_due(self) -> datetime | None:
-        """Return when the next message is due, or None if there is none. Those that are held may count or not."""
+        """Return the earliest due time, or None if there is no message. Leased messages may count or not."""
         ...
 
-    def remove(self, held: HeldMessage) -> bool:
-        """Remove a message that was handed over, and return whether it was still there."""
+    def remove(self, leased: LeasedMessage) -> bool:
+        """Remove a delivered message, and return whether it was still there."""
         ...
 
-    def increment_failure_count(self, held: HeldMessage) -> bool:
-        """Count one failure more and hold the message no longer; return whether it was still there."""
+    def increment_failure_count(self, leased: LeasedMessage) -> bool:
+        """Count one more failure and end the lease; return whether the message was still there."""
         ...
 
 
 @runtime_checkable
 class FetchesBatches(Protocol):
-    """What a store may have besides, if it can fetch several at once for the price of one."""
+    """An optional method, for a store that can fetch several messages in one call."""
 
-    def fetch_batch(self, at: datetime, limit: int) -> Sequence[HeldMessage]:
-        """Return up to so many messages, as ``fetch_next_due`` would one after the other."""
+    def fetch_batch(self, at: datetime, limit: int) -> Sequence[LeasedMessage]:
+        """Return at most ``limit`` messages, as repeated calls of ``fetch_next_due`` would."""
         ...

@@ -1,70 +1,78 @@
-"""The tables of a store: where messages wait, and what is known of ids that no longer do.
+"""The tables of a store: messages, remembered ids, failed messages, audit, runs, dispatchers, rates, version.
 
 The first six columns of the table of messages are those of NServiceBus's SqlServerDelayedMessageStore
-(NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning; the others are ours:
+(NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning:
 
 ============= ===================================================================================================
 Id            the message id; at most 250 characters, compared byte by byte
 Destination   the queue that receives it; at most 200 characters
 State         the body
-Time          when it is due, in UTC with microseconds
+Time          the due time, in UTC with microseconds
 Headers       a JSON object of text by text, as UTF-8
-RetryCount    how often handing it over failed
+RetryCount    the number of failed attempts
 DeliverConnId the Airflow connection that delivers it; null: the destination is a queue table in this database
-Tag           what a user cancels by; at most 250 characters
-ExpiresAt     not handed over from this time on
-Digest        16 bytes that stand for all that the message says (:func:`airflow_delayed.identity.content_digest`)
+Tag           a label by which a user finds and cancels messages; at most 250 characters
+ExpiresAt     it is not delivered from this time on
+Digest        a hash of the content, 16 bytes (:func:`airflow_delayed.identity.content_digest`)
 StoredAt      when it was stored, by the database's clock
-NextTry       after a failure: not handed over before; null: at once
-LastError     what went wrong last, without a body or a header's value
-Run           the number of the task's run that stored it, in the table ``_runs``; null: none was named
-ReplacedAt    when this took the place of another with the same id, by the database's clock; null: never
+NextTry       after a failure: the earliest time of the next attempt; null: at once
+LastError     the last failure, without a body or a header's value
+Run           the number of the task's run that stored it, in the table ``_runs``; null: unknown
+ReplacedAt    when it replaced another message of the same id, by the database's clock; null: never
 ============= ===================================================================================================
 
-Beside it, each named after it:
+The names of the other tables begin with the name of the table of messages:
 
-- ``_past``: an id that was handed over, cancelled or purged, for as long as it is remembered; no body. A dispatcher
-  that is about to hand a message over puts its id here first, with a lease: while the message is still in its table,
-  the row says who holds it until when; when the message has gone, that it was handed over. So a claim costs no
-  write of the message itself.
-- ``_failed``: messages that are not tried any more, or that expired; with all their content, until retried or purged.
-- ``_audit``: who changed what, and when; no content.
-- ``_runs``: which run of which task stored messages, so that these are found by it; in a task loop, which iteration;
-  what its relative delays count from (Anchor) and, where each clear means other messages, in which turn.
-- ``_dispatchers``: who dispatches, for which connections, and when it was last seen.
-- ``_version``: which version of these tables is there.
+- ``_past``: leases and remembered ids; no body. A dispatcher that claims a message writes its id here, with a lease.
+  While the message is in its table, the row is the lease: which dispatcher, until when. Afterwards the row means that
+  the message was dispatched. So a claim writes to no message. Ids of cancelled, purged and erased messages stay here.
+- ``_failed``: messages that were given up or expired, with all their content, until they are retried or purged.
+- ``_audit``: each change, with its user and time; no content.
+- ``_runs``: the runs of tasks that stored messages, to find messages by them; in a task loop, the iteration; the moment
+  from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
+- ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
+  (WorkedAt), and what keeps it from working (Problem, null: nothing).
+- ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
+- ``_version``: the version of these tables. Version 4 is the oldest that can be upgraded. Version 5 added WorkedAt,
+  Problem and the table ``_rates``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    BindParameter,
     Column,
-    ColumnElement,
-    Dialect,
+    Connection,
+    Engine,
+    FromClause,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
     Text,
-    bindparam,
+    func,
+    insert,
+    inspect,
+    select,
     text,
 )
-from sqlalchemy.dialects import mssql, mysql, postgresql
-from sqlalchemy.schema import SchemaItem
+from sqlalchemy import Dialect as SqlDialect
+from sqlalchemy.schema import CreateColumn, SchemaItem
 from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import TopologyError
+from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import UTC
-from airflow_delayed.origin import MAX_NAME
+from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, Dialect, bytes_type
+from airflow_delayed.store.dialects import database_time, dialect_for
 
 TABLE = "delayed_messages"
 
@@ -73,95 +81,72 @@ MAX_DESTINATION = 200
 MAX_TAG = 250
 MAX_CONN_ID = 250
 MAX_DISPATCHER = 64
-#: A number and a UUID, with their names.
+#: A turn is a number and a UUID, with their names.
 MAX_TURN = 100
 MAX_ERROR = 1000
-#: Bytes of a body: RabbitMQ's default before its release 4; other transports take less.
+#: Bytes of a body: the default limit of RabbitMQ before its release 4; other transports have lower limits.
 MAX_BODY = 128 * 1024 * 1024
 #: Bytes of headers as JSON.
 MAX_HEADERS = 16 * 1024 * 1024
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
-#: A destination that is a table: PostgreSQL would cut a longer name.
+#: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63
 
+VERSION = 5
 
-#: The names of the dialect: of a connection of type mysql it is always the first.
-MYSQL = ("mysql", "mariadb")
+#: The oldest version that this release uses, and upgrades: the one before its own, so that hosts change one by one.
+OLDEST = VERSION - 1
+
+OLDER = "store-older"
+TOO_OLD = "store-too-old"
+NEWER = "store-newer"
+#: By code: the remedy of an error about another version.
+_REMEDIES: Mapping[str, str] = {
+    NEWER: "update airflow-provider-delayed here, or give this store another table=",
+    TOO_OLD: "upgrade the tables with the release in between first, or give this store another table=",
+}
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware time, kept to the microsecond: with a zone where the database has one, as bare UTC where it has none."""
+    """An aware time with microseconds: stored with a zone where the database has such a type, else in UTC."""
 
     impl = DateTime
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: SqlDialect) -> TypeEngine[Any]:
         """Choose the database's own type that keeps microseconds."""
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
-        if dialect.name == "mssql":
-            return dialect.type_descriptor(mssql.DATETIME2(precision=6))  # type: ignore[no-untyped-call]
-        return dialect.type_descriptor(DateTime())
+        return dialect.type_descriptor(dialect_for(dialect).time_type())
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Turn an aware time into what the database keeps."""
+    def process_bind_param(self, value: datetime | None, dialect: SqlDialect) -> datetime | None:
+        """Return an aware time in the form of the database."""
         if value is None:
             return None
         moment = value.astimezone(UTC)
-        return moment if dialect.name == "postgresql" else moment.replace(tzinfo=None)
+        return moment if dialect_for(dialect).keeps_zone else moment.replace(tzinfo=None)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Turn what the database keeps into an aware time in UTC."""
+    def process_result_value(self, value: datetime | None, dialect: SqlDialect) -> datetime | None:
+        """Return a time of the database as an aware time in UTC."""
         if value is None or value.tzinfo is UTC:
             return value
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def mysql_collation(dialect: Dialect) -> str:
-    """Return what MySQL or MariaDB calls the order of bytes in which blanks at the end count."""
-    # both are reached by the dialect mysql, which learns from the server what it is
-    return "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
-
-
 class ByteText(TypeDecorator[str]):
-    """Text that is compared byte by byte, whatever the database's own habit is.
-
-    On MySQL and MariaDB, "_bin" alone would take a text and the same with blanks after it for one.
-    """
+    """Text that is compared byte by byte on every database."""
 
     impl = String
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: SqlDialect) -> TypeEngine[Any]:
         """Choose the database's own type."""
         length: int | None = self.impl_instance.length  # type: ignore[attr-defined]
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(postgresql.VARCHAR(length, collation="C"))
-        if dialect.name in MYSQL:
-            kind = mysql.VARCHAR(length, charset="utf8mb4", collation=mysql_collation(dialect))
-            return dialect.type_descriptor(kind)
-        if dialect.name == "mssql":
-            return dialect.type_descriptor(mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2"))
-        return dialect.type_descriptor(String(length))
+        return dialect.type_descriptor(dialect_for(dialect).text_type(length, dialect))
 
 
 def text_column(length: int) -> TypeEngine[str]:
-    """Return text of at most so many characters, compared byte by byte."""
+    """Return the type of text of at most so many characters, compared byte by byte."""
     return ByteText(length)
-
-
-def bytes_column(length: int | None = None) -> TypeEngine[bytes]:
-    """Return bytes, of any length unless given; MySQL's plain BLOB would end at 64 KiB."""
-    of_mssql = mssql.VARBINARY(length or "max")  # type: ignore[no-untyped-call]
-    of_mysql = mysql.VARBINARY(length) if length else mysql.LONGBLOB()
-    return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb").with_variant(of_mssql, "mssql")
-
-
-#: SQLite counts up by itself only what it calls INTEGER, which has as many bits.
-_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +160,11 @@ class Tables:
     dispatchers: Table
     version: Table
     runs: Table
+    rates: Table
 
     def __iter__(self) -> Iterator[Table]:
-        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.version)
+        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
+        yield self.version
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -195,12 +182,12 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
         return Index(quoted_name(f"{name}{suffix}_{columns[0]}", quote=True), *columns, **options)
 
     def partial(suffix: str, *columns: str) -> Index:
-        # most messages of some stores have none; MySQL and MariaDB index them nevertheless
-        dialects = ("postgresql", "sqlite", "mssql")
-        return index(suffix, *columns, **{f"{one}_where": text(f'"{columns[0]}" IS NOT NULL') for one in dialects})
+        # in many stores most messages have no value
+        given = text(f'"{columns[0]}" IS NOT NULL')
+        return index(suffix, *columns, **{f"{name}_where": given for name in PARTIAL_INDEXES})
 
     def indexes(suffix: str) -> Iterator[Index]:
-        """What a list in order of due time is read by."""
+        """Yield the indexes for lists in the order of due time."""
         yield index(suffix, "Time")
         yield index(suffix, "Destination", "Time")
         yield partial(suffix, "Tag", "Time")
@@ -213,7 +200,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Id", text_column(MAX_ID), primary_key=True),
             _column("Destination", text_column(MAX_DESTINATION)),
             _column("Time", UtcTime()),
-            _column("Digest", bytes_column(16)),
+            _column("Digest", bytes_type(16)),
             _column("Outcome", text_column(20), nullable=False),
             _column("At", UtcTime(), nullable=False),
             _column("Dispatcher", text_column(MAX_DISPATCHER)),
@@ -229,11 +216,11 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
         ),
         audit=table(
             "_audit",
-            _column("Seq", _NUMBER, primary_key=True, autoincrement=True),
+            _column("Seq", NUMBER, primary_key=True, autoincrement=True),
             _column("At", UtcTime(), nullable=False),
             _column("Who", text_column(250)),
             _column("Action", text_column(20), nullable=False),
-            _column("Selection", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False),
+            _column("Selection", LONG_TEXT, nullable=False),
             _column("Counts", Text(), nullable=False),
             index("_audit", "At"),
         ),
@@ -244,10 +231,12 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("StartedAt", UtcTime(), nullable=False),
             _column("SeenAt", UtcTime(), nullable=False),
             _column("EndedAt", UtcTime()),
+            _column("WorkedAt", UtcTime()),
+            _column("Problem", text_column(MAX_ERROR)),
         ),
         runs=table(
             "_runs",
-            _column("Seq", _NUMBER, primary_key=True, autoincrement=True),
+            _column("Seq", NUMBER, primary_key=True, autoincrement=True),
             _column("DagId", text_column(MAX_NAME), nullable=False),
             _column("RunId", text_column(MAX_NAME), nullable=False),
             _column("TaskId", text_column(MAX_NAME), nullable=False),
@@ -255,12 +244,18 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Iteration", Integer()),
             _column("Turn", text_column(MAX_TURN)),
             _column("Anchor", UtcTime()),
-            # the four names together are longer than an index of MariaDB may be
-            _column("Digest", bytes_column(16), nullable=False),
+            # the four names together are too long for an index of MariaDB
+            _column("Digest", bytes_type(16), nullable=False),
             _column("At", UtcTime(), nullable=False),
             index("_runs", "Digest", unique=True),
             index("_runs", "DagId"),
             index("_runs", "At"),
+        ),
+        rates=table(
+            "_rates",
+            _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
+            _column("Rate", FRACTION, nullable=False),
+            _column("EmptyAt", UtcTime(), nullable=False),
         ),
         version=table(
             "_version",
@@ -270,30 +265,157 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
     )
 
 
-def value_of(column: ColumnElement[Any], name: str, value: Any) -> BindParameter[Any]:
-    """Return what a column is compared with, as a parameter of this name: a statement then serves other values."""
-    return bindparam(name, value, column.type)
+def queue_table(name: str, schema: str | None, dialect: Dialect) -> Table:
+    """Return the table of a destination; its columns are those of :meth:`Dialect.queue_columns`."""
+    columns = dialect.queue_columns()
+    return Table(name, MetaData(), *columns, schema=schema, quote=True, quote_schema=True, sqlite_autoincrement=True)
 
 
 def _message_columns() -> list[Column[Any]]:
     return [
         _column("Id", text_column(MAX_ID), primary_key=True),
         _column("Destination", text_column(MAX_DESTINATION), nullable=False),
-        _column("State", bytes_column(), nullable=False),
+        _column("State", bytes_type(), nullable=False),
         _column("Time", UtcTime(), nullable=False),
-        _column("Headers", bytes_column(), nullable=False),
+        _column("Headers", bytes_type(), nullable=False),
         _column("RetryCount", Integer(), nullable=False, server_default=text("0")),
         _column("DeliverConnId", text_column(MAX_CONN_ID)),
         _column("Tag", text_column(MAX_TAG)),
         _column("ExpiresAt", UtcTime()),
-        _column("Digest", bytes_column(16)),
+        _column("Digest", bytes_type(16)),
         _column("StoredAt", UtcTime()),
         _column("NextTry", UtcTime()),
         _column("LastError", text_column(MAX_ERROR)),
-        _column("Run", _NUMBER),
+        _column("Run", NUMBER),
         _column("ReplacedAt", UtcTime()),
     ]
 
 
 def _column(name: str, kind: TypeEngine[Any], **options: Any) -> Column[Any]:
     return Column(name, kind, quote=True, **options)
+
+
+def _recorded(connection: Connection, tables: Tables) -> int | None:
+    """Return the recorded version of the tables, or None."""
+    if not inspect(connection).has_table(tables.version.name, schema=tables.version.schema):
+        return None
+    recorded: int | None = connection.execute(select(func.max(tables.version.c.Version))).scalar()
+    return recorded
+
+
+def version_difference(connection: Connection, tables: Tables, conn_id: str) -> Finding | None:
+    """Return the finding for tables of another version, or None; the version before this one is a warning."""
+    version = _recorded(connection, tables)
+    table = f"table {tables.messages.fullname}"
+    if version is None or version == VERSION:
+        return None
+    if version == OLDEST:
+        return Finding(
+            state=State.WARNING,
+            resource=table,
+            argument="version",
+            found=f"version {version} is there, and this release's is {VERSION}; all works, but for what is new",
+            code=OLDER,
+            remedy=f"when this release is everywhere that uses the store: {upgrade_command(conn_id, tables)}",
+        )
+    if version > VERSION:
+        why = "a newer release has made it, and this one leaves it alone"
+    else:
+        why = f"it is too old: this release uses and upgrades version {OLDEST} alone"
+    code = NEWER if version > VERSION else TOO_OLD
+    return Finding(
+        state=State.DIFFERS, resource=table, argument="version", wanted=VERSION, found=version, code=code, why=why
+    )
+
+
+def upgrade_command(conn_id: str, tables: Tables) -> str:
+    """Return the command that upgrades a store."""
+    name, schema = tables.messages.name, tables.messages.schema
+    options = (["--table", name] if name != TABLE else []) + (["--schema", schema] if schema else [])
+    return shlex.join(["airflow", "delayed", "upgrade", "--conn-id", conn_id, *options])
+
+
+def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
+    """Return the error for a report with problems, or None."""
+    if report.ok:
+        return None
+    remedies = (_REMEDIES.get(finding.code or "") for finding in report.problems)
+    return TopologyError(conn_id, report, next(filter(None, remedies), None))
+
+
+def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
+    """Check that the tables exist and are of this release's version or the one before it.
+
+    :raises TopologyError: they are not; the text says how to install or upgrade them.
+    """
+    with engine.connect().execution_options(read_only=True) as connection:
+        difference = version_difference(connection, tables, conn_id)
+        if difference and difference.code != OLDER:
+            findings = [difference]
+        else:
+            findings = _missing(connection, tables_of(tables, VERSION if difference is None else OLDEST))
+    if error := problem(conn_id, TopologyReport(tuple(findings))):
+        raise error from None
+
+
+def _missing(connection: Connection, tables: Sequence[Table]) -> list[Finding]:
+    inspector = inspect(connection)
+    return [
+        Finding(state=State.MISSING, resource=f"table {table.fullname}")
+        for table in tables
+        if not inspector.has_table(table.name, schema=table.schema)
+    ]
+
+
+def table_version(connection: Connection, tables: Tables) -> int:
+    """Return the version of tables that are there: this release's, or the one before it."""
+    recorded: int | None = connection.execute(select(func.max(tables.version.c.Version))).scalar()
+    return VERSION if recorded is None else recorded
+
+
+def tables_of(tables: Tables, version: int) -> list[Table]:
+    """Return the tables that a version has."""
+    return [table for table in tables if version >= VERSION or table is not tables.rates]
+
+
+def columns_after(tables: Tables, version: int) -> list[Column[Any]]:
+    """Return the columns that tables of a version do not have; neither read nor write them there."""
+    added = [(number, columns) for number, columns in _added(tables).items() if number > version]
+    return [column for _, columns in sorted(added) for column in columns]
+
+
+def _added(tables: Tables) -> Mapping[int, Sequence[Column[Any]]]:
+    """Return by version the columns that it added. Each can be null, so that no row is written when it is added."""
+    return {5: (tables.dispatchers.c.WorkedAt, tables.dispatchers.c.Problem)}
+
+
+def upgrade(connection: Connection, tables: Tables) -> None:
+    """Add the columns and the table that an older version lacks, and record this version.
+
+    Looking comes before changing: PostgreSQL keeps the table locked from the first change to the end.
+    """
+    tables.rates.create(connection, checkfirst=True)
+    lacking = columns_after(tables, table_version(connection, tables))
+    missing = [column for column in lacking if column.name not in _column_names(connection, column.table)]
+    for column in missing:
+        _add_column(connection, column)
+    record_version(connection, tables)
+
+
+def _column_names(connection: Connection, table: FromClause) -> set[str]:
+    assert isinstance(table, Table)
+    return {column["name"] for column in inspect(connection).get_columns(table.name, schema=table.schema)}
+
+
+def record_version(connection: Connection, tables: Tables) -> None:
+    """Record the version of the tables, after all of them are upgraded."""
+    there = connection.execute(select(tables.version.c.Version).where(tables.version.c.Version == VERSION)).scalar()
+    if there is None:
+        connection.execute(insert(tables.version).values(Version=VERSION, At=database_time(connection)))
+
+
+def _add_column(connection: Connection, column: Column[Any]) -> None:
+    assert isinstance(column.table, Table)
+    name = connection.dialect.identifier_preparer.format_table(column.table)
+    definition = str(CreateColumn(column).compile(dialect=connection.dialect))
+    connection.execute(text(f"ALTER TABLE {name} ADD {definition}".replace(":", r"\:")))

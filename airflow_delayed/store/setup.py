@@ -1,28 +1,36 @@
-"""Making a store's tables, bringing older ones up, and looking whether they are as they should be."""
+"""Installing a store's tables: creation, upgrade from the version before, and comparison with this version."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Dialect, Engine, Index, Table, inspect
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
 
-from airflow_delayed.backoff import next_sleep
+from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.store import takeover, versions
-from airflow_delayed.store.contention import retried
-from airflow_delayed.store.install import compare, create, with_state
-from airflow_delayed.store.queue_table import queue_table
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store import schema
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.engine import retried
+from airflow_delayed.store.schema import OLDER, Tables, columns_after, queue_table, record_version, version_difference
 
 log = logging.getLogger(__name__)
 
-#: Where each change of a table stands by itself, two installs can be in each other's way at every one.
+T = TypeVar("T")
+
+#: Tries of an install: where each change of a table commits by itself, two installs can conflict at each change.
 _TRIES = 12
-#: Seconds between two tries: a change of a table with many rows takes its time.
+#: The first and the longest sleep between two tries, in seconds: to change a table with many rows takes long.
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.02, 0.5
+#: Collations are written in many ways, and are not compared.
+_COLLATE = re.compile(r"( CHARACTER SET \S+)?( COLLATE \S+)?$")
+#: MariaDB adds the display width of a number, which is no part of the type.
+_WIDTH = re.compile(r"^(\w*INT\w*)\(\d+\)")
 
 
 def install(
@@ -30,70 +38,133 @@ def install(
     tables: Tables,
     queues: Sequence[str] = (),
     *,
-    schema: str | None = None,
+    conn_id: str,
     create_queues: bool = False,
+    upgrade: bool = False,
     dry_run: bool = False,
 ) -> TopologyReport:
-    """Make what is missing, one table after the other, and return what was found and done; what differs stays as it is.
+    """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
-    It may be repeated, and run by several at once. Tables of an older version are brought up with their rows; of a
-    newer one nothing is touched. The log has a warning for each table that somebody else owns, or that has triggers.
+    It may be repeated, and several installs may run at once. Tables of the version before are used as they are, and
+    keep their rows if they are upgraded; those of a newer version are not touched. Senders and dispatchers may be at
+    work: no table stays locked, and nothing waits for a lock, for more than a second. The log has a warning for each
+    table that another user owns, or that has triggers.
 
-    :param queues: names of queue tables, made only with ``create_queues``.
+    :param queues: names of queue tables, created only with ``create_queues``.
+    :param conn_id: names the store in remedies.
+    :param upgrade: bring tables of the version before to this version.
     """
 
     def work(connection: Connection) -> TopologyReport:
-        difference = versions.difference(connection, tables)
+        difference = version_difference(connection, tables, conn_id)
         done: list[Finding] = []
         ours = list(tables)
-        if difference is not None and difference.code == versions.OLDER and not dry_run:
-            versions.upgrade(connection, tables)
-            done.append(with_state(difference, State.CREATED))
-            difference = None
-        for table, findings in _compared(connection, tables, queues, schema, difference):
-            if table is not None and table not in ours and not create_queues:
-                done += findings
-            elif dry_run:
-                done += (with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings)
-            elif table is None:
+        for table, findings in _compared(connection, tables, queues, difference):
+            if table is None or (table not in ours and not create_queues):
                 done += findings
             else:
-                done += create(connection, table, findings)
-        if not dry_run and all(one.destination is not None for one in TopologyReport(tuple(done)).problems):
-            versions.record(connection, tables)
+                done += _planned(findings) if dry_run else _create(connection, table, findings)
+        if not dry_run and difference is None and not any(_is_unready(one) for one in done):
+            record_version(connection, tables)
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
+    findings = [_finished(engine, tables, one, upgrade=upgrade, dry_run=dry_run) for one in report]
     with engine.connect().execution_options(read_only=True) as connection:
-        ours = [*tables, *(queue_table(name, schema, connection.dialect.name) for name in queues)]
-        for warning in takeover.warnings(connection, ours):
+        for warning in _warnings(connection, [*tables, *_queue_tables(connection, tables, queues)]):
             log.warning("%s", warning)
-    return report
+    return TopologyReport(tuple(findings))
 
 
-def look(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, schema: str | None = None) -> TopologyReport:
-    """Compare the tables with what they should be."""
+def _planned(findings: Iterable[Finding]) -> list[Finding]:
+    return [_with_state(one, State.PLANNED) if one.state is State.MISSING else one for one in findings]
+
+
+def _is_unready(finding: Finding) -> bool:
+    """Return whether a table of the store differs; an index that is missing is made afterwards."""
+    ready = finding.state in (State.OK, State.CREATED) or finding.resource.startswith("index ")
+    return not ready and finding.destination is None
+
+
+def _finished(engine: Engine, tables: Tables, finding: Finding, *, upgrade: bool, dry_run: bool) -> Finding:
+    """Do what has a transaction of its own, which holds locks briefly: upgrade the tables, or make an index."""
+    if finding.code == OLDER and upgrade:
+        if not dry_run:
+            _repeated(engine, lambda connection: schema.upgrade(connection, tables))
+        return Finding(
+            state=State.WOULD_REPAIR if dry_run else State.REPAIRED,
+            resource=finding.resource,
+            argument=finding.argument,
+            wanted=schema.VERSION,
+            found=schema.OLDEST,
+        )
+    if finding.state is State.MISSING and finding.resource.startswith("index "):
+        indexes = (index for table in tables for index in table.indexes)
+        index = next(index for index in indexes if finding.resource == f"index {index.name}")
+        _make_index(engine, index)
+        return _with_state(finding, State.CREATED)
+    return finding
+
+
+def _make_index(engine: Engine, index: Index) -> None:
+    dialect = dialect_of(engine)
+
+    def work(connection: Connection) -> None:
+        assert index.table is not None
+        # another install may have made it meanwhile
+        if any(one.resource == f"index {index.name}" for one in compare(connection, index.table)):
+            dialect.create_index(connection, index)
+
+    _repeated(dialect.for_indexes(engine), work)
+
+
+def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_id: str) -> TopologyReport:
+    """Compare the tables with those of this version; those of the version before are a finding of a store's health."""
 
     def work(connection: Connection) -> TopologyReport:
-        found = _compared(connection, tables, queues, schema, versions.difference(connection, tables))
-        return TopologyReport(tuple(finding for _, findings in found for finding in findings))
+        found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
+        return TopologyReport(tuple(one for _, findings in found for one in findings if one.code != OLDER))
 
     return _read(engine, work)
 
 
 def _compared(
-    connection: Connection, tables: Tables, queues: Sequence[str], schema: str | None, difference: Finding | None
+    connection: Connection, tables: Tables, queues: Sequence[str], difference: Finding | None
 ) -> Iterator[tuple[Table | None, Sequence[Finding]]]:
-    """Yield each table, None for the version, and what was found, as soon as the one before was dealt with."""
+    """Yield each table (None for the version) and its findings; a table is compared when the caller asks for it."""
     if difference is not None:
         yield None, [difference]
-    if difference is None or difference.code == versions.OLDER:
-        for table in tables:
-            if difference is None or table is not tables.messages:
-                yield table, compare(connection, table)
-    for name in queues:
-        table = queue_table(name, schema, connection.dialect.name)
-        yield table, compare(connection, table, destination=name, names_only=True)
+    if difference is None or difference.code == OLDER:
+        version = schema.VERSION if difference is None else schema.OLDEST
+        lacking = columns_after(tables, version)
+        for table in schema.tables_of(tables, version):
+            yield table, compare(connection, table, lacking=[one.name for one in lacking if one.table is table])
+    for table in _queue_tables(connection, tables, queues):
+        yield table, compare(connection, table, destination=table.name, names_only=True)
+
+
+def _queue_tables(connection: Connection, tables: Tables, queues: Sequence[str]) -> list[Table]:
+    return [queue_table(name, tables.messages.schema, dialect_of(connection)) for name in queues]
+
+
+def _warnings(connection: Connection, tables: Iterable[Table]) -> Iterator[str]:
+    """Yield warnings of tables that another user can read.
+
+    A user who may create tables can create the store's table first, and its owner may read and change each message. So
+    may a trigger.
+    """
+    for table in tables:
+        owner, triggers = dialect_of(connection).others_access(connection, table)
+        if owner is not None:
+            yield (
+                f"table {table.fullname} belongs to the database user {owner!r}, who can read and change each message;"
+                " if you do not know why, drop the table and install again"
+            )
+        if triggers:
+            yield (
+                f"table {table.fullname} has triggers, which can read and change each message: {', '.join(triggers)};"
+                " if you do not know why, drop them"
+            )
 
 
 def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> TopologyReport:
@@ -101,15 +172,83 @@ def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> Topol
         return work(connection)
 
 
-def _repeated(
-    engine: Engine, work: Callable[[Connection], TopologyReport], sleep: Callable[[float], None] = time.sleep
-) -> TopologyReport:
+def _repeated(engine: Engine, work: Callable[[Connection], T], sleep: Callable[[float], None] = time.sleep) -> T:
     for failures in range(1, _TRIES):
         try:
             return retried(engine, work)
         except DBAPIError as error:
-            # another install made the same just now, or this one may not; the next try tells which
+            # another install has just created the same, or this user may not; the next try shows which
             if error.connection_invalidated:
                 raise
         sleep(next_sleep(failures, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
     return retried(engine, work)
+
+
+def compare(
+    connection: Connection,
+    table: Table,
+    *,
+    destination: str | None = None,
+    names_only: bool = False,
+    lacking: Sequence[str] = (),
+) -> list[Finding]:
+    """Compare a table's columns and indexes with this version; additional columns are no difference.
+
+    :param destination: the destination, for a queue table.
+    :param names_only: do not compare types and indexes.
+    :param lacking: columns that need not be there, because the tables are of the version before.
+    """
+    what = f"table {table.fullname}"
+    inspector = inspect(connection)
+    if not inspector.has_table(table.name, schema=table.schema):
+        return [Finding(state=State.MISSING, resource=what, destination=destination)]
+    there = {column["name"]: column["type"] for column in inspector.get_columns(table.name, schema=table.schema)}
+    findings = []
+    for column in table.columns:
+        wanted = _type_name(column.type, connection.dialect)
+        found = _type_name(there[column.name], connection.dialect) if column.name in there else None
+        if found is None and column.name in lacking:
+            continue
+        if found is None or (found != wanted and not names_only):
+            findings.append(
+                Finding(
+                    state=State.DIFFERS,
+                    resource=what,
+                    argument=f"column {column.name}",
+                    wanted=wanted,
+                    found=found,
+                    destination=destination,
+                )
+            )
+    if not names_only:
+        key = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+        wanted_key = [column.name for column in table.primary_key]
+        if key != wanted_key:
+            findings.append(
+                Finding(state=State.DIFFERS, resource=what, argument="primary key", wanted=wanted_key, found=key)
+            )
+        invalid = dialect_of(connection).invalid_indexes(connection, table)
+        there_already = inspector.get_indexes(table.name, schema=table.schema)
+        indexed = [index["column_names"] for index in there_already if index["name"] not in invalid]
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            names = [column.name for column in index.columns]
+            if not any(one[: len(names)] == names for one in indexed) and there.keys() >= set(names):
+                findings.append(Finding(state=State.MISSING, resource=f"index {index.name}"))
+    return findings or [Finding(state=State.OK, resource=what, destination=destination)]
+
+
+def _create(connection: Connection, table: Table, findings: Sequence[Finding]) -> list[Finding]:
+    """Create a missing table, and return the findings as they are afterwards; missing indexes stay missing."""
+    if any(one.state is State.MISSING and one.resource.startswith("table ") for one in findings):
+        table.create(connection, checkfirst=True)
+        return [_with_state(one, State.CREATED) for one in findings]
+    return list(findings)
+
+
+def _with_state(finding: Finding, state: State) -> Finding:
+    """Return the finding with another state."""
+    return Finding(state=state, resource=finding.resource, argument=finding.argument, destination=finding.destination)
+
+
+def _type_name(kind: TypeEngine[Any], dialect: Dialect) -> str:
+    return _WIDTH.sub(r"\1", _COLLATE.sub("", kind.compile(dialect=dialect)))

@@ -1,3 +1,3 @@
-"""For tests of what others write: behaviour tests of a store, and the pytest fixture ``delayed`` for DAGs."""
+"""Help for users' own tests: the contract of a store as tests, and the pytest fixture ``delayed`` for DAGs."""
 
 from __future__ import annotations

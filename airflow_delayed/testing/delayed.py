@@ -1,17 +1,20 @@
-"""What a test of a DAG sees of its messages, and the clock that it moves."""
+"""Delayed: the messages that a DAG under test has sent, the clock that the test moves, and a run of one operator."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
-from airflow_delayed.testing.records import Held, Sent, fields_of
 
 if TYPE_CHECKING:
     import pytest
@@ -19,21 +22,40 @@ if TYPE_CHECKING:
 
     from airflow_delayed.hooks.store import DelayedStoreHook
 
-#: Connections that Airflow's own documentation has; others are of no type until a test says it.
+#: Connections that Airflow's own documentation has; others have no type until a test sets it.
 _KNOWN = {"aws_default": "aws", "rabbitmq_default": "rabbitmq", "amqp_default": "amqp"}
-#: The type of a connection that a test says nothing of: any message, any delay.
+#: The type of a connection that the test does not define: any message, any delay.
 ANY = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentMessage(DelayedMessage):
+    """A message that was handed to a transport, which delivers it when it is due."""
+
+    #: The connection that it was sent by.
+    conn_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMessage(DelayedMessage):
+    """A message that waits in a store."""
+
+    #: The store.
+    store_conn_id: str
+    #: The connection that delivers it in the end; the store's own for a queue table.
+    conn_id: str
 
 
 class Delayed:
     """The fixture ``delayed``: operators and hooks of this package run as they are, but no broker is asked.
 
-    What is sent is noted, as if every queue were there. What waits in a store is in a SQLite file of the test's own,
-    and goes through the store's own code. The clock stands still until the test moves it, or something waits: then it
-    is moved to the end of the wait. No connection need be defined; one that is, by an environment variable
-    ``AIRFLOW_CONN_...``, says its type, and so which transport's limits are checked.
+    It records each message that is sent, as if every queue existed. Messages in a store are in a SQLite file of the
+    test, and go through the store's own code. The clock stands still until the test moves it, or a sleep moves it to
+    its end. A test needs no defined connection; if an environment variable ``AIRFLOW_CONN_...`` defines it, the limits
+    of the transport of its type are checked.
 
-    Not played is what a broker alone can do: hooks' other methods, FifoCycleSensor, RabbitMQMessageTrigger.
+    It does not replace a broker or a database in the hooks' other methods, FifoCycleSensor, RabbitMQMessageTrigger and
+    QueueTableTrigger.
 
     :param patch: undone when the test is over.
     """
@@ -41,7 +63,7 @@ class Delayed:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._now = utcnow().replace(microsecond=0)
         self._patch = patch
-        self._sent: list[Sent] = []
+        self._sent: list[SentMessage] = []
         self._stores: dict[tuple[str, str, str | None], None] = {}
         self._runs = 0
 
@@ -70,10 +92,10 @@ class Delayed:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def connection(self, conn_id: str, conn_type: str, **extra: object) -> str:
-        """Say of which type a connection is, and return its name: ``aws``, ``rabbitmq``, ``postgres``...
+        """Set a connection's type, such as ``aws``, ``rabbitmq`` or ``postgres``, and return its name.
 
         A transport's limits count, and its options may be given, once its type is known; of a SQL connection as
-        ``conn_id=`` the destinations are queue tables. A store (``store_conn_id=``) need not be told.
+        ``conn_id=`` the destinations are queue tables. A store (``store_conn_id=``) needs no type.
 
         :param extra: of the connection, such as ``unrestricted_delay=True``.
         """
@@ -81,14 +103,14 @@ class Delayed:
         return conn_id
 
     def type_of(self, conn_id: str) -> str | None:
-        """Return a connection's type; one that is not defined gets one."""
+        """Return a connection's type; define the connection if it is not."""
         from airflow.sdk import BaseHook
 
         self.ensure(conn_id, _KNOWN.get(conn_id, ANY))
         return BaseHook.get_connection(conn_id).conn_type
 
     def ensure(self, conn_id: str, conn_type: str) -> None:
-        """Define a connection that is not."""
+        """Define a connection that does not exist."""
         if _variable(conn_id) not in os.environ:
             self._define(conn_id, conn_type, {})
 
@@ -98,25 +120,25 @@ class Delayed:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     @property
-    def sent(self) -> list[Sent]:
-        """All that was handed to transports or put into queue tables, in order; each delivers it when it is due."""
+    def sent(self) -> list[SentMessage]:
+        """All messages handed to transports or put into queue tables, in order; each is delivered when it is due."""
         return list(self._sent)
 
     @property
-    def held(self) -> list[Held]:
-        """What waits in stores, by due time."""
-        found = [message for store in self._stores for message in self._in(*store)]
-        return sorted(found, key=lambda message: (message.due_at, message.message_id))
+    def stored(self) -> list[WaitingMessage]:
+        """The messages that wait in stores, by due time."""
+        waiting = [message for store in self._stores for message in self._in(*store)]
+        return sorted(waiting, key=lambda message: (message.due_at, message.message_id))
 
-    def arrived(self, destination: str | None = None) -> list[Sent]:
-        """Return what has arrived by now, by due time; with a destination, only there."""
-        found = [one for one in self._sent if one.due_at <= self._now and destination in (None, one.destination)]
-        return sorted(found, key=lambda message: message.due_at)
+    def arrived(self, destination: str | None = None) -> list[SentMessage]:
+        """Return the messages that have arrived by now, by due time; with a destination, only those there."""
+        arrived = [sent for sent in self._sent if sent.due_at <= self._now and destination in (None, sent.destination)]
+        return sorted(arrived, key=lambda message: message.due_at)
 
-    def dispatch(self, lookahead: timedelta = timedelta(minutes=15)) -> list[Sent]:
-        """Hand over what stores hold and is due within ``lookahead``, as StoreDispatchOperator does; return it.
+    def dispatch(self, lookahead: timedelta = timedelta(minutes=15)) -> list[SentMessage]:
+        """Dispatch the stored messages that are due within ``lookahead``, as StoreDispatchOperator does; return them.
 
-        It is handed over no earlier than its transport can delay it: 870 s on SQS, when it is due to a queue table.
+        None is dispatched before its transport can delay it: 870 s ahead on SQS, when it is due to a queue table.
 
         :raises DispatchFailed: a message was given up.
         """
@@ -135,28 +157,26 @@ class Delayed:
 
         :param context: further names for templates, or in place of the usual: ``params=``, ``run_id=``...
         """
-        from airflow_delayed.testing.running import context_of, executed
-
         self._runs += 1
         return executed(operator, {**context_of(operator, f"run-{self._runs}", self._now), **context})
 
     def note(self, conn_id: str, message: DelayedMessage) -> None:
-        """Note what was handed over."""
-        self._sent.append(Sent(conn_id=conn_id, **fields_of(message)))  # type: ignore[arg-type]
+        """Note a message that was handed to a transport."""
+        self._sent.append(SentMessage(conn_id=conn_id, **fields_of(message)))  # type: ignore[arg-type]
 
     def opened(self, store: DelayedStoreHook) -> None:
         """Note that there is a store."""
         self._stores[store.conn_id, store.table.name, store.schema] = None
 
-    def _in(self, conn_id: str, table: str, schema: str | None) -> list[Held]:
+    def _in(self, conn_id: str, table: str, schema: str | None) -> list[WaitingMessage]:
         from sqlalchemy import select
 
-        from airflow_delayed.store.rows import to_message
+        from airflow_delayed.store.records import to_message
 
         with closing(_store(conn_id, table, schema)) as store, store.engine.connect() as connection:
             rows = connection.execute(select(store.table)).mappings().all()
         return [
-            Held(store_conn_id=conn_id, conn_id=row["DeliverConnId"] or conn_id, **fields_of(to_message(row)))  # type: ignore[arg-type]
+            WaitingMessage(store_conn_id=conn_id, conn_id=row["DeliverConnId"] or conn_id, **fields_of(to_message(row)))  # type: ignore[arg-type]
             for row in rows
         ]
 
@@ -173,3 +193,83 @@ def _store(conn_id: str, table: str, schema: str | None) -> DelayedStoreHook:
 
 def _transport(conn_id: str, clock: Clock) -> Delivery:
     return delivery_for(conn_id, clock=clock)
+
+
+def fields_of(message: DelayedMessage) -> dict[str, object]:
+    """Return the fields of a DelayedMessage, without the fields of its subclasses."""
+    return {field.name: getattr(message, field.name) for field in fields(DelayedMessage)}
+
+
+class _Outlets:
+    """Events by outlet, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, SimpleNamespace] = {}
+
+    def __getitem__(self, outlet: object) -> SimpleNamespace:
+        return self._events.setdefault(repr(outlet), SimpleNamespace(extra={}))
+
+
+def context_of(operator: BaseOperator, run_id: str, now: datetime) -> dict[str, Any]:
+    """Return the context of a task's first try, as far as there is one without Airflow's database."""
+    from airflow.sdk.definitions.param import ParamsDict
+
+    from airflow_delayed.compat import TryStates
+
+    dag = operator.dag if operator.has_dag() else None
+    params = ParamsDict({} if dag is None else dag.params)
+    params.update(operator.params)
+    ti = SimpleNamespace(
+        dag_id="test" if dag is None else dag.dag_id,
+        run_id=run_id,
+        task_id=operator.task_id,
+        map_index=-1,
+        try_number=1,
+        max_tries=operator.retries or 0,
+        xcom_push=lambda key, value: None,
+    )
+    run = SimpleNamespace(run_id=run_id, run_type="manual", run_after=now, logical_date=now, conf={})
+    return {
+        "dag": dag,
+        "dag_run": run,
+        "logical_date": now,
+        "ds": now.date().isoformat(),
+        "outlet_events": _Outlets(),
+        "params": params.dump(),
+        "run_id": run_id,
+        "task": operator,
+        "task_instance": ti,
+        "task_state_store": TryStates(),
+        "ti": ti,
+        **({} if dag is None else dag.user_defined_macros or {}),
+    }
+
+
+def executed(operator: BaseOperator, context: dict[str, Any]) -> Any:
+    """Render, execute, and resume for as long as it is deferred."""
+    from airflow_delayed.compat import TaskDeferred
+
+    operator = operator.prepare_for_execution()
+    operator.render_template_fields(context)  # type: ignore[arg-type]
+    method: Any = operator.execute
+    arguments: dict[str, Any] = {}
+    while True:
+        try:
+            return method(context, **arguments)
+        except TaskDeferred as deferred:
+            payload = asyncio.run(_fired(deferred.trigger))
+            method = getattr(operator, deferred.method_name)
+            arguments = {**(deferred.kwargs or {}), "event": payload}
+
+
+async def _fired(trigger: Any) -> Any:
+    """Return the payload of a trigger's first event; the trigger is made from its serialized form, as Airflow does."""
+    path, arguments = trigger.serialize()
+    module, _, name = path.rpartition(".")
+    events = getattr(import_module(module), name)(**arguments).run()
+    try:
+        async for event in events:
+            return event.payload
+    finally:
+        await events.aclose()
+    raise AssertionError(f"{path} ended without an event")

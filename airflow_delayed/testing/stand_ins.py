@@ -1,9 +1,9 @@
-"""What takes the place of brokers, databases and clocks while a test has the fixture ``delayed``."""
+"""Stand-ins for brokers, databases and clocks while a test has the fixture ``delayed``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial, wraps
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -11,30 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_delayed import delivery, message, pauses
-from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
+from airflow_delayed import clock, delivery
+from airflow_delayed.clock import Clock, utcnow
+from airflow_delayed.delivery import Delivery, Finding, SendReport, State, TopologyReport
 from airflow_delayed.message import EPOCH, DelayedMessage
 from airflow_delayed.testing.delayed import ANY, Delayed
 
 if TYPE_CHECKING:
     import pytest
 
-_ANYTHING = "airflow_delayed.testing.anything:AnyTransport"
+_ANYTHING = "airflow_delayed.testing.stand_ins:AnyTransport"
 _STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
-#: Seconds: so long a sleep ends in one step.
+#: Seconds: a sleep that never ends early.
 _AGES = 1e9
-#: By what hooks would reach a broker.
+#: Methods by which hooks would reach a broker.
 _WAYS_OUT = ("_make_client", "_hosts")
 
 
 def played(patch: pytest.MonkeyPatch, folder: Path) -> Delayed:
-    """Put everything in its place, and return what the fixture gives a test.
+    """Install the stand-ins, and return the object that the fixture passes to a test.
 
     :param folder: for the stores' files.
     """
     delayed = Delayed(patch)
-    patch.setattr(message, "_present", lambda: delayed.now)
-    patch.setattr(pauses, "_skip", delayed.advance)
+    patch.setattr(clock, "_present", lambda: delayed.now)
+    patch.setattr(clock, "_skip", delayed.advance)
     patch.setitem(delivery.BUILT_IN, ANY, _ANYTHING)
     for module in ("airflow_delayed.delivery", "airflow_delayed.operators.topology"):
         patch.setattr(f"{module}.type_of", delayed.type_of)
@@ -53,7 +54,7 @@ def played(patch: pytest.MonkeyPatch, folder: Path) -> Delayed:
 
 
 def _transport(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any) -> None:
-    """Note what is sent, and find all queues there."""
+    """Note sent messages, and report all queues as existing."""
 
     def install(self: Any, destinations: Iterable[str], **options: Any) -> TopologyReport:
         return TopologyReport(tuple(Finding(state=State.OK, resource=f"queue {name}") for name in destinations))
@@ -66,10 +67,10 @@ def _transport(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any) -> None:
 
     def send(self: Any, messages: Iterable[DelayedMessage]) -> SendReport:
         report = SendReport()
-        for one in messages:
-            self.check(one, delayed.now)
-            delayed.note(self.conn_id, one)
-            report.add(one)
+        for message in messages:
+            self.check(message, delayed.now)
+            delayed.note(self.conn_id, message)
+            report.add(message)
         return report
 
     def no_broker(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -101,8 +102,10 @@ def _like(method: Any, played: Any) -> Any:
 
 def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path) -> None:
     """Let the store's own code work on SQLite, by the test's clock."""
-    from airflow_delayed.store import dispatch, setup, stay
-    from airflow_delayed.store.queue_table import QueueTables
+    from airflow_delayed.store.api import Store
+    from airflow_delayed.store.dispatch import dispatcher as dispatching
+    from airflow_delayed.store.dispatch.queue_tables import QueueTables
+    from airflow_delayed.store.dispatch.repository import DispatchRepository
     from airflow_delayed.triggers import store_dispatch
 
     conn_ids: dict[str, str] = {}
@@ -110,7 +113,7 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     def engine(self: Any) -> Any:
         made = _engine(delayed, folder / f"{quote(self.conn_id, safe='')}.db", self.schema)
         conn_ids[str(made.url.database)] = self.conn_id
-        setup.install(made, self.tables, [], schema=self.schema, create_queues=False, dry_run=False)
+        Store(self.conn_id, lambda: made, table=self.table.name, schema=self.schema).install(())
         delayed.opened(self)
         return made
 
@@ -133,9 +136,9 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
 
     def delivered(self: Any, connection: Any, messages: Any) -> Any:
         failures = deliver(self, connection, messages)
-        for one in messages:
-            if one.message_id not in failures:
-                delayed.note(conn_ids[str(connection.engine.url.database)], one)
+        for message in messages:
+            if message.message_id not in failures:
+                delayed.note(conn_ids[str(connection.engine.url.database)], message)
         return failures
 
     def seconds() -> float:
@@ -147,16 +150,16 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     patch.setattr(hook, "verify", verify)
     patch.setattr(hook, "dispatcher", by_the_clock)
     patch.setattr(QueueTables, "deliver", delivered)
-    patch.setattr(dispatch, "LONGEST_SLEEP", _AGES)
-    patch.setattr(stay, "PASS_EVERY", _AGES)
-    patch.setattr(store_dispatch, "Stay", partial(stay.Stay, monotonic=seconds))
-    patch.setattr(store_dispatch, "waiter_for", lambda *_: _Jump(delayed.advance))
+    patch.setattr(dispatching, "LONGEST_SLEEP", _AGES)
+    patch.setattr(dispatching, "PASS_EVERY", _AGES)
+    patch.setattr(store_dispatch, "DispatchLoop", partial(dispatching.DispatchLoop, monotonic=seconds))
+    patch.setattr(DispatchRepository, "waiter", lambda _: _Jump(delayed.advance))
 
 
 def _engine(delayed: Delayed, path: Path, schema: str | None) -> Any:
     from sqlalchemy import create_engine, event
 
-    from airflow_delayed.store.engine import engine_options, prepare
+    from airflow_delayed.store.transport import engine_options, prepare
 
     def prepared(connection: Any, _record: object) -> None:
         # how the store asks SQLite for the time
@@ -183,6 +186,36 @@ class _Jump:
 
     def wake(self) -> None:
         """Do nothing: nobody sleeps."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class AnyTransport(Delivery):
+    """The transport of a connection that the test does not define: any message, any delay, any option.
+
+    :param conn_id: a connection that need not exist.
+    """
+
+    horizon = timedelta(days=36_500)
+
+    def __init__(self, conn_id: str, *, clock: Clock = utcnow, **options: object) -> None:
+        self.conn_id = conn_id
+
+    def install(self, destinations: Iterable[str], **options: object) -> TopologyReport:
+        """Return an empty report."""
+        return TopologyReport()
+
+    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
+        """Return an empty report."""
+        return TopologyReport()
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Accept it."""
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        """Never called: the fixture replaces it."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

@@ -1,4 +1,4 @@
-"""What every store of one's own must do (:mod:`airflow_delayed.store.protocol`), as tests to run on it.
+"""The contract of a custom store (:mod:`airflow_delayed.store.protocol`), as tests to run on it.
 
 For pytest, or any runner that makes an object for each method called ``test_...``::
 
@@ -26,7 +26,7 @@ from airflow_delayed.store.protocol import (
     Consistency,
     DelayedMessageStore,
     FetchesBatches,
-    HeldMessage,
+    LeasedMessage,
     UnsupportedConsistency,
 )
 
@@ -38,7 +38,10 @@ SECOND = timedelta(seconds=1)
 
 
 class StoreContract(ABC):
-    """Tests of one store. Each begins with an empty store; all objects that a test makes share its messages."""
+    """Tests of one store. Each begins with an empty store; all objects that a test makes share its messages.
+
+    Experimental: it may change without a deprecation before (docs/development/stability.md).
+    """
 
     #: Whether the store keeps what "exactly_once" asks for.
     keeps_exactly_once = False
@@ -49,7 +52,7 @@ class StoreContract(ABC):
 
     @abstractmethod
     def end_leases(self) -> None:
-        """Let all leases end that there are; by the clock that the store is given, so that no test has to wait."""
+        """End all leases, by moving the clock that the store uses, so that no test has to wait."""
 
     def opened(self) -> DelayedMessageStore:
         """Return an object that is ready for use."""
@@ -66,7 +69,7 @@ class StoreContract(ABC):
         return store
 
     def test_an_empty_store_has_nothing(self) -> None:
-        """Neither what is due nor what will be."""
+        """No message is due, now or later."""
         store = self.opened()
         assert store.fetch_next_due(AFTER) is None
         assert store.next_due() is None
@@ -126,7 +129,7 @@ class StoreContract(ABC):
         """A and a are two."""
         assert sorted(drained(self.filled("a", "A"))) == ["A", "a"]
 
-    def test_what_is_held_is_passed_over(self) -> None:
+    def test_what_is_leased_is_passed_over(self) -> None:
         """By this dispatcher and by others."""
         store, other = self.filled("a", "b"), self.opened()
         assert fetched(store).message.message_id == "a"
@@ -134,7 +137,7 @@ class StoreContract(ABC):
         assert store.fetch_next_due(AFTER) is None
         assert other.fetch_next_due(AFTER) is None
 
-    def test_what_a_dead_dispatcher_held_is_fetched_again(self) -> None:
+    def test_what_a_dead_dispatcher_leased_is_fetched_again(self) -> None:
         """When its lease has ended, with no failure counted."""
         fetched(self.filled("a"))
         other = self.opened()
@@ -145,16 +148,16 @@ class StoreContract(ABC):
     def test_removing(self) -> None:
         """It says whether the message was still there."""
         store = self.filled("a", "b")
-        held = fetched(store)
-        assert store.remove(held) is True
-        assert store.remove(held) is False
-        assert store.increment_failure_count(held) is False
+        leased = fetched(store)
+        assert store.remove(leased) is True
+        assert store.remove(leased) is False
+        assert store.increment_failure_count(leased) is False
         self.end_leases()
         assert drained(store) == ["b"]
         assert store.next_due() is None
 
     def test_what_was_fetched_twice_is_removed_once(self) -> None:
-        """By a dispatcher that lost its lease, and by the one that has the message now."""
+        """A dispatcher that lost its lease removes it, or the dispatcher that has the message now."""
         store, other = self.filled("a"), self.opened()
         first = fetched(store)
         self.end_leases()
@@ -164,12 +167,12 @@ class StoreContract(ABC):
         assert self.opened().fetch_next_due(AFTER) is None
 
     def test_failures_are_counted(self) -> None:
-        """And the message is held no longer."""
+        """A counted failure also ends the lease of the message."""
         store = self.filled("a", "b")
         for count in range(3):
-            held = fetched(store)
-            assert (held.message.message_id, held.failures) == ("a", count)
-            assert store.increment_failure_count(held) is True
+            leased = fetched(store)
+            assert (leased.message.message_id, leased.failures) == ("a", count)
+            assert store.increment_failure_count(leased) is True
         assert store.next_due() == DUE
         assert fetched(self.opened()).failures == 3
 
@@ -197,24 +200,24 @@ def message(name: str, due_at: datetime, **fields: Any) -> DelayedMessage:
     return DelayedMessage(**{"destination": "q", "body": b"body", "message_id": name, "due_at": due_at, **fields})
 
 
-def fetched(store: DelayedMessageStore, at: datetime = AFTER) -> HeldMessage:
+def fetched(store: DelayedMessageStore, at: datetime = AFTER) -> LeasedMessage:
     """Fetch a message that must be there."""
-    held = store.fetch_next_due(at)
-    assert held is not None
-    return held
+    leased = store.fetch_next_due(at)
+    assert leased is not None
+    return leased
 
 
 def drained(store: DelayedMessageStore) -> list[str]:
-    """Fetch and remove all that is not held, and return the ids in the order in which they came."""
+    """Fetch and remove all messages without a lease, and return their ids in the order of the fetches."""
     names = []
-    while (held := store.fetch_next_due(AFTER)) is not None:
-        assert store.remove(held) is True
-        names.append(held.message.message_id)
+    while (leased := store.fetch_next_due(AFTER)) is not None:
+        assert store.remove(leased) is True
+        names.append(leased.message.message_id)
     return names
 
 
 def _ids(batch: Any) -> list[str]:
-    return [held.message.message_id for held in batch]
+    return [leased.message.message_id for leased in batch]
 
 
 def _refuses(store: DelayedMessageStore, consistency: str) -> bool:

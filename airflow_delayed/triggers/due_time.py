@@ -5,70 +5,79 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from airflow_delayed.clock import pause
 from airflow_delayed.delivery import Clock
 from airflow_delayed.message import delay_of, parse_moment, utcnow
-from airflow_delayed.pauses import pause
 
 
 class DueTimeTrigger(BaseTrigger):
-    """Fires at its moment, or ``lead`` before it: never earlier, and at once if that is past.
+    """Fires at its moment, or ``lead`` before it: never earlier, and at once if that has passed.
 
     It sleeps without polling, and is late by milliseconds; a task that it resumes starts two to three seconds later.
     Its event's payload is the moment. Whoever is resumed should look at the clock again: Airflow may resume a task
     too early (apache/airflow#65248).
 
-    Arguments may only grow, each new one with a default: a task that was deferred before an update goes on after it.
-
     :param moment: an aware time, or ISO 8601 text with an offset.
     :param lead: how long before the moment it fires: a timedelta, or seconds.
     :param end_from_trigger: end the task as a success from the triggerer; it is not resumed.
-    :param clock: the present, and
-    :param sleep: how to wait; both for tests, and not kept in the database.
-    :param later: arguments of later versions, which are handed on and not understood.
-    :raises NaiveTime: the moment has no time zone.
+    :param target_time: the moment of a task that starts from its trigger, in place of ``moment``: a template of the
+        operator's field of this name, which the triggerer renders before the trigger runs.
+    :param clock: returns the present; for tests, and not kept in the database.
+    :param sleep: waits; for tests, and not kept in the database.
+    :raises NaiveTime: the moment has no time zone; that of ``target_time`` is checked when the trigger runs.
     :raises InvalidMessage: it is no time, or the lead is negative or no span.
+    :raises TypeError: neither or both of ``moment`` and ``target_time``.
     """
+
+    #: The path of the class, by which Airflow's database names it.
+    path: ClassVar[str] = "airflow_delayed.triggers.due_time.DueTimeTrigger"
 
     def __init__(
         self,
-        moment: datetime | str,
+        moment: datetime | str | None = None,
         *,
         lead: timedelta | float = 0.0,
         end_from_trigger: bool = False,
+        target_time: str | None = None,
         clock: Clock = utcnow,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        **later: Any,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.moment = parse_moment("moment", moment)
+        if (moment is None) == (target_time is None):
+            raise TypeError("give moment= or target_time=, and not both")
+        self._moment = None if moment is None else parse_moment("moment", moment)
+        self.target_time = target_time
         self.lead = delay_of(lead, "lead")
         self.end_from_trigger = end_from_trigger
         self._clock = clock
         self._sleep = sleep
-        self._later = later
+
+    @property
+    def moment(self) -> datetime:
+        """The moment in UTC; of a template only after it was rendered."""
+        return self._moment or parse_moment("target_time", self.target_time)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and its arguments."""
-        return "airflow_delayed.triggers.due_time.DueTimeTrigger", {
-            "moment": self.moment.isoformat(),
+        moment = {"target_time": self.target_time} if self._moment is None else {"moment": self._moment.isoformat()}
+        return self.path, {
+            **moment,
             "lead": self.lead.total_seconds(),
             "end_from_trigger": self.end_from_trigger,
-            **self._later,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Sleep, then fire once."""
-        if self._later:
-            self.log.warning("arguments of a later version are not understood: %s", ", ".join(sorted(self._later)))
-        self.log.info("waiting until %s%s", self.moment.isoformat(), f" less {self.lead}" if self.lead else "")
-        while (left := (self.moment - self._clock() - self.lead).total_seconds()) > 0:
+        moment = self.moment
+        self.log.info("waiting until %s%s", moment.isoformat(), f" less {self.lead}" if self.lead else "")
+        while (left := (moment - self._clock() - self.lead).total_seconds()) > 0:
             await self._sleep(pause(left))
-        yield TaskSuccessEvent() if self.end_from_trigger else TriggerEvent(self.moment)
+        yield TaskSuccessEvent() if self.end_from_trigger else TriggerEvent(moment)
 
     async def on_kill(self) -> None:
-        """Tell that a user has ended the wait: nothing was done yet that had to be undone."""
-        self.log.warning("ended by a user before %s: what waited for it is not done", self.moment.isoformat())
+        """Log that a user has ended the wait; there is nothing to undo."""
+        self.log.warning("ended by a user before %s: what waited for it is not done", self._moment or self.target_time)

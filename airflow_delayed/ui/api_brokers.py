@@ -1,130 +1,209 @@
-"""What waits in RabbitMQ and in SQS, and moving back what could not be delivered."""
+"""The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones."""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
-from airflow_delayed.ui.asking import CHANGING
-from airflow_delayed.ui.event_log import logged
-from airflow_delayed.ui.models import Destination, LevelShown, QueueShown, RabbitMQSummary, Redriven, SqsSummary
-from airflow_delayed.ui.parts import AskingDep, is_rabbitmq, is_sqs
-from airflow_delayed.ui.requests import Redrive, RedriveUnroutable
-from airflow_delayed.ui.route import GuardedRoute
+from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPoolDep
+from airflow_delayed.ui.models import ApiModel, FindingResponse
+from airflow_delayed.ui.requests import RedriveBody, RedriveUnroutableBody
+from airflow_delayed.ui.security import is_rabbitmq, is_sqs
 
 if TYPE_CHECKING:
-    from airflow_delayed.sqs.life import Stage
+    from airflow_delayed.sqs.stats import QueueDepth
 
-router = APIRouter(tags=["brokers"], route_class=GuardedRoute)
+router = APIRouter(tags=["brokers"], route_class=security.GuardedRoute)
 
-#: Messages that one call looks at.
-MOST = 1000
+#: Messages that one redrive looks at.
+MAX_REDRIVEN = 1000
+_WHO_SEES = "users who may read the connection see why"
 
 
-@router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq, security.sees])
-async def rabbitmq(connection_id: str, asking: AskingDep, user: security.User) -> RabbitMQSummary:
-    """Return what waits and when it leaves, what is unroutable and what is stuck."""
+class LevelResponse(ApiModel):
+    """The messages in one delay level of RabbitMQ; null: unknown."""
+
+    level: int
+    queue: str
+    messages: int | None
+    stuck: int | None
+    earliest: datetime
+    latest: datetime
+
+
+class RabbitMQSummary(ApiModel):
+    """The messages in RabbitMQ's delay levels, and when they leave; empty levels are omitted."""
+
+    connection_id: str
+    at: datetime
+    age_seconds: float
+    topology: str
+    messages: int
+    stuck: int | None
+    why_unknown: str | None
+    levels: list[LevelResponse]
+    missing: list[str]
+    unroutable_queue: str
+    unroutable: int | None = Field(description="null: there is no such queue, or it is among ``unavailable``")
+    unavailable: list[str] = Field(
+        description="Queues without a leader, or with too few members that run: what waits in them is unknown"
+    )
+    findings: list[FindingResponse] = Field(description="What is wrong with the leaders and members of the queues")
+
+
+class QueueResponse(ApiModel):
+    """One queue of SQS; counts are SQS's, and approximate."""
+
+    queue: str
+    waiting: int
+    delayed: int
+    in_flight: int
+    retention_seconds: int
+    visibility_timeout_seconds: int
+
+
+class SqsSummary(ApiModel):
+    """The queues that messages to one destination pass through; null: there is no such queue."""
+
+    connection_id: str
+    queue: str
+    at: datetime
+    age_seconds: float
+    destination: QueueResponse
+    delay_queue: QueueResponse | None
+    dead_letter_queue: QueueResponse | None
+    max_receive_count: int | None
+    risk: str | None = Field(description="Why messages could expire unread; null: nothing says so")
+
+
+class RedriveDestination(ApiModel):
+    """A destination of unroutable messages."""
+
+    name: str
+    messages: int
+    problem: str | None = Field(description="Why nothing would be sent to it unless it is named")
+
+
+class RedriveResponse(ApiModel):
+    """The counts of a redrive: messages moved back to their destination, and messages that remain."""
+
+    dry_run: bool
+    waiting: int | None = Field(description="Of a dry run: how many there are")
+    destinations: list[RedriveDestination] = Field(
+        default=[], description="Of a dry run on RabbitMQ: what the messages that were looked at name"
+    )
+    moved: int
+    remaining: dict[str, int] = Field(description="How many stay in the queue, by reason")
+    task: str | None = Field(default=None, description="Of SQS: it moves them by itself, and goes on")
+
+
+@router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq, security.views])
+async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -> RabbitMQSummary:
+    """Return how many messages wait, when they leave, and how many are unroutable or stuck."""
 
     def make() -> RabbitMQSummary:
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
         hook = RabbitMQDelayHook(connection_id)
-        found = hook.waiting()
+        waiting = hook.waiting()
         return RabbitMQSummary(
             connection_id=connection_id,
-            at=found.at,
+            at=waiting.at,
             age_seconds=0,
             topology=hook.topology.name,
-            messages=found.messages,
-            stuck=found.stuck,
-            why_unknown=found.why_unknown,
+            messages=waiting.messages,
+            stuck=waiting.stuck,
+            why_unknown=waiting.why_unknown,
             levels=[
-                LevelShown(
-                    level=one.level,
-                    queue=one.queue,
-                    messages=one.messages,
-                    stuck=one.stuck,
-                    earliest=one.earliest,
-                    latest=one.latest,
-                )
-                for one in found.levels
-                if one.messages or one.stuck
+                LevelResponse.model_validate(level)
+                for level in waiting.levels
+                if level.messages or level.stuck or level.queue in waiting.unavailable
             ],
-            missing=list(found.missing),
-            unroutable_queue=found.unroutable_queue,
-            unroutable=found.unroutable,
+            missing=list(waiting.missing),
+            unroutable_queue=waiting.unroutable_queue,
+            unroutable=waiting.unroutable,
+            unavailable=list(waiting.unavailable),
+            findings=[FindingResponse.model_validate(finding.to_json()) for finding in waiting.findings],
         )
 
-    found, age = await asking.figures(connection_id, f"rabbitmq {connection_id}", make)
-    told: dict[str, Any] = {"age_seconds": age}
-    if found.why_unknown and not await run_in_threadpool(security.may, "GET", connection_id, user):
-        # it names the broker's address
-        told["why_unknown"] = "the management API does not tell; those who may read the connection see why"
-    return found.model_copy(update=told)
+    figures, age = await pool.figures(connection_id, f"rabbitmq {connection_id}", make)
+    changed: dict[str, Any] = {"age_seconds": age}
+    names_hosts = figures.why_unknown or figures.findings
+    if names_hosts and not await run_in_threadpool(security.may, "read", connection_id, user):
+        if figures.why_unknown:
+            changed["why_unknown"] = f"unknown from the management API; {_WHO_SEES}"
+        changed["findings"] = [
+            each.model_copy(update={"what": f"{each.code}; {_WHO_SEES}", "remedy": None}) for each in figures.findings
+        ]
+    return figures.model_copy(update=changed)
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])
 async def redrive_rabbitmq(
-    connection_id: str, redrive: RedriveUnroutable, asking: AskingDep, user: security.User
-) -> Redriven:
+    connection_id: str, redrive: RedriveUnroutableBody, pool: HookPoolDep, user: security.User
+) -> RedriveResponse:
     """Send up to 1000 unroutable messages to those of the named destinations that exist."""
 
-    def move() -> Redriven:
+    def move() -> RedriveResponse:
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
         hook = RabbitMQDelayHook(connection_id)
         if redrive.dry_run:
-            would = hook.redrive(destinations=redrive.destinations, limit=MOST, dry_run=True)
+            would = hook.redrive(destinations=redrive.destinations, limit=MAX_REDRIVEN, dry_run=True)
             destinations = [
-                Destination(name=name, messages=many, problem=would.problems.get(name))
-                for name, many in would.destinations.items()
+                RedriveDestination(name=name, messages=count, problem=would.problems.get(name))
+                for name, count in would.destinations.items()
             ]
             waiting = sum(would.waiting.values())
-            return Redriven(dry_run=True, waiting=waiting, destinations=destinations, moved=0, left=would.left)
-        about = {"connection_id": connection_id, "destinations": redrive.destinations}
-        with logged("redrive", user, about) as outcome:
-            done = hook.redrive(destinations=redrive.destinations, limit=MOST)
-            outcome.update(moved=done.moved, left=done.left)
-        asking.changed(f"rabbitmq {connection_id}")
-        return Redriven(dry_run=False, waiting=None, moved=done.moved, left=done.left)
+            return RedriveResponse(
+                dry_run=True, waiting=waiting, destinations=destinations, moved=0, remaining=would.remaining
+            )
+        details = {"connection_id": connection_id, "destinations": redrive.destinations}
+        with security.logged("redrive", user, details) as outcome:
+            done = hook.redrive(destinations=redrive.destinations, limit=MAX_REDRIVEN)
+            outcome.update(moved=done.moved, remaining=done.remaining)
+        pool.invalidate(f"rabbitmq {connection_id}")
+        return RedriveResponse(dry_run=False, waiting=None, moved=done.moved, remaining=done.remaining)
 
-    return await asking.connection(connection_id, move, seconds=CHANGING)
+    return await pool.call(connection_id, move, seconds=CHANGE_SECONDS)
 
 
-@router.get("/sqs/{connection_id}/{queue}/summary", dependencies=[is_sqs, security.sees])
-async def sqs(connection_id: str, queue: str, asking: AskingDep) -> SqsSummary:
-    """Return what the queues of one destination hold."""
+@router.get("/sqs/{connection_id}/{queue}/summary", dependencies=[is_sqs, security.views])
+async def sqs(connection_id: str, queue: str, pool: HookPoolDep) -> SqsSummary:
+    """Return the counts of one destination's queues."""
 
     def make() -> SqsSummary:
         from airflow_delayed.hooks.sqs import SqsDelayHook
-        from airflow_delayed.sqs.life import expiry_risk
+        from airflow_delayed.sqs.stats import expiry_risk
 
         with closing(SqsDelayHook(connection_id)) as hook:
-            found = hook.life(queue)
+            life = hook.life(queue)
         return SqsSummary(
             connection_id=connection_id,
             queue=queue,
             at=utcnow(),
             age_seconds=0,
-            destination=_shown(found.destination),
-            delay_queue=_shown(found.delay_queue) if found.delay_queue else None,
-            dead_letter_queue=_shown(found.dead_letter_queue) if found.dead_letter_queue else None,
-            max_receive_count=found.max_receive_count,
-            risk=expiry_risk(found.destination),
+            destination=_queue(life.destination),
+            delay_queue=_queue(life.delay_queue) if life.delay_queue else None,
+            dead_letter_queue=_queue(life.dead_letter_queue) if life.dead_letter_queue else None,
+            max_receive_count=life.max_receive_count,
+            risk=expiry_risk(life.destination),
         )
 
-    found, age = await asking.figures(connection_id, f"sqs {connection_id} {queue}", make)
-    return found.model_copy(update={"age_seconds": age})
+    figures, age = await pool.figures(connection_id, f"sqs {connection_id} {queue}", make)
+    return figures.model_copy(update={"age_seconds": age})
 
 
-def _shown(stage: Stage) -> QueueShown:
-    return QueueShown(
+def _queue(stage: QueueDepth) -> QueueResponse:
+    return QueueResponse(
         queue=stage.queue,
         waiting=stage.waiting,
         delayed=stage.delayed,
@@ -136,28 +215,28 @@ def _shown(stage: Stage) -> QueueShown:
 
 @router.post("/sqs/{connection_id}/{queue}/redrive", dependencies=[is_sqs, security.edits])
 async def redrive_sqs(
-    connection_id: str, queue: str, redrive: Redrive, asking: AskingDep, user: security.User
-) -> Redriven:
+    connection_id: str, queue: str, redrive: RedriveBody, pool: HookPoolDep, user: security.User
+) -> RedriveResponse:
     """Move the messages of a destination's dead-letter queue back."""
 
-    def move() -> Redriven:
+    def move() -> RedriveResponse:
         from airflow_delayed.hooks.sqs import SqsDelayHook
 
         with closing(SqsDelayHook(connection_id)) as hook:
             if redrive.dry_run:
-                return Redriven(dry_run=True, waiting=hook.life(queue).dead_lettered, moved=0, left={})
-            with logged("redrive", user, {"connection_id": connection_id, "queue": queue}) as told:
+                return RedriveResponse(dry_run=True, waiting=hook.life(queue).dead_lettered, moved=0, remaining={})
+            with security.logged("redrive", user, {"connection_id": connection_id, "queue": queue}) as outcome:
                 done = hook.redrive(queue)
-                told.update(moved=done.moved, task=done.task is not None)
-        asking.changed(f"sqs {connection_id} {queue}")
-        left = Counter({"came from another queue, or just now": done.others})
-        left.update(done.failures.values())
-        return Redriven(
+                outcome.update(moved=done.moved, task=done.task is not None)
+        pool.invalidate(f"sqs {connection_id} {queue}")
+        remaining = Counter({"came from another queue, or just now": done.others})
+        remaining.update(done.failures.values())
+        return RedriveResponse(
             dry_run=False,
             waiting=None,
             moved=done.moved + done.undeleted,
-            left={why: many for why, many in left.items() if many},
+            remaining={reason: count for reason, count in remaining.items() if count},
             task=done.task,
         )
 
-    return await asking.connection(connection_id, move, seconds=CHANGING)
+    return await pool.call(connection_id, move, seconds=CHANGE_SECONDS)

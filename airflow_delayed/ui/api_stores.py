@@ -1,93 +1,246 @@
-"""Looking into a store. Figures, lists and the names of headers need less than bodies, see ``security``."""
+"""The routes of a store: reading it, and changing its messages.
+
+Figures, lists and the names of headers need less than bodies, and changes need more: see ``security``.
+
+A change is a POST with ``Content-Type: application/json`` from the page itself, or from a program. By a filter, one
+call works on some thousand messages and answers with ``next`` if there are more. Each call that is no dry run leaves a
+row in the store's audit and an entry in Airflow's event log, both with the user's name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.stored import StoredMessage
-from airflow_delayed.ui import security, shown
-from airflow_delayed.ui.models import Body, MessageDetail, Messages, StoreSummary
-from airflow_delayed.ui.parts import AskingDep, is_store
-from airflow_delayed.ui.requests import Listing, MessageId
-from airflow_delayed.ui.route import GuardedRoute
+from airflow_delayed.message import due_after
+from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, of_ids
+from airflow_delayed.store.records import StoredMessage
+from airflow_delayed.ui import security
+from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
+from airflow_delayed.ui.models import (
+    ChangeResponse,
+    MessageBody,
+    MessageDetail,
+    MessageOutcome,
+    MessagePage,
+    MessageResponse,
+    StoreSummary,
+    TombstoneResponse,
+)
+from airflow_delayed.ui.requests import ChangeBody, ListQuery, MessageId, RescheduleBody
+from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
     prefix="/stores/{connection_id}",
     tags=["stores"],
-    dependencies=[is_store, security.sees],
-    route_class=GuardedRoute,
+    dependencies=[is_store, security.views],
+    route_class=security.GuardedRoute,
+)
+change_router = APIRouter(
+    prefix="/stores/{connection_id}",
+    tags=["changes"],
+    dependencies=[is_store, security.edits],
+    route_class=security.GuardedRoute,
 )
 
-#: Due for longer than this is overdue.
+#: A message that is due for longer than this is overdue.
 OVERDUE = timedelta(minutes=1)
-#: Lines of a message's history that come from the audit.
-CHANGES = 50
+#: Entries of a message's history that come from the audit.
+MAX_AUDIT_ENTRIES = 50
+#: Messages that one change by filter looks at.
+MAX_CHANGED = 5000
+#: Ids of each outcome that the answer to a change by filter names.
+MAX_NAMED = 100
+
+#: The only table that some changes read; their tokens begin with it.
+_WHERE = {"reschedule": "messages", "retry": "failed"}
+
+Work = Callable[..., Outcomes]
 
 
 @router.get("/summary")
-async def summary(connection_id: str, asking: AskingDep) -> StoreSummary:
-    """Return how the store stands; the figures may be some seconds old."""
+async def summary(connection_id: str, pool: HookPoolDep) -> StoreSummary:
+    """Return the figures of the store, which may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreSummary:
         counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
-        return shown.summary(connection_id, counts, hook.last_dispatched(), hook.dispatchers())
+        return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.health())
 
-    found, age = await asking.store_figures(connection_id, make)
-    return found.model_copy(update={"age_seconds": age})
+    figures, age = await pool.store_figures(connection_id, make)
+    return figures.model_copy(update={"age_seconds": age})
 
 
 @router.get("/messages")
 async def messages(
-    connection_id: str, query: Annotated[Listing, Query()], asking: AskingDep, user: security.User
-) -> Messages:
+    connection_id: str, query: Annotated[ListQuery, Query()], pool: HookPoolDep, user: security.User
+) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
-    reasons = await run_in_threadpool(security.may, "GET", connection_id, user)
+    reasons = await run_in_threadpool(security.may, "read", connection_id, user)
 
-    def look(hook: DelayedStoreHook) -> Messages:
+    def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
-        return Messages(
+        return MessagePage(
             at=page.at,
-            messages=[shown.message(one, reasons=reasons) for one in page.messages],
-            remembered=[shown.remembered(one) for one in page.remembered],
+            messages=[MessageResponse.of(stored, reasons=reasons) for stored in page.messages],
+            remembered=[TombstoneResponse.of(remembered) for remembered in page.remembered],
             next=page.next,
         )
 
-    return await asking.store(connection_id, look)
+    return await pool.call_store(connection_id, read)
 
 
 @router.get("/message")
 async def message(
-    connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep, user: security.User
+    connection_id: str, id: Annotated[MessageId, Query()], pool: HookPoolDep, user: security.User
 ) -> MessageDetail:
-    """Return all that is known of an id; header values and reasons only with the right to read the connection."""
-    values = await run_in_threadpool(security.may, "GET", connection_id, user)
+    """Return the details of an id; header values and reasons only with the right to read the connection."""
+    values = await run_in_threadpool(security.may, "read", connection_id, user)
 
-    def look(hook: DelayedStoreHook) -> MessageDetail:
+    def read(hook: DelayedStoreHook) -> MessageDetail:
         known = hook.get(id)
         if known is None:
-            raise HTTPException(404, "the store knows no message of this id, or has forgotten it")
+            raise HTTPException(404, "the store has no message of this id, or has forgotten it")
         content = hook.content(id, body_limit=0) if isinstance(known, StoredMessage) else None
         since = known.stored_at if isinstance(known, StoredMessage) else None
-        changes = list(hook.audit(message_id=id, since=since, limit=CHANGES))
-        return shown.detail(hook.now(), known, content, changes, values=values)
+        changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
+        return MessageDetail.of(hook.now(), known, content, changes, values=values)
 
-    return await asking.store(connection_id, look)
+    return await pool.call_store(connection_id, read)
 
 
 @router.get("/body", dependencies=[security.reads])
-async def body(connection_id: str, id: Annotated[MessageId, Query()], asking: AskingDep) -> Body:
+async def body(connection_id: str, id: Annotated[MessageId, Query()], pool: HookPoolDep) -> MessageBody:
     """Return a body; needs the right to read the connection."""
 
-    def look(hook: DelayedStoreHook) -> Body:
+    def read(hook: DelayedStoreHook) -> MessageBody:
         content = hook.content(id, body_limit=config.page_body_limit())
         if content is None:
-            raise HTTPException(404, "the store has no message of this id; a body is not kept once it is handed over")
-        return shown.body(id, content)
+            raise HTTPException(
+                404, "the store has no message of this id; a body is not kept once its message is dispatched"
+            )
+        return MessageBody.of(id, content)
 
-    return await asking.store(connection_id, look)
+    return await pool.call_store(connection_id, read)
+
+
+@change_router.post("/cancel")
+async def cancel(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Remove messages, failed ones too, and remember their ids as cancelled."""
+    return await _change(pool, user, connection_id, "cancel", change, lambda hook: hook.cancel)
+
+
+@change_router.post("/reschedule")
+async def reschedule(
+    connection_id: str, change: RescheduleBody, pool: HookPoolDep, user: security.User
+) -> ChangeResponse:
+    """Give messages that wait another due time."""
+    due_at = change.due_at
+
+    def work(hook: DelayedStoreHook) -> Work:
+        nonlocal due_at
+        if due_at is None:
+            due_at = due_after(hook.now(), _span(change.delay_seconds or 0))
+        moment = due_at
+
+        def move(ids: list[str] | None, **arguments: Any) -> Outcomes:
+            return hook.reschedule(ids, moment, **arguments)
+
+        return move
+
+    answer = await _change(pool, user, connection_id, "reschedule", change, work)
+    return answer.model_copy(update={"due_at": due_at})
+
+
+@change_router.post("/retry")
+async def retry(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Let failed messages wait again."""
+    if change.filter is not None and change.filter.state not in (None, ["failed"]):
+        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
+    return await _change(pool, user, connection_id, "retry", change, _retry)
+
+
+def _retry(hook: DelayedStoreHook) -> Work:
+    def again(ids: list[str] | None, *, state: object = None, **arguments: Any) -> Outcomes:
+        return hook.retry(ids, **arguments)
+
+    return again
+
+
+@change_router.post("/erase")
+async def erase(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Remove messages and all that is known of them but the id."""
+    return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
+
+
+def _span(seconds: float) -> timedelta:
+    try:
+        return timedelta(seconds=seconds)
+    except OverflowError:
+        raise HTTPException(400, "delay_seconds ends after the year 9999") from None
+
+
+async def _change(
+    pool: HookPool,
+    user: security.User,
+    connection_id: str,
+    action: str,
+    change: ChangeBody,
+    work: Callable[[DelayedStoreHook], Work],
+) -> ChangeResponse:
+    """Change the messages, or with ``dry_run`` only predict the outcomes."""
+    if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
+        raise HTTPException(400, "after: it is of another change; give the last answer's next")
+    arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
+    if change.filter is not None:
+        arguments |= {
+            **change.filter.criteria(),
+            "limit": min(MAX_CHANGED, change.most or MAX_CHANGED),
+            "after": change.after,
+        }
+
+    def run(hook: DelayedStoreHook) -> Outcomes:
+        if change.dry_run:
+            return work(hook)(change.ids, **arguments)
+        with security.logged(action, user, {"connection_id": connection_id, **_logged_selection(change)}) as outcome:
+            outcomes = work(hook)(change.ids, **arguments)
+            outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
+        return outcomes
+
+    outcomes = await pool.call_store(connection_id, run, seconds=CHANGE_SECONDS)
+    if not change.dry_run:
+        pool.invalidate(f"store {connection_id}")
+    return _answer(change, outcomes)
+
+
+def _logged_selection(change: ChangeBody) -> dict[str, Any]:
+    """Return a selection as the event log has it."""
+    options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
+    if change.ids is not None:
+        return {**of_ids(change.ids), **options}
+    assert change.filter is not None
+    return {"filter": change.filter.model_dump(mode="json", exclude_none=True), **options}
+
+
+def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
+    named: dict[Outcome, int] = {}
+    messages = []
+    for message_id, outcome in outcomes.items():
+        named[outcome] = named.get(outcome, 0) + 1
+        if change.ids is not None or named[outcome] <= MAX_NAMED:
+            messages.append(MessageOutcome(message_id=message_id, outcome=outcome.value))
+    return ChangeResponse(
+        dry_run=change.dry_run,
+        matching=outcomes.total + outcomes.more,
+        matching_at_least=outcomes.more >= MAX_COUNTED,
+        total=outcomes.total,
+        changed=outcomes.changed,
+        outcomes={outcome.value: count for outcome, count in outcomes.counts.items()},
+        messages=messages,
+        next=outcomes.next,
+    )

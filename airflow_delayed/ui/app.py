@@ -1,40 +1,50 @@
-"""The FastAPI app of the page and its API, mounted at ``/delayed-deliveries``. Built when it is first asked.
+"""The FastAPI app of the page and its API, mounted at ``/delayed-deliveries`` and built by the first request.
 
 ============================================ ========= =================================================================
-``GET /``                                    viewer    ``static/index.html``, in which ``static/`` before a file's name
+path                                         right     answer
+============================================ ========= =================================================================
+``GET /``                                    opens     ``static/index.html``, in which ``static/`` before a file's name
                                                        becomes ``static/<hash of all files>/``
-``GET /static/<hash>/<file>``                viewer    a file of the folder ``static``, to be kept for a year
-``GET /api/v1/connections``                  viewer    what is configured, and what the user may do
-``GET /api/v1/stores/{id}/summary`` ...      viewer    see ``api_stores``
-``GET /api/v1/stores/{id}/body``             reads     needs the right to read the connection
-``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_changes``; the right to edit the connection
-``GET /api/v1/rabbitmq|sqs/.../summary``     viewer    see ``api_brokers``
-``POST /api/v1/rabbitmq|sqs/.../redrive``    edits
-``GET /openapi.json``                        viewer    all of it for programs
+``GET /static/<hash>/<file>``                opens     a file of the folder ``static``, cached for a year
+``GET /api/v1/connections``                  opens     see ``security``
+``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
+``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
+``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
+``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
+``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
+``GET /openapi.json``                        opens     all of it for programs
 ============================================ ========= =================================================================
 
-Without login each answers 401, and below the right 403. Each fault's body is ``{"error": {"code", "message"}}``: 400
-invalid input, 403 also for what comes from another site, 404 for what is not configured, 409 tables that are not
-ready, 415 for what is no JSON, 503 a database or broker that is away or busy, 504 one that took over five seconds.
+The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
+The body of an error is ``{"error": {"code", "message"}}``: 400 invalid input, 403 also a change from another site, 404
+a connection that is not configured, 409 tables that are not ready, 415 a body that is not JSON, 503 a database or
+broker that is away or busy, 504 an answer that took over five seconds.
 
 The content security policy of the page allows scripts, styles, images, fonts and requests from this path's origin
-alone, nothing inline; images also as ``data:``. The page asks relative to its own address, ``api/v1/...``. It is
-opened with ``?dag_id=&run_id=&task_id=&map_index=`` (those that are known) from a DAG, a run, a task and a task
-instance.
+alone, nothing inline; images also as ``data:``. The page sends its requests relative to its own address,
+``api/v1/...``. From a DAG, a run, a task or a task instance it is opened with those of
+``?dag_id=&run_id=&task_id=&map_index=`` that are known.
 """
 
 from __future__ import annotations
 
+import mimetypes
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_changes, api_connections, api_stores, pages, security
-from airflow_delayed.ui.asking import Asking
-from airflow_delayed.ui.models import FaultAnswer
-from airflow_delayed.ui.route import GuardedRoute, answer_faults
+from airflow_delayed.ui import api_brokers, api_stores, security
+from airflow_delayed.ui.errors import ErrorResponse, answer_errors
+from airflow_delayed.ui.hook_pool import HookPool
+from airflow_delayed.ui.security import GuardedRoute
+
+router = APIRouter(include_in_schema=False, route_class=GuardedRoute)
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
@@ -47,11 +57,16 @@ _HEADERS = {
     b"referrer-policy": b"same-origin",
 }
 
+_FOLDER = Path(__file__).parent / "static"
+_YEAR = "private, max-age=31536000, immutable"
+#: For answers that may change at any time, such as a file whose address has no hash.
+_NO_CACHE = "no-cache"
 
-def create(asking: Asking | None = None) -> FastAPI:
+
+def create(pool: HookPool | None = None) -> FastAPI:
     """Return the app.
 
-    :param asking: asks the connections.
+    :param pool: calls the connections.
     """
     app = FastAPI(
         title="Delayed deliveries",
@@ -60,16 +75,16 @@ def create(asking: Asking | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        dependencies=[security.views],
-        responses={"default": {"model": FaultAnswer, "description": "What went wrong, and what to do about it"}},
+        dependencies=[security.opens],
+        responses={"default": {"model": ErrorResponse, "description": "What went wrong, and what to do about it"}},
     )
     app.router.route_class = GuardedRoute
-    app.state.asking = asking or Asking()
+    app.state.hook_pool = pool or HookPool()
     api = APIRouter(prefix="/api/v1")
-    for module in (api_connections, api_stores, api_changes, api_brokers):
-        api.include_router(module.router)
+    for routes in (security.router, api_stores.router, api_stores.change_router, api_brokers.router):
+        api.include_router(routes)
     app.include_router(api)
-    app.include_router(pages.router)
+    app.include_router(router)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:
@@ -78,16 +93,16 @@ def create(asking: Asking | None = None) -> FastAPI:
 
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
     async def nothing(path: str) -> None:
-        """Answer what is not there, to those who are logged in."""
+        """Answer 404 to users who are logged in."""
         raise HTTPException(404, "there is no such page")
 
-    answer_faults(app)
-    app.add_middleware(Headers)
+    answer_errors(app)
+    app.add_middleware(SecurityHeaders)
     return app
 
 
-class Headers:
-    """Puts headers on each answer: what the page may load, and that answers of the API are not kept."""
+class SecurityHeaders:
+    """Adds headers to each answer: the content security policy, and that browsers cache no answer of the API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -97,9 +112,59 @@ class Headers:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
+                present = {name.lower() for name, _ in message["headers"]}
                 more = {**_HEADERS, b"cache-control": b"no-store"}
-                message["headers"] = [*message["headers"], *(pair for pair in more.items() if pair[0] not in given)]
+                message["headers"] = [*message["headers"], *(pair for pair in more.items() if pair[0] not in present)]
             await send(message)
 
         await self._app(scope, receive, with_headers)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFiles:
+    """The page's files, with a hash of them all; they are read once."""
+
+    hash: str
+    contents: dict[str, bytes]
+
+
+@cache
+def files() -> PageFiles:
+    """Return the files of the folder ``static``."""
+    contents = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.is_file()}
+    whole = sha256()
+    for name, content in contents.items():
+        whole.update(f"{name} {len(content)} ".encode() + content)
+    return PageFiles(whole.hexdigest()[:16], contents)
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """Return the page; its files have their hash in their address."""
+    static = files()
+    html = static.contents["index.html"].replace(b'"static/', f'"static/{static.hash}/'.encode())
+    return Response(html, media_type="text/html; charset=utf-8", headers={"Cache-Control": _NO_CACHE})
+
+
+@router.get("/static/{name}")
+async def file(name: str) -> Response:
+    """Return a file as it is now."""
+    return _file(name, _NO_CACHE)
+
+
+@router.get("/static/{hash_}/{name}")
+async def hashed_file(hash_: str, name: str) -> Response:
+    """Return a file; its content never changes under an address with the present hash."""
+    return _file(name, _YEAR if hash_ == files().hash else _NO_CACHE)
+
+
+def _file(name: str, cache_control: str) -> Response:
+    content = files().contents.get(name)
+    if content is None or name == "index.html":
+        raise HTTPException(404, "the page has no such file")
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    if name.endswith(".js"):
+        kind = "text/javascript"  # which some systems do not know
+    text = kind.startswith("text/") or kind == "image/svg+xml"
+    media_type = f"{kind}; charset=utf-8" if text else kind
+    return Response(content, media_type=media_type, headers={"Cache-Control": cache_control})

@@ -1,86 +1,60 @@
-"""What the API answers. All times are ISO 8601 with a zone; ``at`` is the clock of the database or broker's client."""
+"""The answers of the API about stores, made from what a store reports. No database and no broker is called here.
+
+All times are ISO 8601 with a zone; ``at`` is the clock of the database or of the broker's client.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+from unicodedata import category
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Kind = Literal["store", "rabbitmq", "sqs"]
+from airflow_delayed.delivery import Finding
+from airflow_delayed.store.api import DISPATCHED, AuditRecord, DeliveredMessage, DispatcherSeen, StoreCounts
+from airflow_delayed.store.records import Content, Remembered, StoredMessage
+
+if TYPE_CHECKING:
+    # Python 3.10 does not have it
+    from typing import Self
+
+#: Characters of a header's value that are shown.
+MAX_VALUE = 2000
+#: Replaces the reason of a failure for users without the right to read the connection: a broker's text may name a
+#: virtual host, a login or an address.
+HIDDEN = "hidden; users who may read the connection see the reason"
+#: Control characters that text may have.
+_LAYOUT = "\t\n\r"
+
+ConnectionKind = Literal["store", "rabbitmq", "sqs"]
+StateName = Literal["waiting", "due", "in flight", "retrying", "failed", "expired"]
 
 
-Code = Literal[
-    "login",
-    "forbidden",
-    "absent",
-    "invalid",
-    "cross_site",
-    "not_json",
-    "unreachable",
-    "too_slow",
-    "busy",
-    "not_ready",
-    "conflict",
-    "internal",
-    "closed",
-]
+class ApiModel(BaseModel):
+    """The base of all answers, made from objects with these attributes; a mismatch puts no value into a log."""
+
+    model_config = ConfigDict(from_attributes=True, hide_input_in_errors=True)
 
 
-class Answer(BaseModel):
-    """The base of all answers; should one not be as described, no value of it comes into a log."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
-
-
-class Fault(Answer):
-    """What went wrong: a word for programs, and a text for people that says what to do."""
-
-    code: Code
-    message: str
-
-
-class FaultAnswer(Answer):
-    """The body of each answer whose status is 400 or more."""
-
-    error: Fault
-
-
-class Rights(Answer):
+class ConnectionRights(ApiModel):
     """What this user may do with a connection."""
 
-    bodies: bool = Field(description="See bodies and the values of headers: the right to read the connection")
-    act: bool = Field(description="Cancel, reschedule, retry, erase, redrive: the right to edit the connection")
+    read: bool = Field(description="See bodies and the values of headers: the right to read the connection")
+    edit: bool = Field(description="Cancel, reschedule, retry, erase, redrive: the right to edit the connection")
 
 
-class ConnectionShown(Answer):
-    """One connection of the section [delayed] of Airflow's configuration."""
-
-    connection_id: str
-    kind: Kind
-    queue: str | None = Field(default=None, description="Of SQS: the destination. One entry for each")
-    may: Rights
-
-
-class Connections(Answer):
-    """All that the page shows, in the order of the configuration."""
-
-    user: str
-    version: str
-    body_limit: int = Field(description="Bytes of a body that are shown at most")
-    connections: list[ConnectionShown]
-    hidden: bool = Field(description="Some are not shown, because the user may not read them")
-
-
-class Bar(Answer):
+class Bar(ApiModel):
     """How many messages fall due in one minute or hour, from ``begin`` on; the first counts from now."""
 
     begin: datetime
     messages: int
 
 
-class DispatcherShown(Answer):
-    """Who dispatches, or did within a day. ``ended_at`` null: it is at work, or was killed."""
+class DispatcherResponse(ApiModel):
+    """A dispatcher that works, or worked within a day. ``ended_at`` null: it still works, or was killed."""
 
     dispatcher: str
     conn_ids: list[str | None] = Field(description="Connections it delivers through; null: the store's queue tables")
@@ -89,8 +63,8 @@ class DispatcherShown(Answer):
     ended_at: datetime | None
 
 
-class Dispatched(Answer):
-    """The message that was handed over last."""
+class LastDispatched(ApiModel):
+    """The message that was dispatched last."""
 
     at: datetime
     message_id: str
@@ -98,8 +72,18 @@ class Dispatched(Answer):
     dispatcher: str | None
 
 
-class StoreSummary(Answer):
-    """How a store stands, at ``at``; the figures are ``age_seconds`` old."""
+class FindingResponse(ApiModel):
+    """A condition that an operator should know."""
+
+    code: str = Field(description="A short name that stays the same, such as ``no-dispatcher``")
+    severity: str = Field(description="``error``, ``warning`` or ``unknown``")
+    where: str
+    what: str
+    remedy: str | None = Field(description="What to do")
+
+
+class StoreSummary(ApiModel):
+    """The figures of a store at the time ``at``; they are ``age_seconds`` old."""
 
     connection_id: str
     at: datetime
@@ -115,16 +99,40 @@ class StoreSummary(Answer):
     remembered: int | None = Field(description="Ids of messages that are gone")
     next_due: datetime | None
     oldest_due: datetime | None = Field(description="The due time of the message that is due for longest")
-    last_dispatched: Dispatched | None
-    dispatchers: list[DispatcherShown] = Field(description="The one seen last comes first")
+    last_dispatched: LastDispatched | None
+    dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
     by_minute: list[Bar] = Field(description="60 minutes")
     by_hour: list[Bar] = Field(description="24 hours")
+    findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
+
+    @classmethod
+    def of(
+        cls,
+        connection_id: str,
+        counts: StoreCounts,
+        last: DeliveredMessage | None,
+        dispatchers: Sequence[DispatcherSeen],
+        findings: Sequence[Finding],
+    ) -> Self:
+        """Return the summary of a store."""
+        figures = asdict(counts) | {
+            "connection_id": connection_id,
+            "age_seconds": 0,
+            "due_within_hour": sum(counts.by_minute.values()),
+            "last_dispatched": last,
+            "dispatchers": dispatchers,
+            "by_minute": _bars(counts.by_minute),
+            "by_hour": _bars(counts.by_hour),
+            "findings": [finding.to_json() for finding in findings],
+        }
+        return cls(**figures)
 
 
-State = Literal["waiting", "due", "in flight", "retrying", "failed", "expired"]
+def _bars(counted: Mapping[datetime, int]) -> list[Bar]:
+    return [Bar(begin=begin, messages=count) for begin, count in counted.items()]
 
 
-class Origin(Answer):
+class MessageOrigin(ApiModel):
     """The task that sent it. ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop."""
 
     dag_id: str
@@ -134,13 +142,13 @@ class Origin(Answer):
     iteration: int | None
 
 
-class Message(Answer):
+class MessageResponse(ApiModel):
     """A message that is in the store: all but headers and body."""
 
     message_id: str
     destination: str
     due_at: datetime
-    state: State
+    state: StateName
     deliver_conn_id: str | None = Field(description="Null: the destination is a queue table in the store's database")
     tag: str | None
     expires_at: datetime | None
@@ -150,60 +158,182 @@ class Message(Answer):
     stored_at: datetime | None
     replaced_at: datetime | None
     failed_at: datetime | None
-    origin: Origin | None
+    origin: MessageOrigin | None
+
+    @classmethod
+    def of(cls, stored: StoredMessage, *, reasons: bool) -> Self:
+        """Return a message that is in the store.
+
+        :param reasons: show why it failed.
+        """
+        message = cls.model_validate(stored)
+        message.last_error = _reason(stored, shown=reasons)
+        return message
 
 
-class Remembered(Answer):
-    """An id whose message is gone: handed over, cancelled, purged or erased."""
+def _reason(stored: StoredMessage, *, shown: bool) -> str | None:
+    return stored.last_error if shown or stored.last_error is None else HIDDEN
+
+
+class TombstoneResponse(ApiModel):
+    """An id whose message is gone: dispatched, cancelled, purged or erased."""
 
     message_id: str
     state: str
     at: datetime
     destination: str | None
     due_at: datetime | None
-    late_seconds: float | None = Field(description="Handed over so long after it was due; 0 if ahead of it")
+    late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")
+
+    @classmethod
+    def of(cls, remembered: Remembered) -> Self:
+        """Return an id whose message has left the store."""
+        late = None
+        if remembered.state == DISPATCHED and remembered.due_at is not None:
+            late = max((remembered.at - remembered.due_at).total_seconds(), 0.0)
+        return cls(**asdict(remembered), late_seconds=late)
 
 
-class Messages(Answer):
+class MessagePage(ApiModel):
     """One page, ordered by due time and id."""
 
     at: datetime
-    messages: list[Message]
-    remembered: list[Remembered] = Field(description="Of the ids that were asked for: those that are gone")
+    messages: list[MessageResponse]
+    remembered: list[TombstoneResponse] = Field(description="Of the ids that were asked for: remembered ones")
     next: str | None = Field(description="Give it as after= for the next page; null: this is the last")
 
 
-class Happening(Answer):
+class HistoryEntry(ApiModel):
     """One line of a message's history."""
 
     at: datetime
     what: str = Field(
-        description="stored, replaced, failed, expired, tried, handed over, cancelled, rescheduled, retried, erased..."
+        description="stored, replaced, failed, expired, tried, dispatched, cancelled, rescheduled, retried, erased..."
     )
     who: str | None
     detail: str | None
 
 
-class Headers(Answer):
-    """A message's headers; of those that are long the values are cut."""
+class MessageHeaders(ApiModel):
+    """A message's headers; long values are cut."""
 
     names: list[str]
     values: dict[str, str | None] | None = Field(description="Null: this user may see the names only")
     cut: list[str] = Field(description="Names of the headers whose value is cut")
 
+    @classmethod
+    def of(cls, headers: Mapping[str, str], *, values: bool) -> Self:
+        """Return headers by name.
 
-class MessageDetail(Answer):
-    """All that is known of an id but the body: one of ``message`` and ``remembered`` is given."""
+        :param values: show their values.
+        """
+        names = sorted(headers)
+        if not values:
+            return cls(names=names, values=None, cut=[])
+        return cls(
+            names=names,
+            values={name: headers[name][:MAX_VALUE] for name in names},
+            cut=[name for name in names if len(headers[name]) > MAX_VALUE],
+        )
+
+
+class MessageDetail(ApiModel):
+    """Everything that the store knows of an id, except the body; either ``message`` or ``remembered`` is null."""
 
     at: datetime
-    message: Message | None
-    remembered: Remembered | None
-    headers: Headers | None = Field(description="Null: the message is gone, or its headers cannot be read")
+    message: MessageResponse | None
+    remembered: TombstoneResponse | None
+    headers: MessageHeaders | None = Field(description="Null: the message is gone, or its headers cannot be read")
     body_bytes: int | None
-    history: list[Happening] = Field(description="Oldest first")
+    history: list[HistoryEntry] = Field(description="Oldest first")
+
+    @classmethod
+    def of(
+        cls,
+        now: datetime,
+        known: StoredMessage | Remembered,
+        content: Content | None,
+        changes: Sequence[AuditRecord],
+        *,
+        values: bool,
+    ) -> Self:
+        """Return everything that is known of an id, except its body.
+
+        :param content: of a message that is in the store.
+        :param values: show the values of headers, and why the message failed.
+        """
+        headers = content.headers if content and isinstance(known, StoredMessage) else None
+        return cls(
+            at=now,
+            message=MessageResponse.of(known, reasons=values) if isinstance(known, StoredMessage) else None,
+            remembered=TombstoneResponse.of(known) if isinstance(known, Remembered) else None,
+            headers=None if headers is None else MessageHeaders.of(headers, values=values),
+            body_bytes=content.body_bytes if content else None,
+            history=history(known, changes, reasons=values),
+        )
 
 
-class Body(Answer):
+def history(known: StoredMessage | Remembered, changes: Sequence[AuditRecord], *, reasons: bool) -> list[HistoryEntry]:
+    """Return the history of a message, oldest entry first.
+
+    :param reasons: show why it failed.
+    """
+    entries = [_change_entry(change) for change in changes]
+    if isinstance(known, Remembered):
+        entries += _tombstone_entries(known, changes)
+    else:
+        entries += _message_entries(known, _reason(known, shown=reasons))
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def _message_entries(stored: StoredMessage, reason: str | None) -> list[HistoryEntry]:
+    entries = []
+    origin = stored.origin
+    who = f"task {origin.dag_id}.{origin.task_id}, run {origin.run_id}" if origin else None
+    stored_at, replaced_at = stored.stored_at, stored.replaced_at
+    if stored_at is not None:
+        entries.append(_entry(stored_at, "stored", None if replaced_at else who))
+    if replaced_at is not None:
+        entries.append(_entry(replaced_at, "replaced", who, "by another with the same id"))
+    tries = f"{stored.retry_count} failed {'try' if stored.retry_count == 1 else 'tries'}"
+    if stored.failed_at is not None:
+        entries.append(_entry(stored.failed_at, stored.state.value, None, f"{tries}; {reason or 'no reason kept'}"))
+    elif stored.next_try is not None:
+        entries.append(_entry(stored.next_try, "next try", None, f"after {tries}: {reason}"))
+    return entries
+
+
+def _tombstone_entries(remembered: Remembered, changes: Sequence[AuditRecord]) -> list[HistoryEntry]:
+    at, state = remembered.at, remembered.state
+    if state != DISPATCHED:
+        if any(change.at == at for change in changes):
+            return []
+        return [_entry(at, state, None, "with others; the audit of this time has the user")]
+    lateness = None if remembered.due_at is None else _lateness(at - remembered.due_at)
+    return [_entry(at, DISPATCHED, f"dispatcher {remembered.dispatcher}" if remembered.dispatcher else None, lateness)]
+
+
+def _lateness(late: timedelta) -> str:
+    seconds = late.total_seconds()
+    return (
+        f"{seconds:,.3f} s after it was due"
+        if seconds >= 0
+        else f"{-seconds:,.3f} s ahead, to be delayed by the broker"
+    )
+
+
+def _change_entry(change: AuditRecord) -> HistoryEntry:
+    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in change.counts.items())
+    to = f"to {change.selection['to']}; " if "to" in change.selection else ""
+    detail = f"{to}of {change.selection.get('ids', '?')} messages: {counts or 'none'}"
+    return _entry(change.at, change.action, change.who, detail)
+
+
+def _entry(at: datetime, what: str, who: str | None, detail: str | None = None) -> HistoryEntry:
+    return HistoryEntry(at=at, what=what, who=who, detail=detail)
+
+
+class MessageBody(ApiModel):
     """A body, cut at the limit. It is text if it is UTF-8 without control characters, and hexadecimal otherwise."""
 
     message_id: str
@@ -212,96 +342,49 @@ class Body(Answer):
     form: Literal["text", "hex"]
     content: str
 
+    @classmethod
+    def of(cls, message_id: str, content: Content) -> Self:
+        """Return the beginning of a body."""
+        text = text_of(content.body, whole=len(content.body) == content.body_bytes)
+        return cls(
+            message_id=message_id,
+            bytes=content.body_bytes,
+            shown_bytes=len(content.body),
+            form="hex" if text is None else "text",
+            content=content.body.hex() if text is None else text,
+        )
 
-class Became(Answer):
-    """What became of one message."""
+
+def text_of(data: bytes, *, whole: bool) -> str | None:
+    """Return bytes as text; None: they are not UTF-8, or have control characters.
+
+    :param whole: False: the last character may be cut off in the middle.
+    """
+    for cut in range(1 if whole else 4):
+        try:
+            text = data[: len(data) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        return text if all(category(character) != "Cc" or character in _LAYOUT for character in text) else None
+    return None
+
+
+class MessageOutcome(ApiModel):
+    """The outcome of a change for one message."""
 
     message_id: str
     outcome: str
 
 
-class Changed(Answer):
-    """What a change did, or with ``dry_run`` would do."""
+class ChangeResponse(ApiModel):
+    """The outcomes of a change; with ``dry_run`` they are predicted, and nothing is changed."""
 
     dry_run: bool
     matching: int = Field(description="Messages that were asked for: ids, or what the filter means")
     matching_at_least: bool = Field(description="There are more than were counted")
     total: int = Field(description="Messages that this call looked at")
     changed: int = Field(description="Those of them that it changed")
-    outcomes: dict[str, int] = Field(description="How many by outcome: cancelled, handed over, in flight, ...")
-    messages: list[Became] = Field(description="By ids: each; by filter: the first 100 of each outcome")
+    outcomes: dict[str, int] = Field(description="How many by outcome: cancelled, dispatched, in flight, ...")
+    messages: list[MessageOutcome] = Field(description="By ids: each; by filter: the first 100 of each outcome")
     next: str | None = Field(description="By filter: there is more to do; ask again with after=")
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")
-
-
-class LevelShown(Answer):
-    """What waits in one delay level of RabbitMQ; null: unknown, or there is no such queue."""
-
-    level: int
-    queue: str
-    messages: int | None
-    stuck: int | None
-    earliest: datetime
-    latest: datetime
-
-
-class RabbitMQSummary(Answer):
-    """What waits in RabbitMQ's delay levels and when it leaves; levels that are empty are left out."""
-
-    connection_id: str
-    at: datetime
-    age_seconds: float
-    topology: str
-    messages: int
-    stuck: int | None
-    why_unknown: str | None
-    levels: list[LevelShown]
-    missing: list[str]
-    unroutable_queue: str
-    unroutable: int | None
-
-
-class QueueShown(Answer):
-    """One queue of SQS; counts are SQS's, and approximate."""
-
-    queue: str
-    waiting: int
-    delayed: int
-    in_flight: int
-    retention_seconds: int
-    visibility_timeout_seconds: int
-
-
-class SqsSummary(Answer):
-    """The queues that messages to one destination pass through; null: there is no such queue."""
-
-    connection_id: str
-    queue: str
-    at: datetime
-    age_seconds: float
-    destination: QueueShown
-    delay_queue: QueueShown | None
-    dead_letter_queue: QueueShown | None
-    max_receive_count: int | None
-    risk: str | None = Field(description="Why messages could expire unread; null: nothing says so")
-
-
-class Destination(Answer):
-    """A destination of unroutable messages."""
-
-    name: str
-    messages: int
-    problem: str | None = Field(description="Why nothing would be sent to it unless it is named")
-
-
-class Redriven(Answer):
-    """What became of messages that were to be moved back to their destination."""
-
-    dry_run: bool
-    waiting: int | None = Field(description="Of a dry run: how many there are")
-    destinations: list[Destination] = Field(
-        default=[], description="Of a dry run on RabbitMQ: what the messages that were looked at name"
-    )
-    moved: int
-    left: dict[str, int] = Field(description="How many stayed, by reason")
-    task: str | None = Field(default=None, description="Of SQS: it moves them by itself, and goes on")

@@ -1,4 +1,4 @@
-"""What the API is asked: filters, ids, and changes."""
+"""The requests of the API: filters, ids, and changes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from airflow_delayed.origin import SentBy
-from airflow_delayed.store.id_pages import check_token
+from airflow_delayed.identity import SentBy
+from airflow_delayed.store.api import check_token
+from airflow_delayed.store.records import place_of
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ID, MAX_TAG
-from airflow_delayed.store.stored import place_of
-from airflow_delayed.ui.models import State
+from airflow_delayed.ui.models import StateName
 
 #: Messages that one change names.
 MAX_IDS = 1000
 #: Airflow's own limit of these names.
 MAX_NAME = 250
 
-#: No database keeps a null character in a text, and a driver would refuse it.
+#: Text without null characters, which no database stores and a driver would refuse.
 _Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")]
 MessageId = Annotated[_Text, StringConstraints(max_length=MAX_ID)]
 _Name = Annotated[_Text, StringConstraints(max_length=MAX_NAME)]
@@ -28,7 +28,7 @@ def _token(value: str) -> str:
     return value
 
 
-#: Where a list goes on.
+#: The place where a list goes on.
 _After = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_token)]
 
 
@@ -37,12 +37,12 @@ def _change_token(value: str) -> str:
     return value
 
 
-#: Where a change goes on.
+#: The place where a change goes on.
 _From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
 
 
-class Filter(BaseModel):
-    """Which messages are meant; texts are compared byte by byte, times have a zone."""
+class FilterBody(BaseModel):
+    """Criteria that select messages; texts are compared byte by byte, times have a zone."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,14 +50,14 @@ class Filter(BaseModel):
     destination: _Text | None = Field(default=None, max_length=MAX_DESTINATION)
     due_from: AwareDatetime | None = Field(default=None, description="Due then or later")
     due_until: AwareDatetime | None = Field(default=None, description="Due before then")
-    state: list[State] | None = Field(default=None, min_length=1)
+    state: list[StateName] | None = Field(default=None, min_length=1)
     dag_id: _Name | None = Field(default=None, description="Sent by this DAG; the three below need it")
     run_id: _Name | None = None
     task_id: _Name | None = None
     map_index: int | None = Field(default=None, ge=-1, le=2**31 - 1)
 
     @model_validator(mode="after")
-    def _of_a_dag(self) -> Filter:
+    def _of_a_dag(self) -> FilterBody:
         if self.dag_id is None and (self.run_id, self.task_id, self.map_index) != (None, None, None):
             raise ValueError("run_id, task_id and map_index need dag_id")
         return self
@@ -77,7 +77,7 @@ class Filter(BaseModel):
         }
 
 
-class Listing(Filter):
+class ListQuery(FilterBody):
     """The query of a list."""
 
     id: list[MessageId] | None = Field(default=None, max_length=MAX_IDS)
@@ -85,32 +85,34 @@ class Listing(Filter):
     limit: int = Field(default=50, ge=1, le=200)
 
 
-class Change(BaseModel):
-    """Messages by ids or by a filter, one of them; a filter has at least one criterion."""
+class ChangeBody(BaseModel):
+    """A change of messages, selected by ids or by a filter, not both; a filter has at least one criterion."""
 
     model_config = ConfigDict(extra="forbid")
 
     ids: list[MessageId] | None = Field(default=None, min_length=1, max_length=MAX_IDS)
-    filter: Filter | None = None
-    dry_run: bool = Field(description="Change nothing, and tell what would happen")
+    filter: FilterBody | None = None
+    dry_run: bool = Field(description="Change nothing, and report what would happen")
     most: int | None = Field(
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
     after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
 
     @model_validator(mode="after")
-    def _one_of(self) -> Change:
+    def _one_of(self) -> ChangeBody:
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give ids or filter, and not both")
         if self.filter is not None and not self.filter.model_dump(exclude_none=True):
-            raise ValueError("filter: give at least one criterion; nothing is meant by all there is")
+            raise ValueError("filter: give at least one criterion")
         return self
 
 
-class Rescheduling(Change):
-    """A change with the new due time, one of two."""
+class RescheduleBody(ChangeBody):
+    """A change of due times: to a time, or to a delay from now, not both."""
 
-    due_at: AwareDatetime | None = Field(default=None, description="With a zone; what is past is handed over at once")
+    due_at: AwareDatetime | None = Field(
+        default=None, description="With a zone; a time in the past is dispatched at once"
+    )
     delay_seconds: float | None = Field(
         default=None,
         ge=0,
@@ -119,29 +121,29 @@ class Rescheduling(Change):
     )
 
     @model_validator(mode="after")
-    def _when(self) -> Rescheduling:
+    def _when(self) -> RescheduleBody:
         if (self.due_at is None) == (self.delay_seconds is None):
             raise ValueError("give due_at or delay_seconds, and not both")
         return self
 
 
-class Redrive(BaseModel):
-    """Moving back what could not be delivered."""
+class RedriveBody(BaseModel):
+    """A redrive: messages that could not be delivered are moved back."""
 
     model_config = ConfigDict(extra="forbid")
 
-    dry_run: bool = Field(description="Move nothing, and tell how many there are")
+    dry_run: bool = Field(description="Move nothing, and report how many there are")
 
 
-class RedriveUnroutable(Redrive):
-    """Sending unroutable messages again, to destinations that are named: a message may name any."""
+class RedriveUnroutableBody(RedriveBody):
+    """A redrive of unroutable messages, to named destinations alone: a message may name any destination."""
 
     destinations: list[_Text] | None = Field(
         default=None, min_length=1, max_length=MAX_IDS, description="Names from the list of a dry run"
     )
 
     @model_validator(mode="after")
-    def _names_them(self) -> RedriveUnroutable:
+    def _names_them(self) -> RedriveUnroutableBody:
         if not self.dry_run and self.destinations is None:
             raise ValueError("destinations: name those to send to; a dry run lists them")
         return self

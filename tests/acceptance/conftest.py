@@ -44,6 +44,10 @@ class World:
     connections: Mapping[str, Mapping[str, object]]
     #: While this file is there, rows that Spark would compute come without it.
     without_spark: Path
+    #: Where queries and functions are spooled.
+    spools: Path
+    #: Where Airflow sends its metrics; a test may receive them.
+    statsd_port: int
 
     @contextmanager
     def canned(self) -> Iterator[None]:
@@ -66,7 +70,7 @@ class World:
             cursor.execute("delete from delayed_messages")
             database.commit()
 
-    def held(self) -> int:
+    def stored(self) -> int:
         """How many messages the store holds."""
         import psycopg2
 
@@ -75,13 +79,14 @@ class World:
             return int(cursor.fetchone()[0])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A live Airflow with the example DAG; nothing runs that a test does not start."""
     java.require()
     folder = tmp_path_factory.mktemp("world")
     # a queue of its own also on a server of the user's
     prefix = f"live-{secrets.token_hex(4)}-"
+    statsd_port = process.free_port()
     # the examples, and DAGs for the tests alone
     dags = shutil.copytree(ROOT / "dags", folder / "dags")
     shutil.copytree(ROOT / "tests/acceptance/dags", dags, dirs_exist_ok=True)
@@ -103,10 +108,14 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
                 **{**demo_ui.settings(folder), "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store,down_store"},
                 SPARK_CONF_DIR=str(folder / "bin"),
                 PATH=os.pathsep.join([str(spark_submit(folder)), str(Path(sys.executable).parent), os.environ["PATH"]]),
+                AIRFLOW__DELAYED__SPOOL_FOLDER=str(folder / "spools"),
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
                 FLIGHTS_IN_ANY_ORDER="1",
                 AIRFLOW__CORE__FERNET_KEY=fernet_key,
                 AIRFLOW__CORE__TEST_CONNECTION="Enabled",
+                AIRFLOW__METRICS__STATSD_ON="True",
+                AIRFLOW__METRICS__STATSD_PORT=str(statsd_port),
+                AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED="True",
                 # a triggerer that was killed is missed sooner than after 30 s
                 AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
                 AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="12",
@@ -115,7 +124,21 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
             urls = server.url, broker, prefix, metadata, fernet_key
-            yield World(live, consumer, folder / "reminders", *urls, connections, folder / "without-spark")
+            folders = folder / "without-spark", folder / "spools"
+            yield World(live, consumer, folder / "reminders", *urls, connections, *folders, statsd_port)
+
+
+@contextmanager
+def by_schedule(world: World) -> Iterator[None]:
+    """Have the scheduler start DAGs by their schedules, which events belong to; but not the flights'."""
+    live = world.live
+    live.call("PATCH", f"/dags/{DAG}", is_paused=True)
+    live.stop("scheduler")
+    live.start("scheduler", AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE="True")
+    yield
+    live.stop("scheduler")
+    live.start("scheduler")
+    live.call("PATCH", f"/dags/{DAG}", is_paused=False)
 
 
 def spark_submit(folder: Path) -> Path:
@@ -160,7 +183,7 @@ class Site:
         return page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow_ui(world: World) -> Iterator[Site]:
     with chromium.running() as browser:
         yield Site(world.live, browser)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.conftest import Site, World
 
+from acceptance.conftest import Site, World
 from services import chromium
 
 NAME = "by_form"
@@ -68,5 +68,5 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
 
     saved = world.live.call("GET", f"/connections/{NAME}")
     assert (saved["conn_type"], saved["host"], saved["schema"]) == ("rabbitmq", broker["host"], world.broker.name)
-    given = {name: value for name, value in json.loads(saved["extra"]).items() if value is not None}
-    assert given == {"ssl": False, "heartbeat": 60, "topology": "celery-classic"}
+    extra = {name: value for name, value in json.loads(saved["extra"]).items() if value is not None}
+    assert extra == {"ssl": False, "heartbeat": 60, "topology": "celery-classic"}

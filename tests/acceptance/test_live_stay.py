@@ -8,9 +8,9 @@ from contextlib import closing
 from datetime import timedelta
 
 import pytest
-from acceptance.conftest import World
 from sqlalchemy import text
 
+from acceptance.conftest import World
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 

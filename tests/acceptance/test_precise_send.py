@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.conftest import World
 from reckoning import Consumer, consuming
 
+from acceptance.conftest import World
 from services import process
 
 DAG = "precise_send"
@@ -35,11 +35,11 @@ def task(world: World, run_id: str) -> dict[str, Any]:
 def deferred(world: World, run_id: str) -> dict[str, Any]:
     """Wait until a triggerer holds the task, and return the task."""
 
-    def held() -> bool:
+    def deferred() -> bool:
         found = task(world, run_id)
         return found["state"] == "deferred" and found["triggerer_job"] is not None
 
-    process.wait_for("the wait", held, seconds=120, log=world.live.folder / "scheduler.log")
+    process.wait_for("the wait", deferred, seconds=120, log=world.live.folder / "scheduler.log")
     return task(world, run_id)
 
 
@@ -49,7 +49,7 @@ def triggerers(world: World) -> list[int]:
     return sorted(job["id"] for job in jobs)
 
 
-def test_a_deferred_send_survives_the_triggerer_that_held_it(world: World, consumer: Consumer) -> None:
+def test_a_deferred_send_survives_the_triggerer_that_waited_for_it(world: World, consumer: Consumer) -> None:
     live = world.live
     log = live.folder / "triggerer.log"
     first = live.parts["triggerer"]
@@ -72,7 +72,7 @@ def test_a_deferred_send_survives_the_triggerer_that_held_it(world: World, consu
     [arrival] = consumer.arrivals()
     assert arrival.body == "precise body"
     assert arrival.arrived >= due
-    [event] = live.call("GET", f"/assets/events?source_dag_id={DAG}")["asset_events"]
+    [event] = live.asset_events(source_dag_id=DAG)
     assert (event["extra"]["sent"], list(event["extra"]["destinations"].values())) == (1, [1])
 
 
@@ -88,10 +88,10 @@ def test_cleared_it_waits_for_another_message_and_marked_failed_it_sends_none(wo
     live.call("PATCH", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/send", new_state="failed")
     assert live.wait(DAG, run_id) == "failed"
 
-    told = "ended by a user before "
-    process.wait_for("the triggerer's word", lambda: told in live.log(DAG, run_id, "send"), seconds=60)
-    [line] = [line for line in live.log(DAG, run_id, "send").splitlines() if told in line]
-    moment = line.split(told)[1].split(": ")[0]
+    reason = "ended by a user before "
+    process.wait_for("the triggerer's word", lambda: reason in live.log(DAG, run_id, "send"), seconds=60)
+    [line] = [line for line in live.log(DAG, run_id, "send").splitlines() if reason in line]
+    moment = line.split(reason)[1].split(": ")[0]
     assert datetime.fromisoformat(moment) > datetime.fromisoformat(earlier)
     # 30 s before it was due it would have been given to SQS, and were there to be seen
     assert len(consumer.arrivals()) == before

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.conftest import DAG as FLIGHTS
-from acceptance.conftest import World
 from support.leaks import leaks
 
+from acceptance.conftest import World, by_schedule
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from services import process
@@ -38,11 +37,10 @@ def handled(world: World) -> dict[str, tuple[datetime, str]]:
     return found
 
 
-def told(world: World) -> list[dict[str, Any]]:
+def received(world: World) -> list[dict[str, Any]]:
     """The messages of all events that Airflow has stored."""
-    found = world.live.call("GET", "/assets/events?limit=100&source_task_id=")["asset_events"]
-    # a send tells of itself by events too
-    payloads = [event["extra"]["payload"] for event in found if "payload" in event["extra"]]
+    # a send makes events too
+    payloads = [event["extra"]["payload"] for event in world.live.asset_events() if "payload" in event["extra"]]
     return [message for payload in payloads for message in payload["messages"]]
 
 
@@ -58,25 +56,19 @@ def watched(world: World) -> Iterator[World]:
     live = world.live
     for dag in (DAG, f"{DAG}_send"):
         eventually(dag, lambda dag=dag: live.has(dag), live.folder / "dag-processor.log")
-    # by events too DAGs start only under a scheduler that starts them by their schedule; others are not wanted here
-    live.call("PATCH", f"/dags/{FLIGHTS}", is_paused=True)
-    live.stop("scheduler")
-    live.start("scheduler", AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE="True")
-    live.unpause(f"{DAG}_send")
-    run = live.trigger(f"{DAG}_send")
-    assert live.wait(f"{DAG}_send", run) == "success"
-    live.unpause(DAG)
-    yield world
-    live.call("PATCH", f"/dags/{DAG}", is_paused=True)
-    live.stop("scheduler")
-    live.start("scheduler")
-    live.call("PATCH", f"/dags/{FLIGHTS}", is_paused=False)
+    with by_schedule(world):
+        live.unpause(f"{DAG}_send")
+        run = live.trigger(f"{DAG}_send")
+        assert live.wait(f"{DAG}_send", run) == "success"
+        live.unpause(DAG)
+        yield world
+        live.call("PATCH", f"/dags/{DAG}", is_paused=True)
 
 
 def test_a_message_starts_the_dag_when_it_is_due(watched: World) -> None:
     log = watched.live.folder / "triggerer.log"
-    eventually("both messages", lambda: len(told(watched)) == 2, log)
-    dues = {message["message_id"]: message["due_at"] for message in told(watched)}
+    eventually("both messages", lambda: len(received(watched)) == 2, log)
+    dues = {message["message_id"]: message["due_at"] for message in received(watched)}
     assert len(dues) == 2
     eventually("runs for both", lambda: handled(watched).keys() == dues.keys(), log)
     for message_id, (began, due) in handled(watched).items():
@@ -99,11 +91,11 @@ def test_no_message_is_lost_when_the_triggerer_is_killed_before_its_event_is_sto
     eventually("the message in the triggerer's hands", lambda: unacknowledged(watched) == 1, log)
     time.sleep(1.5)
     live.kill("triggerer")
-    assert "killed-between" not in [message["message_id"] for message in told(watched)]
+    assert "killed-between" not in [message["message_id"] for message in received(watched)]
 
     live.start("triggerer")
     eventually("a run", lambda: "killed-between" in handled(watched), log)
-    (stored,) = [message for message in told(watched) if message["message_id"] == "killed-between"]
+    (stored,) = [message for message in received(watched) if message["message_id"] == "killed-between"]
     assert stored["redelivered"] is True
     eventually("the acknowledgement", lambda: watched.broker.count(QUEUE) == unacknowledged(watched) == 0, log)
     kept = watched.metadata_url, watched.fernet_key, live.folder

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 from support.fresh import fresh_fixture  # noqa: F401 - a fixture
-from support.standing import give_up, hand_over
+from support.standing import give_up, mark_dispatched
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.schema import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def hook(store: Store) -> DelayedStoreHook:
     made = store.installed()
     made.send(message(f"m{n}", LATER + n * timedelta(hours=1), tag="t" if n < 3 else "u") for n in range(6))
-    hand_over(made, "m4")
+    mark_dispatched(made, "m4")
     give_up(made, "m5")
     return made
 
@@ -102,10 +103,13 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     table = delayed("counts", "--tag", "t", "--by-destination")
     assert ["waiting" in table.out, "to q" in table.out, "remembered" in table.out] == [True, True, False]
     (known,) = delayed("get", "m4", "-o", "json").rows
-    assert (known["state"], known["destination"]) == ("handed over", "q")
+    assert (known["state"], known["destination"]) == ("dispatched", "q")
     table = delayed("list", "--due-from", (LATER + timedelta(hours=3)).isoformat())
     assert ["m3" in table.out, "m5" in table.out, "m2" in table.out] == [True, True, False]
     assert "queue 'q' is not there" in table.out
+    # the connection that delivers, as --deliver-conn-id names it
+    columns = delayed("list", "m3", "-o", "plain").out.split()
+    assert ["deliver_conn_id" in columns, "broker" in columns] == [True, True]
     assert delayed("dispatchers", "-o", "json").rows == []
 
 
@@ -141,7 +145,7 @@ def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
     assert delayed("cancel", "--tag", "t").code == 1
     assert hook.get("m0").state == "waiting"
     yes = delayed("cancel", "--tag", "t", "-o", "json", answer="y\n")
-    assert yes.rows == [{"outcome": "cancelled", "messages": 3, "such_as": ["m0", "m1", "m2"]}]
+    assert yes.rows == [{"outcome": "cancelled", "messages": 3, "examples": ["m0", "m1", "m2"]}]
     assert hook.get("m0").state == "cancelled"
     none = delayed("cancel", "--tag", "t", "-o", "json")
     assert (none.rows, "No message would be changed." in none.err) == ([], True)
@@ -152,9 +156,9 @@ def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
         {"tag": "t"},
         {"cancelled": 3},
     )
-    told = delayed("audit", "--limit", "1")
-    assert ["tag: t" in told.out, "cancelled: 3" in told.out] == [True, True]
-    assert f"There may be more: --after {record['seq']}" in told.err
+    printed = delayed("audit", "--limit", "1")
+    assert ["tag: t" in printed.out, "cancelled: 3" in printed.out] == [True, True]
+    assert f"There may be more: --after {record['seq']}" in printed.err
     assert delayed("audit", "--after", str(record["seq"]), "-o", "json").rows == []
     assert delayed("audit", "--since", LATER.isoformat(), "-o", "json").rows == []
 
@@ -164,21 +168,22 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     moved = delayed("reschedule", "m0", "m4", "--due-at", later, "-o", "json")
     assert moved.rows == [
         {"message_id": "m0", "outcome": "rescheduled"},
-        {"message_id": "m4", "outcome": "handed over"},
+        {"message_id": "m4", "outcome": "dispatched"},
     ]
     assert hook.get("m0").due_at == LATER + timedelta(days=1)
     assert delayed("reschedule", "m0", "--delay", "60").code == 0
     assert hook.get("m0").due_at < LATER
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
+    assert hook.get("m5").last_error is None
     would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
-    assert would.rows == [{"outcome": "erased", "messages": 3, "such_as": ["m0", "m1", "m2"]}]
+    assert would.rows == [{"outcome": "erased", "messages": 3, "examples": ["m0", "m1", "m2"]}]
     assert hook.get("m1").state == "waiting"
     erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml")
     assert (erased.code, "messages: 3" in erased.out) == (0, True)
     purged = delayed("purge", "--older-than", "0", "--reason", "remembered", "--yes", "-o", "plain")
     assert (purged.code, "forgotten" in purged.out) == (0, True)
-    # m4 was handed over within its lease
-    assert (hook.get("m0"), hook.get("m4").state) == (None, "handed over")
+    # m4 was dispatched within its lease
+    assert (hook.get("m0"), hook.get("m4").state) == (None, "dispatched")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     [
         (["cancel"], "cancel: give ids, tag= or another filter"),
         (["cancel", "m0", "--tag", "t"], "cancel: give ids or a filter, and not both"),
-        (["get", "m9"], "knows no message m9"),
+        (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
         (["list", "--table", "other"], "table other: missing"),
         (["counts", "--conn-id", "gone"], "The conn_id `gone` isn't defined"),
@@ -200,6 +205,28 @@ def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, argum
     assert done.out == ""
 
 
+def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
+    assert delayed("rates", "-o", "json").rows == []
+    assert delayed("rates", "sms=50", "a=b=0.5", "-o", "json").rows == [
+        {"destination": "a=b", "per_second": 0.5},
+        {"destination": "sms", "per_second": 50.0},
+    ]
+    assert delayed("rates", "sms=none", "-o", "json").rows == [{"destination": "a=b", "per_second": 0.5}]
+    assert [(one.who, one.action, one.selection) for one in hook.audit()] == [
+        (getpass.getuser(), "rates", {"rates": {"sms": None}}),
+        (getpass.getuser(), "rates", {"rates": {"sms": 50.0, "a=b": 0.5}}),
+    ]
+    for wrong, text in (
+        ("sms", "'sms' is no rate: write destination=messages a second, such as sms=50"),
+        ("sms=many", "'sms=many' is no rate"),
+        ("sms=0", "the rate 0.0 of destination 'sms' must be from 0.000001 to 1,000,000 messages a second"),
+        ("=5", "destination '': a name must have 1 to 200 characters"),
+    ):
+        done = delayed("rates", wrong)
+        assert (done.code, text in done.err) == (1, True), done.err
+    assert hook.rates() == {"a=b": 0.5}
+
+
 def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
     """The commands are there, and nothing that does their work is imported yet."""
     assert fresh["the commands"] == {
@@ -211,3 +238,14 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
             "airflow_delayed.provider_info",
         ],
     }
+
+
+def test_tables_are_upgraded(hook: DelayedStoreHook, store: Store, delayed):
+    for name in ("WorkedAt", "Problem"):
+        store.sql(hook, f'ALTER TABLE "delayed_messages_dispatchers" DROP COLUMN "{name}"')
+    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 4')
+    plan = delayed("upgrade", "--dry-run", "-o", "json").rows
+    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 4"
+    done = delayed("upgrade", "-o", "json").rows
+    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 4"}
+    assert {one["what"] for one in delayed("upgrade", "-o", "json").rows} == {"ok"}

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG, Asset, task
+from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -54,6 +56,27 @@ def test_what_is_sent_arrives_when_the_clock_says_so(delayed):
     assert delayed.arrived("other") == []
 
 
+def test_an_escalation_arrives_or_is_taken_back(delayed):
+    notifier = DelayedNotifier(conn_id="broker", store_conn_id="store", destination="desk", delay=HOUR)
+    dispatch = StoreDispatchOperator(task_id="d", conn_id="store", deliver_conn_ids=["broker"])
+
+    def context(run: str) -> dict[str, object]:
+        ended = SimpleNamespace(dag_id="etl", run_id=run, start_date=delayed.now - HOUR, end_date=delayed.now)
+        return {"dag": DAG("etl", schedule=None), "dag_run": ended, "run_id": run}
+
+    notifier(context("red"))
+    DelayedCancelNotifier(store_conn_id="store")(context("green"))
+    assert delayed.stored == []
+    notifier(context("red again"))
+    delayed.advance(HOUR - timedelta(seconds=1))
+    delayed.run(dispatch)
+    assert (len(delayed.stored), delayed.sent) == (1, [])
+    delayed.advance(1)
+    delayed.run(dispatch)
+    (sent,) = delayed.arrived("desk")
+    assert b'"run_id":"red again"' in sent.body
+
+
 def test_the_clock_is_the_packages_own_and_is_put_back():
     with pytest.MonkeyPatch.context() as patch:
         from airflow_delayed.testing.stand_ins import played
@@ -64,11 +87,11 @@ def test_the_clock_is_the_packages_own_and_is_put_back():
     assert abs(utcnow() - datetime.now(timezone.utc)) < HOUR
 
 
-def test_what_a_store_holds_is_handed_over_by_hand(delayed):
+def test_what_a_store_holds_is_dispatched_by_hand(delayed):
     due = [{"value": str(hours), "delay_seconds": 3600 * hours} for hours in (0, 5, 48)]
     summary = delayed.run(send(value=None, messages=due, store_conn_id="reminders_db"))
-    assert (summary["sent"], summary["held"]) == (1, 2)
-    assert [(one.body, one.store_conn_id, one.conn_id) for one in delayed.held] == [
+    assert (summary["sent"], summary["stored"]) == (1, 2)
+    assert [(one.body, one.store_conn_id, one.conn_id) for one in delayed.stored] == [
         (b"5", "reminders_db", "anywhere"),
         (b"48", "reminders_db", "anywhere"),
     ]
@@ -79,7 +102,7 @@ def test_what_a_store_holds_is_handed_over_by_hand(delayed):
     assert [one.body for one in delayed.arrived()] == [b"0"]
     delayed.advance(HOUR)
     assert [one.body for one in delayed.arrived()] == [b"0", b"5"]
-    assert [one.body for one in delayed.held] == [b"48"]
+    assert [one.body for one in delayed.stored] == [b"48"]
 
 
 def test_what_waits_can_be_cancelled_as_ever(delayed):
@@ -87,7 +110,7 @@ def test_what_waits_can_be_cancelled_as_ever(delayed):
     with closing(DelayedStoreHook("reminders_db")) as store:
         assert str(store.cancel(tag="customer-7").counts) != "{}"
     delayed.advance(HOUR)
-    assert (delayed.dispatch(), delayed.held) == ([], [])
+    assert (delayed.dispatch(), delayed.stored) == ([], [])
 
 
 def test_conflicts_and_past_due_are_errors_as_ever(delayed):
@@ -218,5 +241,5 @@ def test_what_it_does_not_play_says_so(delayed):
 def test_a_store_with_a_schema_and_a_table_of_its_own(delayed):
     with closing(DelayedStoreHook("db", "anywhere", table="later", schema="jobs")) as store:
         store.send([DelayedMessage(destination="q", body=b"", due_at=delayed.now, message_id="m")])
-    assert [one.message_id for one in delayed.held] == ["m"]
+    assert [one.message_id for one in delayed.stored] == ["m"]
     assert [one.message_id for one in delayed.dispatch()] == ["m"]

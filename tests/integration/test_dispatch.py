@@ -1,4 +1,4 @@
-"""Handing over: what, when, and what becomes of the rest; the same on SQLite, PostgreSQL and MariaDB."""
+"""Dispatching: what, when, and what becomes of the rest; the same on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from sqlalchemy import delete, update
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TopologyError
-from airflow_delayed.store import claims
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch.report import DispatchFailed
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -43,7 +42,7 @@ def test_the_databases_clock_decides(store: Store):
         hook,
         transport,
         lookahead=5 * MINUTE,
-        database_time=lambda connection: claims.database_time(connection) + 20 * MINUTE,
+        database_time=lambda connection: hook.now() + 20 * MINUTE,
     )
     dispatcher.run()
     assert transport.ids == ["due"]
@@ -61,7 +60,7 @@ def test_a_transport_gets_nothing_beyond_its_horizon(store: Store):
 
 def test_everything_that_a_message_says_arrives(store: Store):
     hook, transport = store.installed(), Transport()
-    said = message(
+    first = message(
         "M-1",
         hook.now() - SECOND,
         destination="Größe 'und' \"so\" ",
@@ -71,10 +70,10 @@ def test_everything_that_a_message_says_arrives(store: Store):
         expires_at=hook.now() + MINUTE,
     )
     empty = message("M-2", hook.now(), body=b"")
-    hook.send([said, empty])
+    hook.send([first, empty])
     store.dispatcher(hook, transport).run()
-    assert transport.sent == [said, empty]
-    assert [one.body for one in transport.sent] == [said.body, b""]
+    assert transport.sent == [first, empty]
+    assert [one.body for one in transport.sent] == [first.body, b""]
 
 
 def test_rows_of_connections_that_are_not_listed_are_left_and_counted(store: Store):
@@ -84,20 +83,20 @@ def test_rows_of_connections_that_are_not_listed_are_left_and_counted(store: Sto
     store.hook("other").send([message("theirs", now), message("theirs-later", now + 10 * MINUTE)])
     store.hook(None).send([message("queue", now)])
     report = store.dispatcher(hook, transport, lookahead=MINUTE).run()
-    assert (transport.ids, report.left) == (["ours"], 2)
+    assert (transport.ids, report.left_to_others) == (["ours"], 2)
     assert [one.message_id for one in hook.list()] == ["queue", "theirs", "theirs-later"]
     report = store.dispatcher(hook, lookahead=MINUTE).run()
-    assert (report.by_connection, report.left, hook.count()) == ({hook.conn_id: 1}, 1, 2)
+    assert (report.by_connection, report.left_to_others, hook.count()) == ({hook.conn_id: 1}, 1, 2)
 
 
-def test_what_has_expired_is_not_handed_over(store: Store):
+def test_what_has_expired_is_not_dispatched(store: Store):
     hook, transport = store.installed(), Transport()
     now = hook.now()
     hook.send([message("late", now - MINUTE, expires_at=now - SECOND), message("good", now, expires_at=now + MINUTE)])
     report = store.dispatcher(hook, transport).run("empty")
     assert (transport.ids, report.expired, hook.count()) == (["good"], 1, 0)
     assert store.given_up(hook) == {"late": ("expired", 0, None)}
-    assert store.past(hook) == {"good": "handed over"}
+    assert store.past(hook) == {"good": "dispatched"}
 
 
 def failed(dispatcher, until=None) -> DispatchFailed:
@@ -117,14 +116,15 @@ def test_a_bad_destination_holds_up_nobody(store: Store, batch_size):
     )
     error = failed(store.dispatcher(hook, transport, batch_size=batch_size))
     good = [f"m{n:03}" for n in range(100) if n % 3 != 1]
-    assert transport.ids == good
+    # on a machine so slow that they are late, the destinations take turns
+    assert sorted(transport.ids) == good
     assert error.report.dispatched == len(good)
     assert "no destination gone; make it" in str(error)
     # trying again would not make it: they are given up at once, and nothing is left
     assert len(error.failures) == error.report.failed == 33
     assert set(store.given_up(hook).values()) == {("failed", 1, "connection 'broker' has no destination gone; make it")}
     assert hook.count() == 0
-    assert store.past(hook) == dict.fromkeys(good, "handed over")
+    assert store.past(hook) == dict.fromkeys(good, "dispatched")
 
 
 def test_a_message_at_fault_holds_up_nobody_and_is_tried_again(store: Store):
@@ -153,7 +153,7 @@ def test_a_message_at_fault_holds_up_nobody_and_is_tried_again(store: Store):
     assert failed(store.dispatcher(hook, transport, **options)).failures == {"m1": "refused"}
     assert transport.ids[4:] == ["m5"]
     assert store.given_up(hook) == {"m1": ("failed", 3, "refused"), "m2": ("failed", 1, "body: has too many bytes")}
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
 def test_what_a_transport_does_not_account_for_is_kept(store: Store):
@@ -161,7 +161,7 @@ def test_what_a_transport_does_not_account_for_is_kept(store: Store):
     hook.send(message(f"m{n}", hook.now()) for n in range(3))
     assert store.dispatcher(hook, transport).run().retried == 3
     assert store.failures_of(hook) == {"m0": 1, "m1": 1, "m2": 1}
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
 def test_a_row_that_says_nothing_sensible_holds_up_nobody(store: Store):
@@ -180,12 +180,12 @@ def test_a_lost_connection_is_no_failure_of_its_messages(store: Store):
     store.hook(None).send([message("queue", hook.now() - SECOND)])
     error = failed(store.dispatcher(hook, transport, deliver_conn_ids=["broker", hook.conn_id]), "empty")
     assert re.fullmatch(
-        r"connection 'broker': handing over has failed since .* UTC \(limit 0 s\), last with: connection 'broker':"
+        r"connection 'broker': dispatching has failed since .* UTC \(limit 0 s\), last with: connection 'broker':"
         " reset by peer",
         error.unavailable["broker"],
     )
     assert (error.failures, error.report.failed) == ({}, 0)
-    # the other connection's were handed over all the same
+    # the other connection's were dispatched all the same
     assert error.report.by_connection == {hook.conn_id: 1}
     assert store.failures_of(hook) == {"m0": 0, "m1": 0, "m2": 0}
     transport.lost_after = None
@@ -198,7 +198,7 @@ def test_what_was_confirmed_before_the_connection_was_lost_is_not_sent_again(sto
     error = failed(store.dispatcher(hook, transport))
     assert (error.failures, error.report.dispatched) == ({}, 2)
     assert store.failures_of(hook) == {"m2": 0, "m3": 0, "m4": 0}
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
     transport.lost_after = None
     store.dispatcher(hook, transport).run()
     assert transport.ids == ["m0", "m1", "m2", "m3", "m4"]
@@ -215,7 +215,7 @@ def test_a_defect_of_a_transport_leaves_the_rows_as_they_are(store: Store):
     assert error.unavailable["broker"].endswith("last with: RuntimeError")
     assert isinstance(error.__cause__, RuntimeError)
     assert store.failures_of(hook) == {"a": 0}
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
 def test_until_empty_sleeps_until_the_next_is_due(store: Store, caplog):

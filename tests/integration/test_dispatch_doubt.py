@@ -6,11 +6,12 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, select
+from support.standing import hold
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.store import claiming, settling
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch import settle
+from airflow_delayed.store.dispatch.report import DispatchFailed
 
 SECOND = timedelta(seconds=1)
 
@@ -67,14 +68,14 @@ def test_what_is_settled_again_after_a_commit_in_doubt_counts_once(store: Store,
     with pytest.raises(DispatchFailed, match="message gone: "):
         dispatcher.run()
     assert failed == ["once"]
-    told = [record for record in caplog.records if "the server has gone away" in record.getMessage()]
-    assert [record.levelname for record in told] == ["WARNING"]
-    assert {name: said[:2] for name, said in store.given_up(hook).items()} == {
+    warnings = [record for record in caplog.records if "the server has gone away" in record.getMessage()]
+    assert [record.levelname for record in warnings] == ["WARNING"]
+    assert {name: failure[:2] for name, failure in store.given_up(hook).items()} == {
         "gone": ("failed", 1),
         "late": ("expired", 0),
     }
     assert store.failures_of(hook) == {"refused": 1}
-    assert store.past(hook) == {"good": "handed over"}
+    assert store.past(hook) == {"good": "dispatched"}
     counts = dispatcher.report
     assert (counts.dispatched, counts.failed, counts.expired, counts.retried) == (1, 1, 1, 1)
 
@@ -83,12 +84,13 @@ def test_what_was_moved_to_the_failed_messages_stays_there_when_it_is_moved_agai
     hook = store.installed()
     now = hook.now()
     hook.send([message("a", now - SECOND), message("b", now - SECOND)])
-    wanted = claiming.Wanted(deliver_conn_id="broker", due_by=now, limit=2)
-    with hook.engine.begin() as connection:
-        rows = claiming.claim(connection, hook.tables, wanted, now=now, dispatcher="me", until=now + SECOND)
+    assert hold(hook, "a", "b", dispatcher="me") == {"a", "b"}
+    messages = hook.tables.messages
+    with hook.engine.connect() as connection:
+        rows = [dict(row) for row in connection.execute(select(messages)).mappings()]
     first = [(row, "odd") for row in rows if row["Id"] == "a"]
     for failed in (first, [(row, "odd") for row in rows]):
         with hook.engine.begin() as connection:
-            settling.settle(connection, hook.tables, settling.Verdict(failed=failed), "me", now)
+            settle.write_outcome(connection, hook.tables, settle.BatchOutcome(failed=failed), "me", now)
     assert store.given_up(hook) == dict.fromkeys("ab", ("failed", 1, "odd"))
     assert hook.count() == 0

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from support.rabbitmq import eventually
+from support.sleeping import Time
+from support.standing import hold
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.store import claiming, heartbeat
-from airflow_delayed.store.clock import CarriedClock
-from airflow_delayed.store.desk import Claim, Desk
-from airflow_delayed.store.place import Place
+from airflow_delayed.store.dispatch import claim
+from airflow_delayed.store.dispatch.limits import Activity
+from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchFailed, record_heartbeat
+from airflow_delayed.store.dispatch.repository import DispatchRepository
+from airflow_delayed.store.dispatch.settle import BatchOutcome
+from airflow_delayed.store.dispatch.turns import ClaimTurns
+from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.report import BreakerTripped, DispatchFailed
-from airflow_delayed.store.settling import Verdict
 
 SECOND = timedelta(seconds=1)
-
-
-class Time:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self, hook) -> None:
-        self.start = hook.now()
-        self.seconds = 0.0
-        self.naps: list[float] = []
-        self.lock = threading.Lock()
-
-    def sleep(self, seconds: float) -> None:
-        with self.lock:
-            self.naps.append(seconds)
-            self.seconds += seconds
-
-    def options(self) -> dict[str, object]:
-        return {
-            "sleep": self.sleep,
-            "monotonic": lambda: self.seconds,
-            "database_time": lambda connection: self.start + timedelta(seconds=self.seconds),
-        }
 
 
 def test_a_connection_that_comes_back_in_time_is_no_failure(store: Store):
@@ -99,7 +81,7 @@ def test_a_connection_that_stays_away_trips_its_breaker_and_holds_up_no_other(st
     assert caught.value.unavailable["undefined"] == "KeyError"
     assert 30 <= time.seconds < 31
     assert store.failures_of(hook) == {"bad0": 0, "bad1": 0, "bad2": 0}
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
 def test_what_its_broker_never_sees_does_not_make_a_connection_work(store: Store):
@@ -138,15 +120,16 @@ def test_a_breaker_of_the_database_that_another_connection_finds_working_does_no
     limits = DispatchPolicy(
         time_to_trigger_store_circuit_breaker=5 * SECOND, time_to_trigger_fetch_circuit_breaker=5 * SECOND
     )
-    claim = Claim("broker", SECOND, 1, Place())
+    turns = ClaimTurns.of_connection("broker", SECOND)
 
     def other(seconds: float) -> None:
         """Another connection's work, while this one waits."""
+        nonlocal turns
         time.seconds += 6
-        batches[0].verdict = Verdict(gone=list(batches[0].rows))
-        batches[:] = desk.claim(claim, batches)
+        batches[0].outcome = BatchOutcome(delivered=list(batches[0].rows))
+        batches[:], turns = repository.settle_and_claim(batches, turns, 1)
 
-    desk = Desk(
+    repository = DispatchRepository(
         hook.engine,
         hook.tables,
         conn_id="store",
@@ -156,8 +139,8 @@ def test_a_breaker_of_the_database_that_another_connection_finds_working_does_no
         stop=threading.Event(),
         **{**time.options(), "sleep": other},
     )
-    batches = desk.claim(claim)
-    for work in (desk.writing, desk.reading):
+    batches, turns = repository.settle_and_claim([], turns, 1)
+    for work in (partial(repository.writing, Activity.SETTLE), repository.reading):
         failures = iter([True, True, False])
 
         def fails(connection, now, failures=failures) -> str:
@@ -166,7 +149,7 @@ def test_a_breaker_of_the_database_that_another_connection_finds_working_does_no
             return "done"
 
         assert work(fails) == "done"
-    desk.keeper.close()
+    repository.close()
 
 
 def test_a_database_that_cannot_be_read_trips_the_breaker_of_claiming(store: Store):
@@ -196,7 +179,7 @@ def test_what_is_given_up_goes_to_the_error_destination_through_its_own_connecti
     assert copy.headers["x"] == "1"
     assert copy.headers["NServiceBus.FailedQ"] == "gone"
     assert copy.headers["NServiceBus.ExceptionInfo.Message"] == "connection 'broker' has no destination gone; make it"
-    assert store.past(hook) == {"a": "handed over", "b": "handed over"}
+    assert store.past(hook) == {"a": "dispatched", "b": "dispatched"}
 
 
 def test_what_is_given_up_when_the_connection_is_lost_goes_to_the_error_destination_later(store: Store):
@@ -224,7 +207,7 @@ def test_an_error_destination_that_fails_too_trips_its_breaker_and_loses_nothing
         "has no destination gone; make it; error destination 'errors': connection 'broker' has no destination errors;"
         " make it"
     )
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
 def test_a_rate_is_kept(store: Store):
@@ -237,7 +220,7 @@ def test_a_rate_is_kept(store: Store):
     assert 4 <= time.seconds <= 4.5
 
 
-def test_old_ids_are_forgotten_and_those_that_are_held_are_not(store: Store):
+def test_old_ids_are_forgotten_and_those_that_are_leased_are_not(store: Store):
     hook, transport = store.installed(), Transport()
     time = Time(hook)
     hook.send(message(f"m{n}", time.start - SECOND) for n in range(1500))
@@ -249,6 +232,21 @@ def test_old_ids_are_forgotten_and_those_that_are_held_are_not(store: Store):
     assert store.dispatcher(hook, transport, **time.options(), remember=timedelta(days=15)).run().forgotten == 0
     assert store.dispatcher(hook, transport, **time.options()).run().forgotten == 1500
     assert store.past(hook) == {}
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_a_pass_forgets_as_many_ids_as_it_dispatches_and_more(store: Store):
+    """Ten million messages a night would else leave more ids each night than are forgotten."""
+    hook, transport = store.installed(), Transport()
+    time = Time(hook)
+    long_ago = time.start - timedelta(days=15)
+    rows = [{"Id": f"old{n}", "Outcome": "dispatched", "At": long_ago} for n in range(105_000)]
+    with hook.engine.begin() as connection:
+        hook.dialect.insert_all(connection, hook.tables.past, rows)
+    hook.send(message(f"m{n}", time.start - SECOND) for n in range(3000))
+    report = store.dispatcher(hook, transport, **time.options()).run()
+    # 100,000 whatever it dispatches
+    assert (report.dispatched, report.forgotten) == (3000, 103_000)
 
 
 def test_it_stays_for_a_time(store: Store):
@@ -303,7 +301,7 @@ def test_it_leaves_a_trace_of_when_it_was_there(store: Store):
     # those of the day before are forgotten
     time.seconds = 86_401.0
     with hook.engine.begin() as connection:
-        heartbeat.seen(connection, hook.tables, "third", ["x"], time.start + timedelta(seconds=time.seconds))
+        record_heartbeat(connection, hook.tables, "third", ["x"], time.start + timedelta(seconds=time.seconds))
     assert hook.last_seen() is None
 
 
@@ -316,7 +314,7 @@ def test_what_was_sent_is_written_down_though_no_more_can_be_claimed(store: Stor
         def send(self, messages):
             report = super().send(messages)
             if self.ids == ["m0"]:
-                eventually(lambda: store.held(hook) == {"m0", "m1"})
+                eventually(lambda: store.leased(hook) == {"m0", "m1"})
                 store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "NextTry" TO "Other"')
             return report
 
@@ -325,19 +323,17 @@ def test_what_was_sent_is_written_down_though_no_more_can_be_claimed(store: Stor
     with pytest.raises(BreakerTripped, match="claiming messages has failed since"):
         dispatcher.run()
     store.sql(hook, 'ALTER TABLE {s}"delayed_messages" RENAME COLUMN "Other" TO "NextTry"')
-    assert store.past(hook) == dict.fromkeys(transport.ids, "handed over")
+    assert store.past(hook) == dict.fromkeys(transport.ids, "dispatched")
     assert dispatcher.report.dispatched >= 1
     assert [one.message_id for one in hook.list()] == [name for name in ("m1", "m2") if name not in transport.ids]
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
 
 
-def test_what_a_dead_dispatcher_held_is_met_in_the_middle_of_the_backlog(store: Store):
+def test_what_a_dead_dispatcher_leased_is_met_in_the_middle_of_the_backlog(store: Store):
     hook, transport = store.installed(), Transport()
     start = hook.now()
     hook.send(message(f"m{n}", start - 10 * SECOND + n * SECOND) for n in range(2, 4))
-    with hook.engine.begin() as connection:
-        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=start, limit=2)
-        claiming.claim(connection, hook.tables, wanted, now=start, dispatcher="dead", until=start - SECOND)
+    assert hold(hook, "m2", "m3", lease=-SECOND, dispatcher="dead") == {"m2", "m3"}
     hook.send(message(f"m{n}", start - 10 * SECOND + n * SECOND) for n in (0, 1, 4, 5))
     # no time passes: it does not look again from the beginning
     report = store.dispatcher(hook, transport, batch_size=2, monotonic=lambda: 0.0).run()
@@ -346,9 +342,23 @@ def test_what_a_dead_dispatcher_held_is_met_in_the_middle_of_the_backlog(store: 
     assert hook.count() == 0
 
 
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_a_claim_locks_its_own_messages_alone(store: Store):
+    """A large backlog of one connection, whose broker is away, holds up no other dispatcher."""
+    hook = store.installed()
+    due = hook.now() - SECOND
+    hook.send(message(f"m{n}", due) for n in range(50))
+    store.hook("second").send([message("s", due)])
+    transport = Transport()
+    with hook.engine.begin() as connection:
+        wanted = claim.ClaimRequest(deliver_conn_id="second", due_by=hook.now(), limit=10)
+        locked = claim.lock_due(connection, hook.tables, wanted, hook.now())
+        assert store.dispatcher(hook, transport).run().dispatched == 50
+    assert [row["Id"] for row in locked] == ["s"]
+
+
 @pytest.mark.parametrize("store", ["mariadb"], indirect=True)
-def test_what_a_claim_beside_it_only_looked_at_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch):
-    """MariaDB locks for a moment what it passes over; the other claim may not be run just then."""
+def test_what_another_transaction_locks_for_a_moment_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()
     start = hook.now()
     hook.send([message("m", start - SECOND)])
@@ -361,7 +371,7 @@ def test_what_a_claim_beside_it_only_looked_at_is_waited_for(store: Store, monke
             if sum(pauses) > 1:
                 other.rollback()
 
-        monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=sleep))
-        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=start, limit=2)
-        claimed = claiming.claim(connection, hook.tables, wanted, now=start, dispatcher="d", until=start + SECOND)
+        monkeypatch.setattr(claim, "time", SimpleNamespace(sleep=sleep))
+        wanted = claim.ClaimRequest(deliver_conn_id="broker", due_by=start, limit=2)
+        claimed = claim.claim_due(connection, hook.tables, wanted, now=start, dispatcher="d", until=start + SECOND)
     assert [row["Id"] for row in claimed] == ["m"]

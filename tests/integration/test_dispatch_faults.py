@@ -25,12 +25,20 @@ from support.forked import Child
 from support.lengths import length
 from support.proxy import proxy
 from support.rabbitmq import virtual_host
-from support.stores import Store, Transport, message, quoted, run_sql, store_fixture  # noqa: F401 - a fixture
+from support.stores import (  # noqa: F401 - a fixture
+    Store,
+    Transport,
+    message,
+    on_postgres_only,
+    quoted,
+    run_sql,
+    store_fixture,
+)
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.dispatch import Dispatcher
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from services import postgres
 
 SECOND = timedelta(seconds=1)
@@ -100,14 +108,14 @@ def test_a_killed_dispatcher_loses_nothing(store: Store, start, tmp_path):
         left = {one.message_id for one in hook.list()}
         assert left | set(journal(tmp_path)) == names
         assert left & set(journal(tmp_path))  # it was killed while it sent
-    # what the dead one held is not sent before its lease ends, and then it is
+    # what the dead one leased is not sent before its lease ends, and then it is
     leases, transport = leases_of(hook), Transport()
     last = max(leases.values())
-    held = {name for name, until in leases.items() if until == last}
+    leased = {name for name, until in leases.items() if until == last}
     # a moment before that, however long this took
     store.dispatcher(hook, transport, database_time=lambda connection: last - SECOND / 1000).run()
-    assert held
-    assert not held & set(transport.ids)
+    assert leased
+    assert not leased & set(transport.ids)
     store.dispatcher(hook, transport).run("empty")
     arrived = Counter([*journal(tmp_path), *transport.ids])
     assert set(arrived) == names
@@ -117,7 +125,7 @@ def test_a_killed_dispatcher_loses_nothing(store: Store, start, tmp_path):
 
 
 def leases_of(hook: DelayedStoreHook) -> dict[str, datetime]:
-    """Until when each message is held."""
+    """Until when each message is leased."""
     past, messages = hook.tables.past, hook.tables.messages
     with hook.engine.connect() as connection:
         found = connection.execute(select(past.c.Id, past.c.ClaimedUntil).join(messages, messages.c.Id == past.c.Id))
@@ -159,9 +167,9 @@ def test_dispatchers_side_by_side_send_nothing_twice(store: Store, start, tmp_pa
 
 def test_a_dispatcher_needs_no_airflow():
     """In an interpreter of its own: those above are forked from one that has it."""
-    told = "import sys, support.dispatching; print([name for name in sys.modules if name.split('.')[0] == 'airflow'])"
+    code = "import sys, support.dispatching; print([name for name in sys.modules if name.split('.')[0] == 'airflow'])"
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", told], env={**os.environ, **path}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
@@ -182,7 +190,7 @@ def test_a_dispatcher_passes_over_what_another_holds_and_nobody_waits(store: Sto
     first = threading.Thread(target=store.dispatcher(store.hook(), slow, batch_size=4).run)
     first.start()
     assert holding.wait(60)
-    wait_until(lambda: len(store.held(hook)) == 8)  # it claims ahead while it sends
+    wait_until(lambda: len(store.leased(hook)) == 8)  # it claims ahead while it sends
     assert store.dispatcher(hook, quick, batch_size=4).run().dispatched == 2
     assert quick.ids == names[8:]
     # that this comes to an end says that it does not wait for the one who sends
@@ -224,7 +232,7 @@ def test_who_lost_its_lease_sends_no_more(store: Store):
             messages = iter(messages)
             taken = list(islice(messages, 1))
             if not self.sent:
-                wait_until(lambda: len(store.held(hook)) == 6)  # it has claimed ahead
+                wait_until(lambda: len(store.leased(hook)) == 6)  # it has claimed ahead
                 jump.seconds = 31.0
                 assert jump.dispatcher(other).run().dispatched == 6
             return super().send([*taken, *messages])
@@ -235,7 +243,7 @@ def test_who_lost_its_lease_sends_no_more(store: Store):
     assert (late.ids, other.ids) == (["m0"], names)
     assert report.dispatched == 1
     assert hook.count() == 0
-    assert store.past(hook) == dict.fromkeys(names, "handed over")
+    assert store.past(hook) == dict.fromkeys(names, "dispatched")
 
 
 def test_a_message_changed_after_its_lease_is_not_removed_by_who_sent_it(store: Store):
@@ -247,7 +255,7 @@ def test_a_message_changed_after_its_lease_is_not_removed_by_who_sent_it(store: 
     class Slow(Transport):
         def send(self, messages):
             report = super().send(messages)
-            wait_until(lambda: store.held(hook) == {"a", "b"})
+            wait_until(lambda: store.leased(hook) == {"a", "b"})
             with hook.engine.begin() as connection:
                 connection.execute(update(hook.table).where(hook.table.c.Id.in_(["a", "b"])).values(Time=later))
                 # the next claim, which is made beside this, passes over what is locked
@@ -321,6 +329,7 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
     assert sum(arrived.values()) - len(arrived) <= (ROUNDS - 1) * 100 + 3 * 100
 
 
+@on_postgres_only
 def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Store, rabbitmq_url, connect):
     """For more than twice as long as a lease: nobody else may send what it has, and nothing waits for it."""
     with virtual_host(rabbitmq_url) as vhost, proxy(vhost.port, vhost.parameters.host) as between:
@@ -365,7 +374,7 @@ def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Sto
             hook.send([message(f"new{number}", hook.now() + 3600 * SECOND)])
             assert hook.cancel([f"new{number}"]) == {f"new{number}": "cancelled"}
             assert len(list(hook.list())) == 200
-            # another dispatcher finds all of it held
+            # another dispatcher finds all of it leased
             other = Transport()
             store.dispatcher(hook, other).run()
             assert other.ids == []
@@ -411,7 +420,7 @@ def test_the_database_goes_and_comes_back(own_postgres: postgres.Postgres, conne
 
 
 def test_a_busy_sqlite_is_unavailable_in_the_end(tmp_path, connect, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.store.engine.SQLITE_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("airflow_delayed.store.dialects.SQLITE_BUSY_SECONDS", 0.1)
     connect("store_busy", conn_type="sqlite", host=str(tmp_path / "busy.db"))
     hook = DelayedStoreHook("store_busy", "broker")
     hook.install([])

@@ -1,16 +1,18 @@
-"""StoreDispatchOperator, through the brokers that it hands over to."""
+"""StoreDispatchOperator, through the brokers that it dispatches to."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import signal
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from support.rabbitmq import virtual_host
 from support.sqs import World
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
@@ -18,7 +20,7 @@ from support.stores import Store, Transport, message, on_postgres_too, plain_sto
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import sqs
 
 SECOND = timedelta(seconds=1)
@@ -99,13 +101,13 @@ def test_its_summary_has_counts_and_no_content(store: Store, caplog):
         "expired": 0,
         "error_destination": 0,
         "forgotten": 0,
-        "left_for_others": 1,
+        "left_to_others": 1,
         "by_connection": {store.conn_id: 1},
         "first_due": due.isoformat(),
         "last_due": due.isoformat(),
     }
     done = f"1 messages dispatched ({store.conn_id}: 1), due from {due.isoformat()} to {due.isoformat()}"
-    assert f"store {store.conn_id!r}: {done}; 1 left for other dispatchers\n" in caplog.text
+    assert f"store {store.conn_id!r}: {done}; 1 left to other dispatchers\n" in caplog.text
     for hidden in ("body of", "hush"):
         assert hidden not in caplog.text + json.dumps(summary)
 
@@ -115,7 +117,7 @@ def test_what_fails_fails_the_task_after_the_others(store: Store):
     hook.send([message("a", hook.now(), destination="gone"), message("b", hook.now())])
     # a retry of the task would find nothing to do, and pass for a success
     with pytest.raises(
-        AirflowFailException, match=r"1 messages were handed over, 1 failed.*message a: there is no table 'gone'"
+        AirflowFailException, match=r"1 messages were dispatched, 1 failed.*message a: there is no table 'gone'"
     ):
         operator(store, deliver_conn_ids=[store.conn_id]).execute({})
     assert len(store.rows(hook, "q")) == 1
@@ -162,11 +164,15 @@ def test_what_is_given_up_goes_to_the_error_destination(store: Store, caplog):
     summary = operator(store, deliver_conn_ids=[store.conn_id], error_destination="errors").execute({})
     assert (summary["dispatched"], summary["error_destination"], summary["failed"]) == (1, 1, 0)
     ((headers, body),) = store.rows(hook, "errors")
-    said = json.loads(headers)
+    properties = json.loads(headers)
     assert body == b"body of a"
-    assert (said["x"], said["NServiceBus.FailedQ"], said["NServiceBus.MessageId"]) == ("1", "gone", "a")
-    assert said["NServiceBus.ExceptionInfo.Message"].startswith("there is no table 'gone'")
-    failed_at = datetime.strptime(said["NServiceBus.TimeOfFailure"], "%Y-%m-%d %H:%M:%S:%f Z")
+    assert (properties["x"], properties["NServiceBus.FailedQ"], properties["NServiceBus.MessageId"]) == (
+        "1",
+        "gone",
+        "a",
+    )
+    assert properties["NServiceBus.ExceptionInfo.Message"].startswith("there is no table 'gone'")
+    failed_at = datetime.strptime(properties["NServiceBus.TimeOfFailure"], "%Y-%m-%d %H:%M:%S:%f Z")
     assert abs(failed_at - hook.now().replace(tzinfo=None)) < 60 * SECOND
     assert "1 messages went to the error destination, such as a" in caplog.text
     assert (store.given_up(hook), hook.count()) == ({}, 0)
@@ -216,7 +222,7 @@ def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, cap
     due = hook.now() + 60 * SECOND
     log = logging.getLogger("sender")
     reporting.warn_without_dispatcher(log, hook, store.conn_id, 3, 60 * SECOND)
-    assert "3 messages are held" in caplog.text
+    assert "3 messages are stored" in caplog.text
     assert "no dispatcher was there within a day" in caplog.text
     operator(store, deliver_conn_ids=store.conn_id).execute({})
     caplog.clear()
@@ -225,16 +231,59 @@ def test_who_holds_messages_is_told_that_nobody_comes_for_them(store: Store, cap
     assert caplog.text == ""
     # a dispatcher of other connections does not count
     reporting.warn_without_dispatcher(log, store.hook("broker"), "broker", 1, 60 * SECOND)
-    assert "1 messages are held for connection 'broker', and no dispatcher" in caplog.text
+    assert "1 messages are stored for connection 'broker', and no dispatcher" in caplog.text
     caplog.clear()
     reporting.warn_without_dispatcher(log, hook, store.conn_id, 1, timedelta(0))
     assert "the last dispatcher was there at 20" in caplog.text
+    assert "deliver_conn_ids stay, with until= and deferrable=True" in caplog.text
     assert due > hook.now()
     caplog.clear()
-    # whatever keeps that from being known, the messages are held
+    # whatever keeps that from being known, the messages are stored
     monkeypatch.setattr(hook, "last_seen", lambda: json.loads("secret"))
     reporting.warn_without_dispatcher(log, hook, store.conn_id, 1, timedelta(0))
-    assert "could not be told: JSONDecodeError" in caplog.text
+    assert "could not be asked for its dispatchers: JSONDecodeError" in caplog.text
+
+
+def test_a_dag_that_runs_all_the_time_leaves_no_gap(store: Store, caplog):
+    hook = store.installed(deliver_conn_id=None)
+    with DAG(
+        "stay", schedule="@continuous", start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), max_active_runs=1
+    ) as dag:
+        task = operator(store, deliver_conn_ids=[store.conn_id], lookahead=timedelta(0), until=SECOND / 100)
+    run = SimpleNamespace(run_type="scheduled", run_after=hook.now(), run_id="r", data_interval_end=None)
+    task.execute({"dag": dag, "dag_run": run})
+    assert [record.message for record in caplog.records if "next run" in record.message] == []
+
+
+@pytest.mark.parametrize("until", [None, 3600 * SECOND])
+def test_sigterm_ends_it_in_order(store: Store, monkeypatch, connect, until):
+    """As Airflow's task runner does: the signal's handler calls on_kill in the task's thread."""
+    hook = store.installed()
+    hook.send(message(f"m{n}", hook.now() - SECOND) for n in range(40))
+
+    class Evicted(Transport):
+        def send(self, messages):
+            report = super().send(messages)
+            if signal.getsignal(signal.SIGTERM) != previous:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return report
+
+    transport = Evicted()
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: transport)
+    task = operator(store, deliver_conn_ids=["broker"], until=until, batch_size=2)
+    task.on_kill()
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: task.on_kill())
+    try:
+        with pytest.raises(AirflowException, match="next try or run dispatches"):
+            task.execute({})
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert 0 < len(transport.ids) < 40
+    assert hook.count() == 40 - len(transport.ids)
+    assert store.leased(hook) == set()
+    assert [one.ended_at is None for one in hook.dispatchers()] == [False]
+    operator(store, deliver_conn_ids=["broker"]).execute({})
+    assert sorted(transport.ids) == sorted(f"m{n}" for n in range(40))
 
 
 def test_through_rabbitmq(store: Store, rabbitmq_url, connect):
@@ -275,10 +324,12 @@ def test_through_sqs(store: Store, sqs_endpoint, connect):
 
 
 @pytest.mark.parametrize("kind", ["rabbitmq", "aws"])
-def test_a_broker_that_is_down(store: Store, connect, kind):
+def test_a_broker_that_is_down(store: Store, connect, kind, monkeypatch):
     from services.process import free_port
 
     if kind == "aws":
+        # by default boto3 tries for a quarter of a minute before its error is seen here
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
         connect("broker", **sqs.connection(f"http://127.0.0.1:{free_port()}"))
     else:
         connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=free_port(), login="u", password="hush")
@@ -286,14 +337,14 @@ def test_a_broker_that_is_down(store: Store, connect, kind):
     hook.send([message("a", hook.now() - SECOND)])
     with pytest.raises(DispatchFailed, match="connection 'broker' is not available") as caught:
         operator(store, deliver_conn_ids="broker", time_to_trigger_dispatch_circuit_breaker=SECOND / 2).execute({})
-    assert re.search(r"handing over has failed since 20.* UTC \(limit 0.5 s\), last with: ", str(caught.value))
+    assert re.search(r"dispatching has failed since 20.* UTC \(limit 0.5 s\), last with: ", str(caught.value))
     assert "hush" not in str(caught.value)
     assert caught.value.failures == {}
     assert store.failures_of(hook) == {"a": 0}
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_the_readmes_consumer_of_a_queue_table(store: Store, postgres_url, capsys, here, monkeypatch):
+def test_the_consumer_of_a_queue_table_in_the_docs(store: Store, postgres_url, capsys, here, monkeypatch):
     """It does its work in the transaction that takes the message, so that nothing is done twice."""
     import re
 
@@ -301,7 +352,9 @@ def test_the_readmes_consumer_of_a_queue_table(store: Store, postgres_url, capsy
     hook.send(message(f"m{n}", hook.now() - SECOND + n * SECOND / 100, destination="reminders") for n in range(5))
     operator(store, deliver_conn_ids=store.conn_id).execute({})
     capsys.readouterr()
-    (code,) = re.findall(r"```python\n(import json, psycopg.*?)```", (here / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(import json, psycopg.*?)```", (here / "docs/start/consumers.md").read_text(), re.DOTALL
+    )
     with monkeypatch.context() as only_here:
         schema = store.schema.replace('"', '""').replace(" ", r"\ ")
         only_here.setenv("PGOPTIONS", f'-c search_path="{schema}"')

@@ -12,7 +12,7 @@ from support.stores import Store, Transport, message, store_fixture  # noqa: F40
 
 from airflow_delayed.operators import dispatch
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch.report import DispatchFailed
 from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
@@ -68,7 +68,7 @@ def test_a_retry_fails_for_what_an_earlier_try_gave_up(store: Store, broker: Tra
         run.try_it()
     assert set(store.given_up(hook)) == {"bad"}
     broker.lost_after = None
-    with pytest.raises(AirflowFailException, match=r"1 messages were handed over, 1 failed.*message bad: body"):
+    with pytest.raises(AirflowFailException, match=r"1 messages were dispatched, 1 failed.*message bad: body"):
         run.try_it()
     assert broker.ids == ["good"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import io
 import logging
@@ -14,6 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pika import BasicProperties
+from pika.exceptions import ConnectionClosedByBroker
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.virtual_hosts import VirtualHosts
 
@@ -89,8 +92,10 @@ def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[
 def test_send(run_page: Callable[[str], None], vhost: VirtualHost, caplog: pytest.LogCaptureFixture) -> None:
     run_page("send")
     # what a send asks the broker, and is refused as expected, is no warning
-    told = [record for record in caplog.records if record.name.startswith("pika") and record.levelno >= logging.WARNING]
-    assert [record.getMessage() for record in told] == []
+    warnings = [
+        record for record in caplog.records if record.name.startswith("pika") and record.levelno >= logging.WARNING
+    ]
+    assert [record.getMessage() for record in warnings] == []
     # of four that arrived one waits for another hour
     vhost.until(orders=3, **{"delayed.level-11": 1})
 
@@ -120,25 +125,71 @@ def test_migrate(
     assert {level.level: level.messages for level in waiting.levels if level.messages} == {11: 1, 12: 1, 16: 3}
 
 
+def test_leaving_the_plugin(run_page: Callable[[str], None], here: Path, vhost: VirtualHost, connect: Connect) -> None:
+    vhost.declare("mine")
+    with vhost.channel() as channel:
+        channel.exchange_declare("orders", "topic", durable=True)
+        channel.queue_bind("mine", "orders", "#")
+    run_page("leaving-the-plugin")
+    # a service that goes on declaring the plugin's type on a broker without it
+    refused = pytest.raises(ConnectionClosedByBroker, match="COMMAND_INVALID - unknown exchange type")
+    with refused, vhost.channel() as channel:
+        channel.exchange_declare("other", "x-delayed-message", arguments={"x-delayed-type": "topic"})
+
+    text = (here / "docs" / "rabbitmq" / "leaving-the-plugin.md").read_text()
+    ((configure, write, read),) = re.findall(
+        r"^rabbitmqctl set_permissions -p / bridge '(.*?)' '(.*?)' '(.*?)'$", text, re.M
+    )
+    name = f"bridge-{uuid4().hex[:8]}"
+    try:
+        vhost.manage("PUT", f"users/{name}", {"password": "p", "tags": "management"})
+        rights = {"configure": configure, "write": write, "read": read}
+        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
+        connect("bridge", **{**vhost.connection, "login": name, "password": "p"})
+        made = RabbitMQDelayHook("bridge").bridge("services", "orders")
+        assert made.install().ok
+        made.require()
+        with vhost.channel() as channel:
+            for delay in (1, 0, "malformed"):
+                channel.basic_publish("services", "k", b"", BasicProperties(headers={"x-delay": delay}))
+        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {**rights, "configure": "^$"})
+
+        async def until_delivered(count: int) -> None:
+            stop = asyncio.Event()
+            running = asyncio.create_task(made.run(stop))
+            while made.counts.delivered + made.counts.parked < count:
+                await asyncio.sleep(0.05)
+            stop.set()
+            await running
+
+        asyncio.run(asyncio.wait_for(until_delivered(3), 60))
+        assert str(made.counts) == "1 delayed, 2 delivered, 1 parked"
+        assert made.redrive() == 1
+        asyncio.run(asyncio.wait_for(until_delivered(4), 60))
+        vhost.until(mine=3)
+    finally:
+        vhost.manage("DELETE", f"users/{name}")
+
+
 def test_uris_of_connections(here: Path, connect: Connect) -> None:
     from airflow.sdk import Connection
 
-    from airflow_delayed.rabbitmq.parameters import parameters
+    from airflow_delayed.rabbitmq.connection import parameters
 
     found = {}
     text = (here / "docs" / "rabbitmq" / "install.md").read_text()
     for name, uri in re.findall(r"^export AIRFLOW_CONN_(\w+)='(.*)'$", text, re.MULTILINE):
         conn_id = connect(name.lower(), uri)
-        given = Connection.get(conn_id)
+        fields = Connection.get(conn_id)
         hosts = parameters(
             conn_id,
-            conn_type=given.conn_type,
-            host=given.host,
-            port=given.port,
-            login=given.login,
-            password=given.password,
-            schema=given.schema,
-            extra=given.extra_dejson,
+            conn_type=fields.conn_type,
+            host=fields.host,
+            port=fields.port,
+            login=fields.login,
+            password=fields.password,
+            schema=fields.schema,
+            extra=fields.extra_dejson,
         )
         topology = RabbitMQDelayHook(conn_id).topology
         found[conn_id] = ([(host.host, host.port, host.virtual_host) for host in hosts], hosts[0].heartbeat, topology)
@@ -191,7 +242,7 @@ def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: Virtua
     with vhost.channel() as channel:
         channel.queue_delete("gone")
     moved = hooks["mover"].migrate("nservicebus", "delayed")
-    assert (moved.moved, moved.set_aside) == (1, {"destination 'gone': missing": 1})
-    assert sum(hooks["mover"].redrive(queue="delayed.set-aside").left.values()) == 1
+    assert (moved.moved, moved.parked) == (1, {"destination 'gone': missing": 1})
+    assert sum(hooks["mover"].redrive(queue="delayed.set-aside").remaining.values()) == 1
     with pytest.raises(TransportUnavailable, match="connection 'watcher': the broker refused: ACCESS_REFUSED"):
         shared.migrate(hooks["watcher"], RabbitMQDelayHook("rabbitmq_default"))

@@ -14,8 +14,8 @@ from support.spark import Connections, connections_fixture, spark_fixture  # noq
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.publisher import WINDOW
-from airflow_delayed.spark.attempts import EVERY
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
+from airflow_delayed.spark.reporting import EVERY
 
 
 @pytest.fixture

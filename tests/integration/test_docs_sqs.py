@@ -20,9 +20,9 @@ from support.sqs import World, clocked_server_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs import access, compare, cost
-from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs import client, settings, stats
 from airflow_delayed.sqs.settings import QueueSettings
+from airflow_delayed.sqs.stats import CycleCounts, Prices
 from services import sqs
 
 PAGES = ("README", "long-delays", "queues", "nservicebus", "idempotent-consumers", "life", "costs")
@@ -110,7 +110,7 @@ def test_the_sensors_parameters_and_summary_are_told(docs: Path):
     for name in ("until", "wait_time_seconds", "empty_looks"):
         (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         assert json.dumps(getattr(sensor, name)) in line.rsplit("|", 2)[1]
-    for key in Counts().summary():
+    for key in CycleCounts().summary(Prices()):
         assert f"`{key}`" in text
 
 
@@ -165,11 +165,11 @@ def test_every_difference_is_told(docs: Path):
         max_receive_count=5,
     )
     wrong = {"FifoQueue": "true", "DelaySeconds": "60", "MessageRetentionPeriod": "60", "RedrivePolicy": "{}"}
-    destination = compare.compare_destination({"MessageRetentionPeriod": "60"}, wanted, dead_letter="dead", target="a")
-    shorter = compare.compare_destination({"MessageRetentionPeriod": "999999"}, QueueSettings(retention=345_600))
-    short = compare.compare_destination({"MessageRetentionPeriod": "60"}, QueueSettings())
-    waiting = compare.compare_delay_queue(wrong, QueueSettings())
-    dead = compare.compare_dead_letter_queue(wrong, QueueSettings(), destination_retention=345_600)
+    destination = settings.compare_destination({"MessageRetentionPeriod": "60"}, wanted, dead_letter="dead", target="a")
+    shorter = settings.compare_destination({"MessageRetentionPeriod": "999999"}, QueueSettings(retention=345_600))
+    short = settings.compare_destination({"MessageRetentionPeriod": "60"}, QueueSettings())
+    waiting = settings.compare_delay_queue(wrong, QueueSettings())
+    dead = settings.compare_dead_letter_queue(wrong, QueueSettings(), destination_retention=345_600)
     rows = [("what", "if it differs", "a repair")]
     for kind, found in (
         ("destination", [*destination, *shorter, *short]),
@@ -188,13 +188,13 @@ def test_every_difference_is_told(docs: Path):
 def test_every_iam_action_is_told(docs: Path):
     text = (docs / "queues.md").read_text()
     rows = [("method", "on the", "actions", "when")]
-    for need in access.NEEDS:
+    for need in client.NEEDS:
         queue = need.queue if need.queue != "*" else "whole account"
         actions = ", ".join(f"`{action}`" for action in need.actions)
         rows.append((f"`{need.method}`", queue, actions, need.when or "always"))
     assert table(*rows) in text
     assert "`kms:GenerateDataKey` and `kms:Decrypt` on the key, and a receiver `kms:Decrypt`" in text
-    assert (access.KMS_SEND, access.KMS_RECEIVE) == (("kms:GenerateDataKey", "kms:Decrypt"), ("kms:Decrypt",))
+    assert (client.KMS_SEND, client.KMS_RECEIVE) == (("kms:GenerateDataKey", "kms:Decrypt"), ("kms:Decrypt",))
 
 
 def test_nservicebus(docs: Path, world: World):
@@ -234,9 +234,11 @@ def test_life(docs: Path, world: World):
 
 def test_costs(docs: Path, world: World):
     list(pages.run(docs / "costs.md"))
-    assert cost.WORTH_TELLING == 1  # "a dollar or more"
+    assert stats.WORTH_TELLING == 1  # "a dollar or more"
     text = (docs / "costs.md").read_text()
-    rows = [("delay", "rounds", "NServiceBus's formula", "alone", "in full batches", "store, alone", "a million alone")]
+    prices, looks = Prices(), 86_400 // 20
+    million = f"a million alone, prices of {prices.as_of}"
+    rows = [("delay", "rounds", "NServiceBus's formula", "alone", "in full batches", "store, alone", million)]
     for name, delay in (
         ("15 minutes", timedelta(minutes=15)),
         ("32 min 5 s", timedelta(seconds=1925)),
@@ -245,7 +247,7 @@ def test_costs(docs: Path, world: World):
         ("30 days", timedelta(days=30)),
         ("1 year", timedelta(days=365)),
     ):
-        one, ten = cost.estimate(delay), cost.estimate(delay, 10)
+        one, ten = stats.estimate(delay), stats.estimate(delay, 10)
         alone, batch = one.direct or one.fifo_single, ten.direct or ten.fifo_batched
         assert alone is not None
         assert batch is not None
@@ -256,14 +258,14 @@ def test_costs(docs: Path, world: World):
                 f"{one.fifo_formula.requests:,}" if one.fifo_formula else "",
                 f"{alone.requests:,}",
                 f"{batch.requests / 10:,.1f}",
-                f"{one.held.requests:,}",
-                f"${alone.dollars * cost.MILLION:,.2f}",
+                f"{one.stored.requests:,}",
+                f"${alone.dollars * stats.MILLION:,.2f}",
             )
         )
     assert table(*rows) in text
-    for told in (
-        f"${cost.PRICE_STANDARD:.2f} for a million to standard queues and ${cost.PRICE_FIFO:.2f} to FIFO",
-        f"as of {cost.PRICES_AS_OF:%-d %B %Y}",
-        f"{86_400 // 20:,} requests a day, ${86_400 // 20 * 30 * cost.PRICE_FIFO / cost.MILLION:.2f} in",
+    for sentence in (
+        f"${prices.standard:.2f} for a million requests to standard queues and ${prices.fifo:.2f} to FIFO queues",
+        f"of {prices.as_of:%-d %B %Y}",
+        f"{looks:,} requests a day; {prices.cost(fifo=looks * 30)} in 30 days",
     ):
-        assert told in text.replace("\n", " "), told
+        assert sentence in text.replace("\n", " "), sentence

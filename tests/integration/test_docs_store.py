@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
+from configparser import ConfigParser
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import yaml
+from airflow.cli import cli_parser
 from airflow.sdk import DAG
 from support import pages
 from support.sqs import World
 
+from airflow_delayed.cli import service
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import HERE
+from airflow_delayed.store.dispatch.dispatcher import AHEAD
+from airflow_delayed.store.notify import POLL
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.schema import MAX_QUEUE_NAME
-from airflow_delayed.store.stay import AHEAD
-from airflow_delayed.store.waiting import POLL
-from airflow_delayed.triggers.store_dispatch import GRACE
+from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 from services import sqs
 
-PAGES = ("README", "dispatchers")
+PAGES = ("README", "dispatchers", "rights", "upgrade")
 
 
 @pytest.fixture
@@ -40,16 +45,19 @@ def store(connect, tmp_path: Path) -> Iterator[DelayedStoreHook]:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(docs: Path, page: str):
     for link in pages.links(docs / f"{page}.md"):
-        assert (docs / link).resolve().exists(), link
+        name, _, heading = link.partition("#")
+        other = (docs / (name or f"{page}.md")).resolve()
+        assert other.exists(), link
+        assert not heading or heading in pages.anchors(other), link
 
 
 def test_the_index(docs: Path, store: DelayedStoreHook):
     assert len(list(pages.run(docs / "README.md"))) == 3
     assert store.count() == 0
-    text = (docs / "README.md").read_text()
+    text = " ".join((docs / "README.md").read_text().split())
     assert f"as a queue table {MAX_QUEUE_NAME} bytes" in text
     policy = DispatchPolicy()
-    assert f"for {policy.remember.days} days" in text
+    assert f"{policy.remember.days} days: `remember=`" in text
     assert f"claimed for {policy.claim_timeout.seconds} seconds" in text
 
 
@@ -86,7 +94,7 @@ def test_run_dispatchers(docs: Path, store: DelayedStoreHook, sqs_endpoint: str,
 
 
 def test_the_figures_and_names_are_told(docs: Path):
-    text = (docs / "dispatchers.md").read_text()
+    text = " ".join((docs / "dispatchers.md").read_text().split())
     policy = DispatchPolicy()
     for one in fields(DispatchPolicy):
         if one.name.startswith("time_to_trigger"):
@@ -94,8 +102,43 @@ def test_the_figures_and_names_are_told(docs: Path):
     assert f"`number_of_retries` times ({policy.number_of_retries})" in text
     assert f"`maximum_recovery_failures_per_second` ({policy.maximum_recovery_failures_per_second})" in text
     assert f"up to {AHEAD.total_seconds():g} s before" in text
-    assert f"within {GRACE:g} seconds" in text
+    assert f"within {StoreDispatchTrigger.grace:g} seconds" in text
     assert (HERE, POLL) == (30, 1)  # "half a minute at most", "looks every second"
+
+
+def test_the_service_of_the_page(docs: Path):
+    found = pages.blocks(docs / "dispatchers.md")
+    blocks = dict(found)
+    command, rates = (text for language, text in found if language == "sh")
+    deployment = yaml.safe_load(blocks["yaml"])
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    args = parsed(container["command"])
+    assert (args.conn_id, args.deliver_conn_ids, args.host) == ("reminders_db", ["aws_default"], "0.0.0.0")
+    assert [port["containerPort"] for port in container["ports"]] == [args.port]
+    assert deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(args.port)
+    assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    probes = [container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert probes == ["/live", "/live", "/ready"]
+
+    unit = ConfigParser(delimiters="=")
+    unit.optionxform = str
+    unit.read_string(blocks["ini"])
+    assert parsed(unit["Service"]["ExecStart"].split()).port == args.port
+    for seconds in (pod["terminationGracePeriodSeconds"], int(unit["Service"]["TimeoutStopSec"])):
+        assert seconds > 2 * service.GRACE
+    text = " ".join((docs / "dispatchers.md").read_text().split())
+    assert f"at `http://{parsed(command.split()).host}:{args.port}`" in text
+    assert [parsed(line.split()).rate for line in rates.splitlines()] == [["sms=50"], [], ["sms=none"]]
+    assert f"longer than {service.GRACE:g} seconds" in text
+    assert f"answered within {service.REACHABLE:g} seconds" in text
+    assert f"claimed within {service.CLAIMED:g} seconds" in text
+
+
+def parsed(command: list[str]) -> Namespace:
+    program, *words = command
+    assert Path(program).name == "airflow"
+    return cli_parser.get_parser().parse_args(words)
 
 
 def test_the_lines_of_the_log_are_those_that_are_logged(docs: Path, here: Path):
@@ -104,7 +147,7 @@ def test_the_lines_of_the_log_are_those_that_are_logged(docs: Path, here: Path):
     )
     table = (docs / "dispatchers.md").read_text().partition("## What the log says")[2]
     lines = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert len(lines) == 11
+    assert len(lines) == 16
     for line in lines:
-        words = line.replace("'x'", "%r").replace("connection %r cannot", "cannot").replace("messages handed", "handed")
+        words = line.replace("'x'", "%r").replace("connection %r cannot", "cannot")
         assert words.removeprefix("messages ") in code.replace("{conn_id!r}", "%r"), line

@@ -9,13 +9,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from airflow.sdk import DAG
+from pendulum import instance
 from support import pages
 
+from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
-from airflow_delayed.pauses import EXACT, LONGEST, pause
-from airflow_delayed.sending import CHUNK
-from airflow_delayed.testing.delayed import Delayed
-from airflow_delayed.testing.running import context_of, executed
+from airflow_delayed.testing.delayed import Delayed, context_of, executed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 
@@ -35,18 +34,28 @@ def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.
     next(blocks)
     task = made[0].get_task("send")
     summary = executed(task, context_of(task, "manual__2030-05-06", began))
-    assert (summary["sent"], summary["held"]) == (1, 1)
+    assert (summary["sent"], summary["stored"]) == (1, 1)
     # in the triggerer, until five minutes before the first is due
     assert delayed.now == began + timedelta(hours=3, minutes=-5)
     assert [message.due_at for message in delayed.sent] == [began + timedelta(hours=3)]
     next(blocks)
+    next(blocks)
     assert list(blocks) == [None]
-    assert delayed.held == []
+    assert delayed.stored == []
+
+
+def test_a_sensor_waits_until_a_time_of_its_template(delayed: Delayed) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(pages.blocks(PAGE)[1][1], PAGE.name, "exec"), names)
+    wait = names["dag"].get_task("wait")
+    end = instance(delayed.now)
+    assert executed(wait, {**context_of(wait, "r", delayed.now), "data_interval_end": end}) is None
+    assert delayed.now == end + timedelta(hours=2)
 
 
 def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
     names: dict[str, Any] = {}
-    exec(compile(pages.blocks(PAGE)[1][1], PAGE.name, "exec"), names)
+    exec(compile(pages.blocks(PAGE)[2][1], PAGE.name, "exec"), names)
     moment = delayed.now + timedelta(days=2, microseconds=1)
     delayed.run(names["WaitUntil"](task_id="wait", moment=moment.isoformat()))
     assert delayed.now == moment
@@ -56,9 +65,9 @@ def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
 
 
 def test_its_figures_and_names_are_ours() -> None:
-    text = PAGE.read_text()
-    assert f"at most {CHUNK:,} messages come twice" in text
-    assert f"for {BRIEF.seconds} seconds or\n  less" in text
+    text = " ".join(PAGE.read_text().split())
+    assert "at most 2,500 messages come twice" in text
+    assert f"wait of {BRIEF.seconds} seconds or less" in text
     assert (EXACT, LONGEST, pause(36_000), pause(EXACT)) == (60, 3600, 3600, EXACT)
     assert pause(6_000) == 600
     hints = get_type_hints(DelayedSendOperator.__init__, include_extras=True, localns={"Clock": Any})

@@ -1,4 +1,4 @@
-"""flight_reminders_days of dags/flight_reminders.py: a Spark job and a send for each day; SQS is not real.
+"""dags/flight_reminders_days.py: a Spark job and a send for each day; SQS is not real.
 
 In a long run Spark is. In a short one the rows of its job are written without it: the job has tests of its own, and
 the demo runs it under SparkSubmitOperator.
@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def without_spark(operator: Any, context: Any) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "argv", [operator.application, *operator.application_args])
         args = runpy.run_path(operator.application)["arguments"]()
-    assert (operator._conn_id, args.replay_seconds, args.onto, args.flights) == ("spark_default", 0, None, None)
-    flights.write_reminders(Path(args.output), args.day, timedelta(hours=args.hours_before))
+    assert (operator._conn_id, args.replay_seconds, args.flights) == ("spark_default", 0, None)
+    departure = partial(flights.in_new_york, args.day)
+    flights.write_reminders(Path(args.output), args.day, departure, timedelta(hours=args.hours_before))
 
 
 def test_each_days_reminders_wait_for_their_flights(
@@ -58,7 +60,7 @@ def test_each_days_reminders_wait_for_their_flights(
     delayed.connection("delayed_sqs", "aws")
     # the clocks of New York go forward at 2:00 on 8 March 2026: five hours before six is midnight
     delayed.move_to(datetime(2026, 3, 6, 12, tzinfo=timezone.utc))
-    dag = dags_of(here / "dags/flight_reminders.py", monkeypatch)["flight_reminders_days"]
+    dag = dags_of(here / "dags/flight_reminders_days.py", monkeypatch)["flight_reminders_days"]
     run = run_dag(dag, run_conf={"first": "2026-03-07", "days": 2, "hours_before": 5})
     assert run.state == "success"
 
@@ -68,8 +70,8 @@ def test_each_days_reminders_wait_for_their_flights(
             wanted[(day, *flights.key(row))] = flights.in_new_york(day, row) - timedelta(hours=5)
     assert len(wanted) > 1500
     assert delayed.sent == []
-    assert sorted(one.due_at for one in delayed.held) == sorted(wanted.values())
-    assert {one.tag for one in delayed.held} == {f"{carrier}{flight}" for _, carrier, flight, _ in wanted}
+    assert sorted(one.due_at for one in delayed.stored) == sorted(wanted.values())
+    assert {one.tag for one in delayed.stored} == {f"{carrier}{flight}" for _, carrier, flight, _ in wanted}
     assert not list(tmp_path.rglob("*.clock.json"))
 
     delayed.move_to(min(wanted.values()))

@@ -22,7 +22,7 @@ from support.spark import (  # noqa: F401 - fixtures
 from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.origin import Origin
+from airflow_delayed.identity import Origin
 from services import java
 
 #: Days of the year, as month and day: its first and its last, and the one that goes to the broker.
@@ -74,7 +74,7 @@ def test_a_year_of_flights(
     login, secret = f"spark-{schema}", f"hush {schema}"
     vhost.manage("PUT", f"users/{login}", {"password": secret, "tags": "administrator"})
     vhost.manage("PUT", f"permissions/{{vhost}}/{login}", {"configure": ".*", "write": ".*", "read": ".*"})
-    connect("delayed_broker", **{**vhost.connection, "login": login, "password": secret})
+    connect("delayed_rabbitmq", **{**vhost.connection, "login": login, "password": secret})
     dag = DagBag(str(here / "dags/flight_reminders_on_spark.py")).dags["flight_reminders_on_spark"]
 
     run = run_dag(dag, run_conf={"onto": 2031})
@@ -86,10 +86,10 @@ def test_a_year_of_flights(
         if one.task_id.startswith("send")
     }
     year, day = summaries["send_year"], summaries["send_day"]
-    assert (year["rows"], year["held"], year["sent"], year["duplicates"]) == (count, count, 0, 0)
-    assert (day["rows"], day["sent"], day["held"]) == (989, 989, 0)
+    assert (year["rows"], year["stored"], year["sent"], year["duplicates"]) == (count, count, 0, 0)
+    assert (day["rows"], day["sent"], day["stored"]) == (989, 989, 0)
 
-    store = DelayedStoreHook("delayed_store", "delayed_broker")
+    store = DelayedStoreHook("delayed_store", "delayed_rabbitmq")
     messages = store.tables.messages
     with store.engine.connect() as connection:
         stored, ids = connection.execute(select(func.count(), func.count(messages.c.Id.distinct()))).one()
@@ -115,7 +115,7 @@ def test_a_year_of_flights(
     assert "physicalPlanDescription" in events
     assert "flight-reminders" in events
     assert (
-        f"INFO airflow_delayed.spark: all confirmed: 0 sent by connection delayed_broker and {count:,} stored"
+        f"INFO airflow_delayed.spark: all confirmed: 0 sent by connection delayed_rabbitmq and {count:,} stored"
         in shown.out
     )
     for hushed in (secret, make_url(postgres_url).password):

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.observability import stats
 from support import statsd
-from support.standing import give_up, hand_over, hold, pause
+from support.standing import give_up, hold, mark_dispatched, pause
 from support.statsd import Statsd, Told
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
@@ -22,9 +22,9 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs.counts import Counts
+from airflow_delayed.sqs.stats import CycleCounts, Prices
+from airflow_delayed.store.dispatch.settle import BatchOutcome, PlannedRetry
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.settling import Again, Verdict
 from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
@@ -53,7 +53,7 @@ def test_gauges(store: Store, server: Statsd):
     now = hook.now()
     hook.send(message(f"m{n}", now + (n - 4.5) * HOUR) for n in range(10))
     hold(hook, "m0")
-    hand_over(hook, "m1")
+    mark_dispatched(hook, "m1")
     give_up(hook, "m2")
     pause(hook, ["m3"], HOUR)
     hook.gauges()
@@ -80,7 +80,7 @@ def test_an_empty_store_is_late_by_nothing(store: Store, server: Statsd):
     assert set(gauges(server.told()).values()) == {0}
 
 
-def test_a_dag_tells_what_it_sent_held_and_dispatched(tmp_path, connect, run_dag, server: Statsd):
+def test_a_dag_tells_what_it_sent_stored_and_dispatched(tmp_path, connect, run_dag, server: Statsd):
     connect("reminders_db", conn_type="sqlite", host=str(tmp_path / "messages.db"))
     with DAG("told", schedule=None) as dag:
         names = {"conn_id": "reminders_db", "destinations": ["mail"], "create_destinations": True}
@@ -97,7 +97,7 @@ def test_a_dag_tells_what_it_sent_held_and_dispatched(tmp_path, connect, run_dag
     own = {"conn_id": "reminders_db", "store_conn_id": "reminders_db"}
     # the two that are alike in all but their row are one message
     assert [one for one in told if one.kind == "c"] == [
-        Told("delayed.held", 2, "c", own),
+        Told("delayed.stored", 2, "c", own),
         Told("delayed.dispatched", 1, "c", own),
     ]
     (late,) = (one for one in told if one.kind == "ms")
@@ -132,7 +132,7 @@ def test_a_dispatcher_tells_what_became_of_each_message(store: Store, server: St
     assert 90_000 <= late < 90_000 + PATIENCE * 1000
 
     hook.cancel("refused")
-    # what went to the error destination is not failed; what is handed over ahead is not late
+    # what went to the error destination is not failed; what is dispatched ahead is not late
     hook.send([message("longer", now + HOUR), message("soon", now + HOUR)])
     transport = Transport()
     original = Transport(too_long={"longer"})
@@ -154,7 +154,7 @@ def test_a_dispatcher_that_stays_in_the_triggerer_tells_its_gauges_meanwhile(sto
     monkeypatch.setattr(metrics, "EVERY", 0.05)
     # as Airflow leaves it in the triggerer
     stats.initialize(factory=stats.Stats, export_legacy_names=False)
-    metrics.begin_in_trigger.cache_clear()
+    metrics.begin_outside_tasks.cache_clear()
     policy = DispatchPolicy(lookahead=timedelta(0)).state()
 
     async def play() -> list[Told]:
@@ -188,7 +188,7 @@ def test_gauges_are_looked_for_only_if_somebody_takes_them(store: Store, caplog)
         metrics.tell_gauges(hook)
         assert server.told() == []
     (record,) = caplog.records
-    assert "could not be told as gauges" in record.getMessage()
+    assert "could not be reported as gauges" in record.getMessage()
     assert "TopologyInstallOperator" in record.getMessage()
 
 
@@ -196,22 +196,23 @@ class Queue:
     """A delay queue that one look finds these in."""
 
     conn_id = "aws"
+    prices = Prices()
 
-    def __init__(self, *found: Counts) -> None:
+    def __init__(self, *found: CycleCounts) -> None:
         self.found = list(found)
 
     def clock(self):
         raise AssertionError("not needed")
 
-    def cycle(self, destination, wait_seconds=0, *, error_queue=None, stop=None) -> Counts:
-        return self.found.pop(0) if self.found else Counts()
+    def cycle(self, destination, wait_seconds=0, *, error_queue=None, stop=None) -> CycleCounts:
+        return self.found.pop(0) if self.found else CycleCounts()
 
     def waiting(self, destination) -> int:
         return 0
 
 
 def test_a_sensor_tells_what_it_sent_on(server: Statsd):
-    found = Counts(delivered=3, moved_back=5, failed=2, set_aside=1)
+    found = CycleCounts(delivered=3, requeued=5, failed=2, to_error_queue=1)
     found.note_late(1234)
     found.note_late(200)
     sensor = FifoCycleSensor(task_id="t", conn_id="aws", destination="q", wait_time_seconds=0, empty_looks=1)
@@ -236,8 +237,8 @@ def test_the_docs_name_every_metric(store: Store, server: Statsd):
     store.installed().gauges()
     metrics.count_sent("c", "s", 1, 1)
     row = {"Id": "a", "Time": store.hook().now()}
-    verdict = Verdict([row], [row], [Again(row, "", row["Time"])], [(row, "")], [row], at=row["Time"])
-    metrics.count_verdicts("s")("c", verdict)
+    outcome = BatchOutcome([row], [row], [PlannedRetry(row, "", row["Time"])], [(row, "")], [row], at=row["Time"])
+    metrics.count_outcomes("s")("c", outcome)
     kinds = {"counter": "c", "timing": "ms", "gauge": "g"}
     named = re.findall(r"^\| `(delayed\.[\w.]+)` \| (\w+) \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
     documented = {(name, kinds[kind], frozenset(re.findall(r"`(\w+)`", tags))) for name, kind, tags in named}

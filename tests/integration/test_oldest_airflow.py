@@ -60,15 +60,17 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
     assert found["type"] == "airflow_delayed.hooks.rabbitmq.RabbitMQDelayHook"
 
     needs = {name: text for name, text in found["modules"].items() if not any(one in text for one in ABSENT)}
-    assert needs.keys() == {"airflow_delayed.triggers.rabbitmq_message"}
-    assert found["dags"].keys() == {"dispatch_store", "on_message_due", "precise_send"}
+    names = ("message_stream", "messaging", "queue_table", "rabbitmq_message")
+    assert needs.keys() == {f"airflow_delayed.triggers.{name}" for name in names}
+    assert "common-messaging" in needs.pop("airflow_delayed.triggers.messaging")
+    assert found["dags"].keys() == {"dispatch_store", "on_message_due", "on_row_due", "precise_send"}
     assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
     for text in (*needs.values(), *found["dags"].values()):
         assert "needs Airflow 3.3 or later" in text
 
     states, results = found["into a queue table"]
     assert states == {"install_db": DONE, "send": DONE, "dispatch": DONE}
-    assert (results["send"]["held"], results["dispatch"]["dispatched"]) == (3, 2)
+    assert (results["send"]["stored"], results["dispatch"]["dispatched"]) == (3, 2)
     assert found["left in db"] == 1
 
 
@@ -77,12 +79,12 @@ def test_sqs_in_the_triggerer_and_a_task_that_is_tried_again(ask) -> None:
     found, logged = ask("how DAGs run")
     states, results = found["into SQS, in the triggerer"]
     assert states == {"install_sqs": DONE, "install_db2": DONE, "send": DONE, "dispatch": DONE}
-    assert (results["send"]["sent"], results["send"]["held"], results["dispatch"]["dispatched"]) == (1, 2, 1)
+    assert (results["send"]["sent"], results["send"]["stored"], results["dispatch"]["dispatched"]) == (1, 2, 1)
     assert found["left in db2"] == 1
 
     # a delay that would count anew is refused on a later try; what has a due time of its own is the same message
     states, results = found["again"]
     assert states == {"relative": "failed", "absolute": DONE}
-    assert (results["absolute"]["held"], results["absolute"]["duplicates"]) == (0, 1)
+    assert (results["absolute"]["stored"], results["absolute"]["duplicates"]) == (0, 1)
     assert found["left in db after that"] == found["left in db before that"] + 2
     assert "Airflow before 3.3 does not keep it" in logged

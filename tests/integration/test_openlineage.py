@@ -83,8 +83,8 @@ def test_inputs_and_outputs_of_a_dag(tmp_path: Path, connect, events: Path, run_
         dispatch = StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids="reminders_db")
         install >> send >> one >> dispatch
     assert run_dag(dag).state == "success"
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    ended = {one["job"]["name"]: one for one in told if one["eventType"] == "COMPLETE"}
+    emitted = [json.loads(line) for line in events.read_text().splitlines()]
+    ended = {one["job"]["name"]: one for one in emitted if one["eventType"] == "COMPLETE"}
     database = f"sqlite://{store}"
     assert named(ended["traced.send"]["inputs"]) == [("file", str(source))]
     # by way of the store, and then to the queue tables, the one with more messages first

@@ -16,10 +16,10 @@ from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
-from airflow_delayed.store.custom_dispatch import CustomDispatcher
+from airflow_delayed.store.dispatch.custom import CustomDispatcher
+from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchFailed
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import UnsupportedConsistency
-from airflow_delayed.store.report import BreakerTripped, DispatchFailed
 
 SECOND = timedelta(seconds=1)
 
@@ -80,7 +80,7 @@ class OneByOne(FileStore):
 
 
 @pytest.mark.parametrize("kind", [FileStore, OneByOne])
-def test_what_is_due_is_handed_over_in_order(tmp_path, kind):
+def test_what_is_due_is_dispatched_in_order(tmp_path, kind):
     room = Room(str(tmp_path / "own.db"), kind)
     dues = {"late": -5, "soon": 60, "c": 0, "far": 901}
     for name, due in dues.items():
@@ -170,7 +170,7 @@ def test_an_error_destination_that_does_not_exist_keeps_the_message(room):
     assert len(room.left) == 31
 
 
-def test_what_expired_is_not_handed_over(room, caplog):
+def test_what_expired_is_not_dispatched(room, caplog):
     room.store.store(message("old", room.now - 9 * SECOND, expires_at=room.now))
     room.store.store(message("new", room.now - 9 * SECOND, expires_at=room.now + SECOND))
     report = room.run()
@@ -198,7 +198,7 @@ def test_a_connection_that_comes_back_costs_no_retry(room, counts):
 def test_a_connection_that_does_not_come_back_ends_the_run(room):
     room.store.store(message("a", room.now))
     room.transport.lost_after = 0
-    with pytest.raises(DispatchFailed, match=r"'broker': handing over has failed since .* reset by peer") as caught:
+    with pytest.raises(DispatchFailed, match=r"'broker': dispatching has failed since .* reset by peer") as caught:
         room.run(number_of_retries=0, error_destination="errors")
     assert list(caught.value.unavailable) == ["broker"]
     assert sum(room.slept) == pytest.approx(30)
@@ -227,13 +227,13 @@ class Failing(FileStore):
         self.fail("fetch")
         return super().fetch_batch(at, limit)
 
-    def remove(self, held):
+    def remove(self, leased):
         self.fail("remove")
-        return super().remove(held)
+        return super().remove(leased)
 
-    def increment_failure_count(self, held):
+    def increment_failure_count(self, leased):
         self.fail("count")
-        return super().increment_failure_count(held)
+        return super().increment_failure_count(leased)
 
     def initialize(self, name, consistency):
         self.fail("initialize")
@@ -284,9 +284,9 @@ def test_a_failure_that_cannot_be_counted_is_tried_again_when_the_lease_ends(tmp
 
 def test_a_message_that_was_removed_meanwhile_is_told(tmp_path, caplog):
     class Gone(FileStore):
-        def remove(self, held):
-            super().remove(held)
-            return super().remove(held)
+        def remove(self, leased):
+            super().remove(leased)
+            return super().remove(leased)
 
     room = Room(str(tmp_path / "own.db"), Gone)
     room.store.store(message("a", room.now))
@@ -295,7 +295,7 @@ def test_a_message_that_was_removed_meanwhile_is_told(tmp_path, caplog):
 
 
 def test_what_cannot_be_kept_is_refused(room):
-    with pytest.raises(UnsupportedConsistency, match="hands over at_least_once"):
+    with pytest.raises(UnsupportedConsistency, match="dispatches at_least_once"):
         room.run(consistency="exactly_once")
     with pytest.raises(ValueError, match="max_rate= is not kept"):
         room.run(max_rate=1.0)
@@ -323,7 +323,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 def test_nothing_is_lost_or_early_whatever_happens(tmp_path_factory, steps):
-    """Messages are stored, refused, sent over a connection that is lost, and held by dispatchers that die."""
+    """Messages are stored, refused, sent over a connection that is lost, and leased by dispatchers that die."""
     room = Room(str(tmp_path_factory.mktemp("model") / "own.db"))
     due: dict[str, object] = {}
     arrived: Counter[str] = Counter()

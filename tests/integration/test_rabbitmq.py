@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages
+from support.rabbitmq import DESTINATION, DUE_AT, VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import DelayedDelivery, State, delivery_for
 from airflow_delayed.errors import (
@@ -19,7 +20,6 @@ from airflow_delayed.errors import (
 )
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT
 from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
@@ -155,8 +155,8 @@ def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) 
     hook.install(["orders"], create_destinations=True)
     due = utcnow() + timedelta(seconds=1)
     headers = {"content-type": "application/json", "customer": "Æther", "x-death": "copied from one received"}
-    for body, message_id, given in ((b"{}", "a", headers), (b"\x00\xff", "b", {})):
-        hook.send([DelayedMessage(destination="orders", body=body, due_at=due, message_id=message_id, headers=given)])
+    for body, message_id, fields in ((b"{}", "a", headers), (b"\x00\xff", "b", {})):
+        hook.send([DelayedMessage(destination="orders", body=body, due_at=due, message_id=message_id, headers=fields)])
     arrivals = {arrival.message_id: arrival for arrival in vhost.collect("orders", enough=2)}
     assert {key: arrival.body for key, arrival in arrivals.items()} == {"a": b"{}", "b": b"\x00\xff"}
     a, b = arrivals["a"].properties, arrivals["b"].properties
@@ -244,14 +244,16 @@ def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQ
 
 
 @pytest.mark.usefixtures("empty_vhost")
-def test_what_a_level_refuses_for_good_is_named(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+def test_what_a_level_refuses_for_good_is_named(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+    hook = using(confirm_timeout=2)
     hook.install(["orders"], create_destinations=True)
     _fill(hook, vhost, level=9)
     batch = [*messages("orders", [0] * 3, prefix="due"), *messages("orders", [600] * 30, prefix="late")]
-    with pytest.raises(SendFailed, match="refused by the broker 5 times") as error:
+    with pytest.raises(SendFailed, match=r"refused by the broker \d+ times in \d s") as error:
         hook.send(batch)
     assert error.value.report.sent == 3
-    assert [message_id for message_id, _ in error.value.failures] == [message.message_id for message in batch[3:]]
+    # the broker confirms and refuses in any order
+    assert {message_id for message_id, _ in error.value.failures} == {message.message_id for message in batch[3:]}
 
 
 @pytest.mark.usefixtures("empty_vhost")
@@ -282,7 +284,9 @@ def _fill(hook: RabbitMQDelayHook, vhost: VirtualHost, level: int) -> None:
         "PUT", "policies/{vhost}/full", {"pattern": f"^{name}$", "definition": {"max-length": 1}, "apply-to": "queues"}
     )
     eventually(lambda: vhost.manage("GET", f"queues/{{vhost}}/{name}").get("policy") == "full")
-    hook.send(messages("orders", [(1 << level) + 0.9] * 50, prefix="fill"))
+    # on a slow machine it is full before all are written
+    with suppress(SendFailed):
+        hook.send(messages("orders", [(1 << level) + 0.9] * 50, prefix="fill"))
 
 
 def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -292,9 +296,9 @@ def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: Vir
         channel.queue_delete("gone")
     # kept, and in nobody's way
     assert len(vhost.collect("orders", enough=5)) == 5
-    kept = vhost.collect("delayed.unroutable", enough=5)
-    assert {arrival.message_id for arrival in kept} == {f"gone{number}" for number in range(5)}
-    assert {arrival.properties.headers[DESTINATION] for arrival in kept} == {"gone"}
+    unroutable = vhost.collect("delayed.unroutable", enough=5)
+    assert {arrival.message_id for arrival in unroutable} == {f"gone{number}" for number in range(5)}
+    assert {arrival.properties.headers[DESTINATION] for arrival in unroutable} == {"gone"}
 
 
 def test_an_error_of_the_source_is_told_after_what_was_taken_is_confirmed(

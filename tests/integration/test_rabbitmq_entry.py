@@ -27,8 +27,8 @@ def restricted(vhost: VirtualHost, connect: Connect) -> Iterator[Callable[..., R
     def make(**rights: str) -> RabbitMQDelayHook:
         vhost.manage("PUT", f"users/{name}", {"password": "secret", "tags": ""})
         vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
-        given = {**vhost.connection, "login": name, "password": "secret"}
-        return RabbitMQDelayHook(connect("restricted", **given))
+        fields = {**vhost.connection, "login": name, "password": "secret"}
+        return RabbitMQDelayHook(connect("restricted", **fields))
 
     yield make
     vhost.manage("DELETE", f"users/{name}")

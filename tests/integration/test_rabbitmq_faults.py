@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,8 @@ from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.publisher import Publisher
-from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.report import DispatchFailed, DispatchReport
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
 from services import rabbitmq
 
 
@@ -39,19 +38,27 @@ def test_a_broker_that_restarts_in_the_middle_of_a_batch(
     broker: rabbitmq.Broker, hook: RabbitMQDelayHook, vhost: VirtualHost
 ) -> None:
     batch = messages("orders", [number % 9 for number in range(3000)])
-    starter = threading.Timer(1.5, broker.start)
+    waits = 0
 
     def stream() -> Iterator[DelayedMessage]:
         for number, message in enumerate(batch):
             if number == 1500:
                 broker.stop()
-                # so that the first tries to connect again find nobody
-                starter.start()
             yield message
 
+    def wait(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            # the first tries to connect again have found nobody
+            broker.start()
+        else:
+            time.sleep(seconds)
+
     # by default it waits longer and longer, up to 10 s
-    report = Publisher(vhost.parameters, conn_id="rabbit", reconnect_waits=[0.5] * 200).send(stream())
-    starter.join()
+    publisher = Publisher(vhost.parameters, conn_id="rabbit", reconnect_waits=[0.5] * 200, sleep=wait)
+    report = publisher.send(stream())
+    assert waits >= 3
     assert report.sent == 3000
 
     arrivals = vhost.collect("orders", enough=3000)
@@ -156,7 +163,7 @@ def test_a_broker_that_stays_away_is_no_fault_of_stored_messages(
             stored.engine,
             stored.tables,
             conn_id="store",
-            transports=lambda conn_id, given: Impatient(conn_id, clock=clock(given)),
+            transports=lambda conn_id, database_clock: Impatient(conn_id, clock=clock(database_clock)),
             deliver_conn_ids=["rabbit"],
             lookahead=timedelta(0),
             batch_size=1500,

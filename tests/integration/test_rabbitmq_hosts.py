@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
+import pika
 import pytest
 from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages
@@ -17,11 +22,13 @@ from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq.parameters import parameters
+from airflow_delayed.rabbitmq.consumer import Consumer
 from airflow_delayed.rabbitmq.publisher import Publisher
 
 Connect = Callable[..., str]
 DEAD = "127.0.0.1:1"
+#: How far the management API's port is above AMQP's by default.
+PORT_OFFSET = 10_000
 
 
 @pytest.fixture
@@ -48,6 +55,32 @@ def silent_port(stack: ExitStack) -> str:
     return f"127.0.0.1:{stack.enter_context(socket.create_server(('127.0.0.1', 0), backlog=16)).getsockname()[1]}"
 
 
+class FrozenHost:
+    """A host whose broker is frozen: the ports of AMQP and of the management API take connections and never answer."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.taken: Counter[int] = Counter()
+        listeners: list[socket.socket] = []
+        while len(listeners) < 2:
+            self.port = random.randrange(20_000, 30_000)
+            with contextlib.suppress(OSError), ExitStack() as both:
+                ports = (self.port, self.port + PORT_OFFSET)
+                listeners = [both.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
+                stack.push(both.pop_all())
+        for listener in listeners:
+            thread = threading.Thread(target=self._accept, args=(listener,))
+            thread.start()
+            stack.callback(thread.join)
+            # wakes the thread
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with ExitStack() as connections, contextlib.suppress(OSError):
+            while True:
+                connection = connections.enter_context(listener.accept()[0])
+                self.taken[connection.getsockname()[1]] += 1
+
+
 def account(vhost: VirtualHost, batch: Iterable[DelayedMessage]) -> dict[str, int]:
     ids = {message.message_id for message in batch}
     arrivals = vhost.collect("orders", enough=ids)
@@ -66,11 +99,54 @@ def test_the_first_host_that_answers_is_used(
     one, other = proxies
     both = through(connect, vhost, DEAD, one, other)
     batch = messages("orders", [0] * 10)
-    assert both.verify(["orders"]).ok
+    assert both.install(["orders"]).ok
     assert both.send(batch).sent == 10
     assert one.taken > 0
     assert other.taken == 0
+    report = both.verify(["orders"])
+    assert report.ok
+    assert [finding.resource for finding in report if finding.code == "host-unreachable"] == [f"host {DEAD}"]
     assert account(vhost, batch) == {"arrived": 10, "twice": 0, "lost": 0, "early": 0}
+
+
+def test_a_frozen_host_is_waited_for_once_in_a_process(
+    hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect
+) -> None:
+    """By the hook's first call; then AMQP and the management API begin with the host that answered."""
+    fields = vhost.connection
+    with ExitStack() as stack:
+        frozen = FrozenHost(stack)
+        host = f"127.0.0.1:{frozen.port},{fields['host']}:{fields['port']}"
+        conn_id = connect("cluster", **{**fields, "host": host})
+        batch = messages("orders", [0] * 10)
+        assert RabbitMQDelayHook(conn_id).verify(["orders"]).ok
+        assert RabbitMQDelayHook(conn_id).install(["orders"]).ok
+        assert RabbitMQDelayHook(conn_id).send(batch).sent == 10
+        assert RabbitMQDelayHook(conn_id).waiting().messages == 0
+    assert frozen.taken == {frozen.port: 1}
+    assert account(vhost, batch) == {"arrived": 10, "twice": 0, "lost": 0, "early": 0}
+
+
+def test_a_watcher_does_not_begin_at_a_host_that_was_frozen(
+    hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect
+) -> None:
+    fields = vhost.connection
+
+    async def first(watcher: Consumer) -> object:
+        try:
+            async for batch in watcher.batches():
+                return batch[0].properties.message_id
+        finally:
+            await watcher.close()
+        return None
+
+    with ExitStack() as stack:
+        frozen = FrozenHost(stack)
+        host = f"127.0.0.1:{frozen.port},{fields['host']}:{fields['port']}"
+        cluster = RabbitMQDelayHook(connect("cluster", **{**fields, "host": host}))
+        cluster.send(messages("orders", [0]))
+        assert asyncio.run(first(cluster.consumer("orders", prefetch=1))) == "m0"
+    assert frozen.taken == {frozen.port: 1}
 
 
 def test_when_no_host_answers_each_is_named_with_its_cause(vhost: VirtualHost, connect: Connect) -> None:
@@ -134,15 +210,9 @@ def test_one_host_whose_connection_is_cut_again_and_again(
 def test_when_no_host_comes_back_each_is_named(
     hook: RabbitMQDelayHook, vhost: VirtualHost, proxies: tuple[Proxy, Proxy]
 ) -> None:
-    given = vhost.connection
     names = [f"127.0.0.1:{each.port}" for each in proxies]
-    hosts = parameters(
-        "rabbit",
-        host=",".join(names),
-        login=str(given["login"]),
-        password=str(given["password"]),
-        schema=vhost.name,
-    )
+    login = vhost.parameters.credentials
+    hosts = [pika.ConnectionParameters("127.0.0.1", each.port, vhost.name, login) for each in proxies]
     waited: list[float] = []
 
     def stream() -> Iterator[DelayedMessage]:
@@ -214,10 +284,10 @@ def test_a_test_of_dead_hosts_takes_a_few_seconds(
 def test_connections_given_as_uris(
     hook: RabbitMQDelayHook, vhost: VirtualHost, proxies: tuple[Proxy, Proxy], connect: Connect
 ) -> None:
-    given = vhost.connection
+    fields = vhost.connection
     name = vhost.name.replace("/", "%2F")
     for hosts in (f"127.0.0.1:{proxies[0].port}", f"127.0.0.1%3A1%2C127.0.0.1%3A{proxies[0].port}"):
-        conn_id = connect("by_uri", f"amqp://{given['login']}:{given['password']}@{hosts}/{name}?heartbeat=30")
+        conn_id = connect("by_uri", f"amqp://{fields['login']}:{fields['password']}@{hosts}/{name}?heartbeat=30")
         found = delivery_for(conn_id)
         assert isinstance(found, RabbitMQDelayHook)
         assert found.verify(["orders"]).ok

@@ -1,4 +1,4 @@
-"""Other clients: kombu reads our messages; the README's consumer recognises duplicates."""
+"""Other clients: kombu reads our messages; the consumer of the docs recognises duplicates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rabbitmq import VirtualHost, messages
+from support.rabbitmq import DUE_AT, VirtualHost, messages
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.properties import DUE_AT
 
 
 @pytest.fixture
@@ -31,14 +30,14 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
         received.append((body, message, datetime.now(timezone.utc)))
         message.ack()
 
-    given = vhost.connection
+    fields = vhost.connection
     with Connection(
         transport="pyamqp",
-        hostname=given["host"],
-        port=given["port"],
-        userid=given["login"],
-        password=given["password"],
-        virtual_host=given["schema"],
+        hostname=fields["host"],
+        port=fields["port"],
+        userid=fields["login"],
+        password=fields["password"],
+        virtual_host=fields["schema"],
     ) as connection:
         queue = Queue("orders", queue_arguments={"x-queue-type": "quorum"}, no_declare=True)
         with connection.Consumer([queue], callbacks=[take], accept=["application/octet-stream"], prefetch_count=1):
@@ -50,7 +49,7 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
     assert at >= datetime.fromisoformat(message.headers[DUE_AT])
 
 
-def test_the_readmes_consumer_recognises_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost, here: Path) -> None:
+def test_the_consumer_of_the_docs_knows_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost, here: Path) -> None:
     class Enough(Exception):
         pass
 
@@ -66,7 +65,7 @@ def test_the_readmes_consumer_recognises_duplicates(hook: RabbitMQDelayHook, vho
     hook.send(batch)
     hook.send(messages("orders", [2], prefix="end"))
     names: dict[str, Any] = {"print": show, "parameters": vhost.parameters}
-    (code,) = re.findall(r"```python\n(import pika.*?)```", (here / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import pika.*?)```", (here / "docs/start/consumers.md").read_text(), re.DOTALL)
     code = code.replace('"reminders"', '"orders"').replace(
         'pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters"
     )

@@ -17,23 +17,30 @@ from typing import Any
 import pika
 import pytest
 from support.lengths import length
-from support.rabbitmq import VirtualHost, messages, virtual_host
+from support.rabbitmq import DESTINATION, DUE_AT, VirtualHost, messages, split_key, virtual_host
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels, nservicebus
-from airflow_delayed.rabbitmq.mover import WINDOW
-from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT
+from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.publisher import Publisher
-from airflow_delayed.rabbitmq.received import split_key
-from airflow_delayed.rabbitmq.topology import DELAYED, Topology
+from airflow_delayed.rabbitmq.topology import (
+    DELAYED,
+    NSERVICEBUS_DELAY,
+    NSERVICEBUS_RETRIED,
+    NSERVICEBUS_TIME_SENT,
+    Topology,
+    nservicebus_time,
+    parse_nservicebus_time,
+)
 
 Connect = Callable[..., str]
 UTC = timezone.utc
 SECOND = timedelta(seconds=1)
-SET_ASIDE = "delayed.set-aside"
+PARKING_LOT = "delayed.set-aside"
+#: Messages that a migration has taken and not acknowledged, at most.
+IN_FLIGHT = 32
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def waiting(
                 method, found, body = channel.basic_get(topology.level_name(level), auto_ack=True)
                 if method is None:
                     break
-                delay, destination = split_key(method.routing_key) or pytest.fail(method.routing_key)
+                delay, destination = split_key(method.routing_key)
                 assert levels.entry_level(delay) == level
                 taken.append((delay, destination, found, body))
     return taken
@@ -102,7 +109,7 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
     old.send(batch)
     began = datetime.now(UTC)
     report = new.migrate(old, target)
-    assert (report.moved, report.set_aside) == (6, {})
+    assert (report.moved, report.parked) == (6, {})
     assert report.by_destination == {"Sales": 3, "Acme.Sales": 3}
     assert str(report).startswith(f"from {source} of connection 'rabbit' to {target} of connection 'rabbit': moved 6 ")
     assert waiting(vhost, old.topology) == []
@@ -138,8 +145,8 @@ def test_between_two_virtual_hosts(
     (stray,) = messages("only-here", [1000], prefix="x")
     hook.send([*batch, stray])
     report = there.migrate(hook, "delayed")
-    assert (report.moved, report.set_aside) == (2, {"destination 'only-here': missing": 1})
-    assert vhost.count(SET_ASIDE) == 1
+    assert (report.moved, report.parked) == (2, {"destination 'only-here': missing": 1})
+    assert vhost.count(PARKING_LOT) == 1
     (arrival,) = other.collect("Acme.Sales", enough=["m0"])
     assert arrival.received_at >= arrival.due_at == batch[0].due_at
     ((_, destination, found, body),) = waiting(other, DELAYED)
@@ -150,11 +157,11 @@ def test_between_two_virtual_hosts(
         b"m 1",
     )
 
-    # the destination is made: what was set aside goes on with the delay that remains
+    # the destination is made: what was parked goes on with the delay that remains
     there.install(["only-here"], create_destinations=True)
     began = datetime.now(UTC)
-    redriven = hook.redrive(queue=SET_ASIDE)
-    assert (redriven.by_destination, redriven.left) == ({"only-here": 1}, {})
+    redriven = hook.redrive(queue=PARKING_LOT)
+    assert (redriven.by_destination, redriven.remaining) == ({"only-here": 1}, {})
     ((delay, destination, found, _),) = waiting(vhost, DELAYED)
     assert destination == "only-here"
     assert stray.due_at - datetime.now(UTC) <= delay * SECOND < stray.due_at - began + SECOND
@@ -216,7 +223,7 @@ def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.until(celery_delayed_9=1)
 
     report = hook.migrate("celery", "delayed")
-    assert (report.moved, report.set_aside) == (1, {})
+    assert (report.moved, report.parked) == (1, {})
     ((delay, destination, found, body),) = waiting(vhost, DELAYED)
     assert destination == "tasks"
     eta = datetime.fromisoformat(found.headers["eta"])
@@ -243,7 +250,7 @@ def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
     for each in (old, new):
         each.install(["Acme.Sales"], create_destinations=True)
     now = datetime.now(UTC)
-    given = {
+    properties_sent = {
         "message_id": "3f2e",
         "correlation_id": "c",
         "reply_to": "Acme.Shop",
@@ -255,21 +262,21 @@ def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
         "delivery_mode": 1,
         "timestamp": 1_764_288_318,
     }
-    sent = {nservicebus.DELAY: 1000, nservicebus.TIME_SENT: nservicebus.wire_time(now - timedelta(days=1))}
-    retried = {**sent, nservicebus.RETRIED: nservicebus.wire_time(now), "NServiceBus.Retries": "2", "bin": b"\xff"}
-    publish(vhost, old.topology, 1000, "Acme.Sales", headers=retried, expiration="9000000", **given)
-    publish(vhost, old.topology, 1000, "Acme.Sales", headers=sent, **{**given, "message_id": None})
+    sent = {NSERVICEBUS_DELAY: 1000, NSERVICEBUS_TIME_SENT: nservicebus_time(now - timedelta(days=1))}
+    retried = {**sent, NSERVICEBUS_RETRIED: nservicebus_time(now), "NServiceBus.Retries": "2", "bin": b"\xff"}
+    publish(vhost, old.topology, 1000, "Acme.Sales", headers=retried, expiration="9000000", **properties_sent)
+    publish(vhost, old.topology, 1000, "Acme.Sales", headers=sent, **{**properties_sent, "message_id": None})
 
     assert new.migrate("nservicebus-v1", new).moved == 2
     one, other = sorted(waiting(vhost, new.topology), key=lambda each: each[2].message_id or "", reverse=True)
     for delay, _, found, _ in (one, other):
         # its tools add the two, and cut the destination out of the key
-        assert found.headers[nservicebus.DELAY] == delay
-        moved = nservicebus.parse_time(found.headers[nservicebus.TIME_SENT])
+        assert found.headers[NSERVICEBUS_DELAY] == delay
+        moved = parse_nservicebus_time(found.headers[NSERVICEBUS_TIME_SENT])
         assert now <= moved <= datetime.now(UTC)
         assert "x-death" not in found.headers
-        assert {name: getattr(found, name) for name in given if name != "message_id"} == {
-            name: value for name, value in given.items() if name != "message_id"
+        assert {name: getattr(found, name) for name in properties_sent if name != "message_id"} == {
+            name: value for name, value in properties_sent.items() if name != "message_id"
         }
         assert found.expiration is None
     # one that is tried again, from when it was; the other one's time sent is older than its level
@@ -280,7 +287,7 @@ def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
     assert other[0] == 1000
 
 
-def test_what_cannot_be_read_is_set_aside(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+def test_what_cannot_be_read_is_parked(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     celery = using(hook, "celery")
     for each in (celery, hook):
         each.install(["orders"], create_destinations=True)
@@ -307,36 +314,35 @@ def test_what_cannot_be_read_is_set_aside(hook: RabbitMQDelayHook, vhost: Virtua
         "destination: 'delayed.level-03' is a part of the delay levels themselves; choose another",
         "neither its routing key nor a header tells its destination",
     ]
-    assert report.set_aside == dict.fromkeys(reasons, 1)
-    assert "set aside 3 (no header tells when it is due: 1, destination: " in str(report)
-    aside = {}
+    assert report.parked == dict.fromkeys(reasons, 1)
+    assert "parked 3 (no header tells when it is due: 1, destination: " in str(report)
+    parked = {}
     with vhost.channel() as channel:
         for _ in range(3):
-            _, found, body = channel.basic_get(SET_ASIDE)
-            aside[found.message_id] = (found.headers, body)
+            _, found, body = channel.basic_get(PARKING_LOT)
+            parked[found.message_id] = (found.headers, body)
             if found.message_id == "untold":
                 assert found.app_id == "a"
-    headers, body = aside["untold"]
+    headers, body = parked["untold"]
     assert body == b"raw"
     assert headers["mine"] == 1
     assert headers["airflow-delayed-set-aside-reason"] == reasons[0]
     assert headers["airflow-delayed-set-aside-from"] == "celery_delayed_9"
     assert headers["airflow-delayed-routing-key"] == levels.routing_key(1000, "orders")
-    assert aside["no-key"][0]["airflow-delayed-routing-key"] == "celery_delayed_7"
+    assert parked["no-key"][0]["airflow-delayed-routing-key"] == "celery_delayed_7"
 
     # somebody decides that those may go: at the latest time their level could have let them go
-    redriven = hook.redrive(queue=SET_ASIDE)
+    redriven = hook.redrive(queue=PARKING_LOT)
     assert redriven.by_destination == {"orders": 1}
-    assert redriven.left == dict.fromkeys(reasons[1:], 1)
-    assert vhost.count(SET_ASIDE) == 2
+    assert redriven.remaining == dict.fromkeys(reasons[1:], 1)
+    assert vhost.count(PARKING_LOT) == 2
     assert {found.message_id for _, _, found, _ in waiting(vhost, DELAYED)} == {"untold", "good0", "fine0"}
 
 
-def test_a_message_that_the_target_refuses_is_set_aside_alone(
+def test_a_message_that_the_target_refuses_is_parked_alone(
     hook: RabbitMQDelayHook, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its destination goes while messages are under way; without an id they cannot be told apart by one."""
-    from airflow_delayed.rabbitmq.place import Place
 
     celery = using(hook, "celery")
     for each in (celery, hook):
@@ -344,20 +350,21 @@ def test_a_message_that_the_target_refuses_is_set_aside_alone(
     sent = int(datetime.now(UTC).timestamp())
     for destination in ("orders", "gone", "orders"):
         publish(vhost, celery.topology, 1000, destination, timestamp=sent)
-    ask = Place.problem
+    send = Publisher.send
     removed = []
 
-    def problem(place: Place, destination: str) -> str | None:
-        found = ask(place, destination)
-        if destination == "gone" and not removed:
-            with vhost.channel() as channel:
-                removed.append(channel.queue_delete("gone"))
-        return found
+    def removing(batch: Iterable[DelayedMessage]) -> Iterator[DelayedMessage]:
+        for message in batch:
+            # its destination was there when the migration looked at it
+            if message.destination == "gone" and not removed:
+                with vhost.channel() as channel:
+                    removed.append(channel.queue_delete("gone"))
+            yield message
 
-    monkeypatch.setattr(Place, "problem", problem)
+    monkeypatch.setattr(Publisher, "send", lambda publisher, batch: send(publisher, removing(batch)))
     report = hook.migrate("celery", "delayed")
     assert report.by_destination == {"orders": 2}
-    assert report.set_aside == {"destination 'gone': missing": 1}
+    assert report.parked == {"destination 'gone': missing": 1}
     assert len(waiting(vhost, DELAYED)) == 2
 
 
@@ -423,7 +430,7 @@ def test_a_migration_that_is_killed_again_and_again(
         movers.stdin.close()
     report = hook.migrate("delayed", "celery")
     assert 0 < report.moved < len(batch)
-    assert report.set_aside == {}
+    assert report.parked == {}
 
     due = {message.message_id: message.due_at for message in batch}
     far = waiting(vhost, celery.topology, lowest=9)
@@ -438,4 +445,4 @@ def test_a_migration_that_is_killed_again_and_again(
     print(f"sent {len(due)}, arrived {len(times)}, twice {twice}, lost {len(lost)}, early {len(early)}")
     assert (len(times), lost, early) == (len(batch), set(), [])
     # what was under way
-    assert twice <= KILLS * WINDOW
+    assert twice <= KILLS * IN_FLIGHT

@@ -15,21 +15,22 @@ import pytest
 from pika.exceptions import AMQPError
 from support import poison
 from support.lengths import length
-from support.rabbitmq import VirtualHost, messages
+from support.rabbitmq import VirtualHost, messages, split_key
 from support.watching import Triggerer, eventually, triggerer, watcher
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.hosts import connect as connect_to
+from airflow_delayed.rabbitmq.connection import connect as connect_to
 from airflow_delayed.rabbitmq.publisher import Publisher
-from airflow_delayed.rabbitmq.received import split_key
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology
 
 Connect = Callable[..., str]
 UTC = timezone.utc
-SET_ASIDE = "delayed.set-aside"
-FRAMES = length("random property frames to a watcher, and to a mover", 2000, 100_000)
+PARKING_LOT = "delayed.set-aside"
+FRAMES = length("random property frames to a watcher", 2000, 100_000)
+#: Each that is parked waits for a confirm of its own.
+MOVED = length("random property frames to a mover", 500, 100_000)
 DAMAGED = length("damaged property frames, which the broker refuses or not", 30, 1000)
 #: Behind so many of them comes a good message.
 EACH = 20
@@ -63,19 +64,21 @@ def watch(ready: Callable[[Triggerer], bool], **options: Any) -> tuple[list[dict
 
     async def run() -> tuple[list[dict[str, Any]], list[str]]:
         async with triggerer(watcher("orders", body=True, **options)) as one:
-            await eventually(lambda: ready(one) and not one.held, seconds=600)
+            await eventually(lambda: ready(one) and not one.unstored, seconds=600)
             # the acknowledgement is on its way
             await asyncio.sleep(0.2)
-            return [message for _, message in one.told], one.texts
+            return [message for _, message in one.received], one.texts
 
     return asyncio.run(run())
 
 
-def check_events(found: Sequence[pika.BasicProperties], told: Sequence[dict[str, Any]], lines: Sequence[str]) -> None:
+def check_events(
+    found: Sequence[pika.BasicProperties], received: Sequence[dict[str, Any]], lines: Sequence[str]
+) -> None:
     """Check that each message had its event, over one connection, and that JSON and the log can hold all of it."""
-    assert [int(message["body"]) for message in told] == list(range(len(found)))
-    text = json.dumps(told, allow_nan=False)
-    assert json.loads(text) == told
+    assert [int(message["body"]) for message in received] == list(range(len(found)))
+    text = json.dumps(received, allow_nan=False)
+    assert json.loads(text) == received
     # not every database can hold it
     assert "\\u0000" not in text
     assert [line for line in lines if not line.isprintable()] == []
@@ -88,14 +91,14 @@ def test_a_watcher_tells_of_every_message_whatever_its_properties(
     found = [each for poisoned in poison.CRAFTED.values() for each in (poisoned, GOOD)]
     publish(vhost, DELAYED, found)
     caplog.set_level(logging.INFO)
-    told, texts = watch(lambda one: len(one.told) >= len(found), body_limit=5)
-    check_events(found, told, [*texts, *caplog.messages])
-    ids = {name: told[2 * number]["message_id"] for number, name in enumerate(poison.CRAFTED)}
+    received, texts = watch(lambda one: len(one.received) >= len(found), body_limit=5)
+    check_events(found, received, [*texts, *caplog.messages])
+    ids = {name: received[2 * number]["message_id"] for number, name in enumerate(poison.CRAFTED)}
     assert ids["ids that are not UTF-8"] == "\\xff\\xfe\n\\x00"
     assert ids["an id of two lines"] == "a\n[2026-01-01] ERROR - forged"
-    assert {message["message_id"] for message in told[1::2]} == {"good"}
+    assert {message["message_id"] for message in received[1::2]} == {"good"}
     # what no queue is called does not go into Airflow's database
-    assert {message["destination"] for message in told} == {None}
+    assert {message["destination"] for message in received} == {None}
     assert vhost.count("orders") == 0
 
 
@@ -104,7 +107,7 @@ def test_the_log_line_of_a_body_that_is_too_large_is_one_line(
 ) -> None:
     publish(vhost, DELAYED, [poison.CRAFTED["an id of two lines"], poison.CRAFTED["ids that are not UTF-8"]])
     caplog.set_level(logging.INFO)
-    _, texts = watch(lambda one: len(one.told) == 2, body_limit=0)
+    _, texts = watch(lambda one: len(one.received) == 2, body_limit=0)
     assert "message a\\n[2026-01-01] ERROR - forged of queue 'orders': its body of 1 bytes is beyond" in caplog.text
     assert [line for line in (*texts, *caplog.messages) if not line.isprintable()] == []
 
@@ -128,7 +131,7 @@ def test_a_migration_takes_along_what_tells_when_it_is_due(hook: RabbitMQDelayHo
     tables = [each.table for each in poison.CRAFTED.values() if each.table is not None]
     publish(vhost, CELERY, [poison.raw(table, timestamp=stamp) for table in tables], delay=100_000)
     report = hook.migrate("celery", "delayed")
-    assert (report.moved, report.set_aside) == (len(tables), {})
+    assert (report.moved, report.parked) == (len(tables), {})
     there = taken(vhost, "delayed.level-16")
     assert len(there) == len(tables)
     for number, table in enumerate(tables):
@@ -139,7 +142,7 @@ def test_a_migration_takes_along_what_tells_when_it_is_due(hook: RabbitMQDelayHo
             assert table in moved
 
 
-def test_what_does_not_tell_when_it_is_due_is_set_aside_as_it_is(
+def test_what_does_not_tell_when_it_is_due_is_parked_as_it_is(
     hook: RabbitMQDelayHook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     celery = RabbitMQDelayHook("rabbit", topology="celery")
@@ -151,14 +154,14 @@ def test_what_does_not_tell_when_it_is_due_is_set_aside_as_it_is(
     celery.send(messages("orders", [100_000] * 3, prefix="good"))
     report = hook.migrate("celery", "delayed")
     assert report.by_destination == {"orders": 3}
-    assert report.set_aside == {"no header tells when it is due": len(untimed) + 1}
-    there = taken(vhost, SET_ASIDE)
+    assert report.parked == {"no header tells when it is due": len(untimed) + 1}
+    there = taken(vhost, PARKING_LOT)
     assert len(there) == len(untimed) + 1
     for number, each in enumerate(untimed):
-        _, aside = there[number]
-        assert b"no header tells when it is due" in aside
+        _, parked = there[number]
+        assert b"no header tells when it is due" in parked
         if each.table is not None and b"airflow-delayed" not in each.table:
-            assert each.table in aside
+            assert each.table in parked
     assert large.table in there[len(untimed)][1]
     assert "its headers leave no room for ours" in caplog.text
 
@@ -171,7 +174,7 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
             # as if it came from the levels, and its destination was gone
             channel.basic_publish("delayed.delivery", levels.routing_key(0, "gone"), str(number).encode(), each)
     vhost.until(**{"delayed.unroutable": len(found)})
-    assert hook.redrive().left == {"destination 'gone': missing": len(found)}
+    assert hook.redrive().remaining == {"destination 'gone': missing": len(found)}
     hook.install(["gone"], create_destinations=True)
     assert hook.redrive().by_destination == {"gone": len(found)}
     assert len(taken(vhost, "gone")) == len(found)
@@ -182,12 +185,12 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
 def test_random_properties_to_a_watcher(
     hook: RabbitMQDelayHook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = randomly(16, GOOD)
+    found = randomly(16, GOOD, FRAMES)
     publish(vhost, DELAYED, found)
     caplog.set_level(logging.INFO)
-    told, texts = watch(lambda one: len(one.told) >= FRAMES, prefetch=500)
-    check_events(found, told, [*texts, *caplog.messages])
-    assert {message["message_id"] for message in told[::EACH]} == {"good"}
+    received, texts = watch(lambda one: len(one.received) >= FRAMES, prefetch=500)
+    check_events(found, received, [*texts, *caplog.messages])
+    assert {message["message_id"] for message in received[::EACH]} == {"good"}
 
 
 @pytest.mark.fuzz
@@ -195,16 +198,16 @@ def test_random_properties_to_a_watcher(
 def test_random_properties_to_a_mover(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     RabbitMQDelayHook("rabbit", topology="celery").install(["orders"])
     stamp = int(datetime.now(UTC).timestamp()).to_bytes(8, "big")
-    publish(vhost, CELERY, randomly(17, poison.raw(timestamp=stamp)), delay=1_000_000)
+    publish(vhost, CELERY, randomly(17, poison.raw(timestamp=stamp), MOVED), delay=1_000_000)
     report = hook.migrate("celery", "delayed")
-    assert report.moved + sum(report.set_aside.values()) == FRAMES
+    assert report.moved + sum(report.parked.values()) == MOVED
     there = [taken(vhost, DELAYED.level_name(level)) for level in (18, 19)]
-    assert set(range(0, FRAMES, EACH)) <= {number for each in there for number in each}
+    assert set(range(0, MOVED, EACH)) <= {number for each in there for number in each}
 
 
-def randomly(seed: int, good: pika.BasicProperties) -> list[pika.BasicProperties]:
+def randomly(seed: int, good: pika.BasicProperties, count: int) -> list[pika.BasicProperties]:
     chance = Random(seed)
-    return [poison.random(chance) if number % EACH else good for number in range(FRAMES)]
+    return [poison.random(chance) if number % EACH else good for number in range(count)]
 
 
 @pytest.mark.fuzz
@@ -224,7 +227,7 @@ def test_what_a_broker_passes_on_of_damaged_frames(hook: RabbitMQDelayHook, vhos
             refused += 1
     assert 0 < refused < DAMAGED
     publish(vhost, DELAYED, [GOOD])
-    told, texts = watch(lambda one: "good" in one.ids())
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    received, texts = watch(lambda one: "good" in one.ids())
+    assert json.loads(json.dumps(received, allow_nan=False)) == received
     assert [text for text in texts if not text.isprintable()] == []
     assert vhost.count("orders") == 0

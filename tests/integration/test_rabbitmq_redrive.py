@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pika
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages
+from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.rabbitmq import DUE_AT, VirtualHost, eventually, messages
 
 from airflow_delayed.errors import TopologyError, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.properties import DUE_AT
 
 UTC = timezone.utc
 UNROUTABLE = "delayed.unroutable"
+
+
+def test_the_command_asks_and_sends(hook: RabbitMQDelayHook, vhost: VirtualHost, delayed: Command) -> None:
+    strand(hook, vhost)
+    command = ("redrive", "--conn-id", "rabbit", "-o", "json")
+    stays = [{"outcome": "stays: destination 'gone': missing", "messages": 2}]
+    nothing = delayed(*command, "--yes")
+    assert [row["messages"] for row in json.loads(nothing.out)] == [4, 2]
+    assert vhost.count(UNROUTABLE) == 6
+    hook.install(["Acme.Sales"], create_destinations=True)
+    would = delayed(*command, "--dry-run")
+    assert json.loads(would.out) == [{"outcome": "would be sent to Acme.Sales", "messages": 4}, *stays]
+    no = delayed(*command, answer="n\n")
+    assert (no.code, "This would be: 4 sent, 2 stay. Go on? (y/N)" in no.err) == (1, True)
+    assert vhost.count(UNROUTABLE) == 6
+    yes = delayed(*command, answer="y\n")
+    assert json.loads(yes.out) == [{"outcome": "sent to Acme.Sales", "messages": 4}, *stays]
+    vhost.until(**{"Acme.Sales": 4, UNROUTABLE: 2})
+
+
+def test_the_command_is_of_rabbitmq_alone(connect: Callable[..., str], delayed: Command) -> None:
+    connect("store", conn_type="sqlite", host="/nowhere")
+    done = delayed("redrive", "--conn-id", "store")
+    assert (done.code, "is not RabbitMQ's" in done.err) == (1, True)
 
 
 @pytest.fixture
@@ -41,17 +66,17 @@ def test_a_destination_that_is_made_again_gets_what_waited_for_it(hook: RabbitMQ
     assert dry.problems == {name: f"destination '{name}': missing" for name in ("Acme.Sales", "gone")}
     nothing = hook.redrive()
     left = {"destination 'Acme.Sales': missing": 4, "destination 'gone': missing": 2}
-    assert (nothing.moved, nothing.left) == (0, left)
+    assert (nothing.moved, nothing.remaining) == (0, left)
     assert vhost.count(UNROUTABLE) == 6
 
     hook.install(["Acme.Sales"], create_destinations=True)
     assert hook.redrive(limit=0).moved == 0
     report = hook.redrive()
     assert (report.moved, report.by_destination) == (4, {"Acme.Sales": 4})
-    assert report.left == {"destination 'gone': missing": 2}
+    assert report.remaining == {"destination 'gone': missing": 2}
     assert str(report) == (
         "from delayed of connection 'rabbit' to delayed of connection 'rabbit': moved 4 (Acme.Sales: 4);"
-        " left 2 (destination 'gone': missing: 2)"
+        " remaining 2 (destination 'gone': missing: 2)"
     )
     arrivals = vhost.collect("Acme.Sales", enough=4)
     assert sorted(arrival.message_id for arrival in arrivals) == ["s0", "s1", "s2", "s3"]
@@ -68,7 +93,7 @@ def test_a_destination_that_is_made_again_gets_what_waited_for_it(hook: RabbitMQ
     vhost.manage("PUT", "policies/{vhost}/returns", policy)
     eventually(lambda: vhost.manage("GET", f"queues/{{vhost}}/{UNROUTABLE}").get("policy") == "returns")
     for _ in range(4):
-        assert hook.redrive(limit=1).left == {"destination 'gone': missing": 1}
+        assert hook.redrive(limit=1).remaining == {"destination 'gone': missing": 1}
     hook.install(["gone"], create_destinations=True)
     assert hook.redrive().by_destination == {"gone": 2}
     assert len(vhost.collect("gone", enough=2)) == 2
@@ -115,13 +140,13 @@ def test_no_queue_is_bound_because_a_message_names_it(hook: RabbitMQDelayHook, v
         " destination 'Acme.Sales': missing: 4)"
     )
     done = hook.redrive()
-    assert (done.by_destination, done.left[unbound]) == ({"gone": 2}, 2)
+    assert (done.by_destination, done.remaining[unbound]) == ({"gone": 2}, 2)
     assert (vhost.count("admin-jobs"), bound(vhost, "admin-jobs")) == (0, [])
 
     # who looks after the broker may say so
     named = hook.redrive(destinations=["admin-jobs"])
     assert named.by_destination == {"admin-jobs": 2}
-    assert named.left == {
+    assert named.remaining == {
         "destination 'nowhere': not among destinations=[...]": 1,
         "destination 'Acme.Sales': not among destinations=[...]": 4,
     }
@@ -135,7 +160,7 @@ def test_no_queue_is_bound_because_a_message_that_waits_names_it(hook: RabbitMQD
     celery.send([*messages("admin-jobs", [1000], prefix="a"), *messages("orders", [1000])])
     report = hook.migrate("celery", "delayed")
     assert report.by_destination == {"orders": 1}
-    assert report.set_aside == {"destination 'admin-jobs': not bound; name it in destinations=[...]": 1}
+    assert report.parked == {"destination 'admin-jobs': not bound; name it in destinations=[...]": 1}
     assert bound(vhost, "admin-jobs") == ["celery_delayed_delivery"]
 
     # as whoever migrates may wish
@@ -193,7 +218,7 @@ def test_messages_of_others_tell_their_destination_by_their_key_alone(
     vhost.until(caught=2)
     report = celery.redrive(queue="caught", destinations=["Acme.Sales"])
     assert report.by_destination == {"Acme.Sales": 1}
-    assert report.left == {"neither its routing key nor a header tells its destination": 1}
+    assert report.remaining == {"neither its routing key nor a header tells its destination": 1}
     with vhost.channel() as channel:
         method, found, body = channel.basic_get("Acme.Sales", auto_ack=True)
         assert (body, found.message_id, found.headers["n"]) == (b"theirs", None, [1, None])

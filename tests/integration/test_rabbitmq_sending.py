@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+from pika.channel import Channel
 from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.properties import MAX_HEADERS_BYTES
+from airflow_delayed.rabbitmq import wire
+from airflow_delayed.rabbitmq.topology import MAX_HEADERS_BYTES
 
 Connect = Callable[..., str]
 
@@ -24,13 +29,15 @@ def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
     return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
 
 
-def test_a_destination_that_is_full(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+def test_a_destination_that_is_full(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     """Each message is either confirmed and there, or named."""
+    hook = using(confirm_timeout=2)
     vhost.declare("full", **{"x-queue-type": "classic", "x-max-length": 5, "x-overflow": "reject-publish"})
     vhost.declare("orders")
     batch = [*messages("orders", [0] * 3, prefix="o"), *messages("full", [0] * 20)]
     with pytest.raises(
-        SendFailed, match=r"confirmed \d+ messages and not \d+: .*refused by the broker 5 times"
+        SendFailed,
+        match=r"confirmed \d+ messages and not \d+: .*refused by the broker \d+ times in \d s \(confirm_timeout 2 s\)",
     ) as error:
         hook.send(batch)
     confirmed = error.value.report.by_destination
@@ -143,3 +150,40 @@ def test_headers_as_large_as_a_frame_takes(vhost: VirtualHost, connect: Connect,
     assert hook.send([message(room)]).sent == 1
     (arrival,) = vhost.collect(destination, enough=1)
     assert len(arrival.properties.headers["name"].encode()) == room
+
+
+@pytest.mark.parametrize("moved", ["modules", "streams"])
+def test_where_pikas_internals_have_moved_its_own_publish_sends(
+    hook: RabbitMQDelayHook, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    """Its modules, or the way by which it makes a connection's transport; only slower then."""
+    if moved == "modules":
+        monkeypatch.setattr(wire, "_PIKA_AS_KNOWN", False)
+    else:
+        by_pika = SelectorIOServicesAdapter.create_streaming_connection
+        monkeypatch.setattr(wire.BufferedServices, "create_streaming_connection", by_pika)
+    published = []
+    basic_publish = Channel.basic_publish
+
+    def publish(channel: Channel, exchange: str, key: str, body: bytes, *more: Any, **named: Any) -> None:
+        published.append(body)
+        basic_publish(channel, exchange, key, body, *more, **named)
+
+    monkeypatch.setattr(Channel, "basic_publish", publish)
+    vhost.declare("orders")
+    batch = [*messages("orders", [0] * 5), *messages("orders", [1] * 5, prefix="later")]
+    large = replace(batch[0], body=b"x" * 300_000, message_id="large")
+    assert hook.send([*batch, large]).sent == 11
+    assert {message.body for message in (*batch, large)} <= set(published)
+    arrived = vhost.collect("orders", enough=11)
+    assert sorted(arrival.message_id for arrival in arrived) == sorted(m.message_id for m in (*batch, large))
+    with pytest.raises(SendFailed, match="message gone0: returned by the broker"):
+        hook.send(_and_then_gone(vhost))
+
+
+def _and_then_gone(vhost: VirtualHost) -> Iterator[DelayedMessage]:
+    yield from messages("orders", [0])
+    vhost.until(orders=1)
+    with vhost.channel() as channel:
+        channel.queue_delete("orders")
+    yield from messages("orders", [0], prefix="gone")

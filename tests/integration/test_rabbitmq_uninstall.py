@@ -129,8 +129,8 @@ def test_a_policy_keeps_what_is_unroutable(
         channel.queue_delete("gone")
         if topology == "nservicebus":
             channel.exchange_delete("gone")
-    kept = vhost.collect(queue, enough=2)
-    assert {arrival.message_id for arrival in kept} == {"m0", "m1"}
+    arrivals = vhost.collect(queue, enough=2)
+    assert {arrival.message_id for arrival in arrivals} == {"m0", "m1"}
     hook.install([])
 
 
@@ -154,7 +154,7 @@ def test_a_user_who_may_set_no_policy_is_told_what_was_done(
     assert list(map(str, using("celery").uninstall())) == ["policy 'celery_delayed_unroutable': deleted"]
 
 
-def test_a_policy_of_others_is_not_put_aside(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
+def test_a_policy_of_others_is_not_replaced(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     body = {"pattern": "delivery", "definition": {"alternate-exchange": "theirs"}, "apply-to": "exchanges"}
     vhost.manage("PUT", "policies/{vhost}/theirs", body)
     with pytest.raises(TopologyError, match=r"wanted 'celery_delayed_unroutable', found 'theirs; one policy alone"):

@@ -26,7 +26,7 @@ def untagged(vhost: VirtualHost) -> Iterator[dict[str, object]]:
     vhost.manage("DELETE", f"users/{name}")
 
 
-def told(report: TopologyReport, code: str) -> list[str]:
+def findings(report: TopologyReport, code: str) -> list[str]:
     return [str(found) for found in report if found.code == code]
 
 
@@ -62,12 +62,14 @@ def test_without_the_management_api_what_cannot_be_known_is_said_once(
     flags = 2 if tuple(map(int, version.split(".")[:2])) < (3, 12) else 0
     resources = [line.split(": unknown: ")[0] for line in unknown]
     assert [name for name in resources if not name.startswith("feature flag ")] == [
+        "nodes of the cluster",
+        "leaders and members of the queues",
         "bindings",
         "destinations that reject messages when full",
         "messages stuck in dead-lettering",
         "policies",
     ]
-    assert len(resources) == 4 + flags
+    assert len(resources) == 6 + flags
     assert all(why in line and "secret-word" not in line for line in unknown)
     found = hook.waiting()
     assert (found.messages, found.stuck) == (0, None)
@@ -76,6 +78,25 @@ def test_without_the_management_api_what_cannot_be_known_is_said_once(
     with pytest.raises(TopologyError, match="queue missing: missing") as error:
         hook.install(["missing"])
     assert error.value.report.missing_destinations == ("missing",)
+
+
+@pytest.mark.parametrize("tag, codes", [("management", ["node-down"]), ("monitoring", [])])
+def test_the_nodes_are_shown_to_users_with_the_tag_monitoring(
+    using: Callable[..., RabbitMQDelayHook],
+    vhost: VirtualHost,
+    connect: Connect,
+    untagged: dict[str, object],
+    tag: str,
+    codes: list[str],
+) -> None:
+    using().install(["orders"], create_destinations=True)
+    eventually(lambda: using().verify(["orders"]).counts() == {"ok": 60})
+    vhost.manage("PUT", f"users/{untagged['login']}", {"password": "secret-word", "tags": tag})
+    report = RabbitMQDelayHook(connect("tagged", **untagged)).verify(["orders"])
+    # feature flags need more rights still, on old brokers
+    unknown = [found for found in report if found.severity != "ok" and found.code != "feature-flag"]
+    assert [(found.severity, found.code) for found in unknown] == [("unknown", code) for code in codes]
+    assert all("the tag monitoring" in str(found) for found in unknown)
 
 
 @pytest.mark.usefixtures("empty_vhost")
@@ -89,7 +110,7 @@ def test_arguments_that_could_not_be_compared_are_not_said_to_be_right(
     hook = RabbitMQDelayHook(connect("plain", **untagged))
     assert not hook.verify([]).ok
     vhost.manage("PUT", f"permissions/{{vhost}}/{untagged['login']}", {"configure": "^$", "write": ".*", "read": ".*"})
-    (line,) = told(hook.verify([]), "argument")
+    (line,) = findings(hook.verify([]), "argument")
     assert line.startswith(
         "arguments of 59 exchanges and queues: unknown: this user may not configure them, and the management API at"
     )
@@ -111,7 +132,7 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     hook = using()
     vhost.declare("small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     hook.install(["small", "orders"], create_destinations=True)
-    (line,) = told(hook.verify(["orders"]), "destination-rejects")
+    (line,) = findings(hook.verify(["orders"]), "destination-rejects")
     assert line.startswith("queue small: rejects messages when it is full (max-length 1, an argument)")
 
     # a quorum queue is full when it holds more than its maximum; one by one, for it still takes what is under way then
@@ -122,21 +143,32 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     eventually(lambda: stuck(vhost, "delayed.level-00") > 0)
     # a queue that was just made has no statistics, and that is not taken for 0
     eventually(lambda: hook.waiting().stuck is not None)
+    eventually(lambda: not hook.verify(["orders"]).ok)
     report = hook.verify(["orders"])
-    assert not report.ok
-    (line,) = told(report, "destination-full")
+    (line,) = findings(report, "destination-full")
     assert line.startswith("queue small: full: ")
     waiting = hook.waiting()
     left = 22 - vhost.count("small")
     assert (waiting.levels[0].stuck, waiting.levels[0].messages, waiting.messages, waiting.stuck) == (left,) * 4
-    assert told(report, "stuck") == [
+    assert findings(report, "stuck") == [
         f"queue delayed.level-00: {left} due messages are not taken by where they go next; if that lasts, a"
-        " destination is full or unroutable, and all behind them wait"
+        " destination is full or unroutable, and all behind them wait. What to do: consume, or declare, the destination"
+        " that findings of this report name (destination-full, missing, binding)"
     ]
     # without the management API none of them can be seen, and that is what is said
     blind = using(management_url="none").waiting()
     assert (blind.levels[0].stuck, blind.messages, blind.stuck) == (None, 0, None)
     assert "at least 0  unknown" in str(blind)
+
+
+def test_what_a_slow_broker_was_not_asked_is_unknown(
+    using: Callable[..., RabbitMQDelayHook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    using().install(["orders"], create_destinations=True)
+    monkeypatch.setattr("airflow_delayed.rabbitmq.admin._PATIENCE", -1)
+    report = using().verify(["orders"])
+    assert [finding.resource for finding in report if finding.code == "slow"] == ["60 exchanges and queues"]
+    assert [finding.severity for finding in report if finding.code == "slow"] == ["unknown"]
 
 
 def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
@@ -147,7 +179,7 @@ def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook],
         channel.queue_delete("gone")
     eventually(lambda: hook.waiting().unroutable == 5)
     for one in (hook, using(management_url="none")):
-        assert told(one.verify([]), "unroutable") == [
+        assert findings(one.verify([]), "unroutable") == [
             "queue delayed.unroutable: 5 messages whose destination was not there when they were due; redrive() sends"
             " them on"
         ]
@@ -193,11 +225,11 @@ def test_bindings_that_are_gone_or_wrong(using: Callable[..., RabbitMQDelayHook]
         "binding delayed.level-00 -> delayed.delivery: missing",
         f"binding delayed.level-03 -> delayed.level-03 key: wanted {key!r}, found '#'",
     ]
-    (extra,) = told(report, "binding-extra")
+    (extra,) = findings(report, "binding-extra")
     assert extra.startswith("binding delayed.level-03 -> delayed.level-03: with key '#'")
-    (leak,) = told(report, "leak")
+    (leak,) = findings(report, "leak")
     assert leak.startswith("binding delayed.delivery -> mail: its key '#.mail' is not exact")
-    (unbound,) = told(report, "destination-unbound")
+    (unbound,) = findings(report, "destination-unbound")
     assert unbound.startswith("binding delayed.delivery -> orders: missing")
     # those that are missing, an install makes
     hook.install(["orders", "mail"])
@@ -210,7 +242,7 @@ def test_all_bound_destinations_that_leak_are_named(
 ) -> None:
     hook = using("celery")
     hook.install(["Sales", "Acme.Sales"], create_destinations=True)
-    assert told(hook.verify([]), "leak") == ["destination Sales: also gets delayed messages for Acme.Sales"]
+    assert findings(hook.verify([]), "leak") == ["destination Sales: also gets delayed messages for Acme.Sales"]
 
 
 @pytest.mark.usefixtures("empty_vhost")
@@ -225,7 +257,7 @@ def test_policies_that_change_what_a_level_needs(using: Callable[..., RabbitMQDe
         body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
         vhost.manage("PUT", f"{sort}/{{vhost}}/{name}", body)
     report = hook.verify(["orders"])
-    lines = told(report, "policy")
+    lines = findings(report, "policy")
     # 300 s is more than level 8 waits
     assert lines[0] == (
         "queue delayed.level-09 message-ttl by policy 'short', which lets messages go on too early: wanted None, found"
@@ -234,5 +266,5 @@ def test_policies_that_change_what_a_level_needs(using: Callable[..., RabbitMQDe
     assert len(lines) == 1 + 10
     assert all("expires by operator policy 'old'" in line for line in lines[1:])
     assert not report.ok
-    (back,) = told(report, "destination-dead-letters-back")
+    (back,) = findings(report, "destination-dead-letters-back")
     assert back.startswith("queue late: dead-letters to the default exchange (policy 'back')")

@@ -23,7 +23,7 @@ from support.virtual_hosts import VirtualHosts
 from support.watching import SECONDS, Triggerer, eventually, triggerer, watcher
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq import consumer, link
+from airflow_delayed.rabbitmq import consumer
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 Connect = Callable[..., str]
@@ -72,7 +72,7 @@ def test_what_is_not_stored_goes_back_and_what_is_does_not(vhost: VirtualHost, q
     async def second() -> None:
         async with triggerer(watcher(queue)) as one:
             await one.until("c")
-            assert one.told[0][1]["redelivered"] is True
+            assert one.received[0][1]["redelivered"] is True
 
     asyncio.run(first())
     assert vhost.count(queue) == 1
@@ -91,11 +91,11 @@ def test_an_event_says_what_and_when_and_the_body_only_if_asked(
         watchers = watcher(queue), watcher(queue, body=True)
         async with triggerer(*watchers) as one:
             await asyncio.to_thread(hook.send, [message])
-            await eventually(lambda: len(one.told) == 2)
+            await eventually(lambda: len(one.received) == 2)
             now = datetime.now(timezone.utc)
             await one.until("m0")
-            told = dict(one.told)
-            return told[1], told[2], now
+            received = dict(one.received)
+            return received[1], received[2], now
 
     plain, whole, at = asyncio.run(watch())
     assert plain == {
@@ -110,8 +110,8 @@ def test_an_event_says_what_and_when_and_the_body_only_if_asked(
     assert vhost.count(queue) == 0
 
 
-def test_large_bodies_are_not_held(vhost: VirtualHost, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "KEPT_BODY", 100_000)
+def test_large_bodies_are_not_kept(vhost: VirtualHost, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "KEPT_BODY", 100_000)
     with vhost.channel() as channel:
         channel.confirm_delivery()
         for number in range(40):
@@ -122,19 +122,19 @@ def test_large_bodies_are_not_held(vhost: VirtualHost, queue: str, monkeypatch: 
         async with triggerer(watcher(queue), watcher(queue, body=True, body_limit=1_048_576)) as one:
             for number in (1, 2):
                 await one.until(*(f"m{number}" for number in range(40)), trigger_id=number)
-            return [message for number, message in one.told if number == 2]
+            return [message for number, message in one.received if number == 2]
 
     tracemalloc.start()
     try:
-        told = asyncio.run(watch())
+        received = asyncio.run(watch())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     # 39 MB were in hand
     assert peak < 15_000_000
-    assert [message["body_bytes"] for message in told] == [100_000, *[1_000_000] * 39]
+    assert [message["body_bytes"] for message in received] == [100_000, *[1_000_000] * 39]
     # of watchers that share a stream each gets the bodies that it asked for
-    assert [len(message.get("body", "")) for message in told] == [100_000, *[0] * 39]
+    assert [len(message.get("body", "")) for message in received] == [100_000, *[0] * 39]
     assert vhost.count(queue) == 0
 
 
@@ -169,7 +169,7 @@ def test_a_lost_connection_doubles_no_message(
             assert proxied.cut() == 1
             publish(vhost, queue, "b")
             one.hold.clear()
-            one.store(one.held)
+            one.store(one.unstored)
             await one.until("a", "b")
 
     asyncio.run(watch())
@@ -191,7 +191,7 @@ def test_messages_that_come_together_are_one_event_and_what_comes_after_it_anoth
             await one.until(ids[0])
             publish(vhost, queue, *ids[1:])
             one.hold.clear()
-            one.store(one.held)
+            one.store(one.unstored)
             await one.until(*ids)
             gaps = [after - before for before, after in pairwise(one.fired_at)]
             # the first, 19 or 20, the rest; a slow machine may need some more, and not one for each
@@ -305,7 +305,7 @@ def test_an_event_that_is_never_stored_is_fired_again(vhost: VirtualHost, queue:
             await eventually(lambda: one.failed)
             assert type(one.failed.pop(1)).__name__ == "AckTimeout"
             one.hold.clear()
-            one.held.clear()
+            one.unstored.clear()
             one.watch(1, watcher(queue))
             await one.until("a", "a")
         finally:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
+from support.standing import lock, record
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed import compat
+from airflow_delayed import compat, hooks
 from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.operators import send_arguments
+from airflow_delayed.identity import Origin
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.origin import Origin
-from airflow_delayed.store import claims, leases
+from airflow_delayed.store.api import DISPATCHED
+from airflow_delayed.store.records import remove_rows
 
 MINUTE = timedelta(minutes=1)
 
@@ -37,6 +39,11 @@ def context(run_id: str) -> dict:
     return {"ti": ti, "task_state_store": States()}
 
 
+def here(store: Store) -> Callable[..., DelayedStoreHook]:
+    """Make hooks whose tables are in the schema of the test."""
+    return lambda conn_id, deliver_conn_id=None, **options: store.hook(deliver_conn_id, **options)
+
+
 class Job:
     """A nightly job: each run has the same ids."""
 
@@ -44,15 +51,9 @@ class Job:
         self.store = store
         self.broker = Recorder("broker")
         self.now = datetime.now(timezone.utc)
-        monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id: self.broker)
-        real = send_arguments.store_for
-        monkeypatch.setattr(send_arguments, "store_for", lambda *args, **options: self.here(real(*args, **options)))
+        monkeypatch.setattr(hooks.rabbitmq, "RabbitMQDelayHook", lambda conn_id: self.broker)
+        monkeypatch.setattr(hooks.store, "DelayedStoreHook", here(store))
         self.hook = store.hook()
-
-    def here(self, hook):
-        """The table is in a schema of the test's own."""
-        hook.close()
-        return self.store.hook(hook.deliver_conn_id, on_conflict=hook.on_conflict)
 
     def run(self, dues: dict[str, timedelta], text: str = "hush", **options):
         rows = [
@@ -62,14 +63,15 @@ class Job:
         arguments = {"conn_id": "broker", "store_conn_id": self.store.conn_id, "messages": rows, **options}
         task = DelayedSendOperator(task_id="send", clock=lambda: self.now, **arguments)
         summary = task.execute(context(str(self.now)))
-        return {name: summary[name] for name in ("sent", "held", "replaced", "refused", "duplicates")}
+        return {name: summary[name] for name in ("sent", "stored", "replaced", "not_replaced", "duplicates")}
 
     def waiting(self) -> dict[str, timedelta]:
         return {one.message_id: one.due_at - self.start for one in self.hook.list()}
 
 
 @pytest.fixture
-def job(store: Store, monkeypatch) -> Job:
+def job(store: Store, monkeypatch, connect) -> Job:
+    connect("broker", conn_type="rabbitmq", host="127.0.0.1")
     store.installed()
     job = Job(store, monkeypatch)
     job.start = job.now
@@ -77,12 +79,12 @@ def job(store: Store, monkeypatch) -> Job:
 
 
 def counts(**wanted: int) -> dict[str, int]:
-    return {**dict.fromkeys(("sent", "held", "replaced", "refused", "duplicates"), 0), **wanted}
+    return {**dict.fromkeys(("sent", "stored", "replaced", "not_replaced", "duplicates"), 0), **wanted}
 
 
 def test_what_is_in_the_store_stays_the_stores(job: Job):
     dues = {"soon": 5 * MINUTE, "later": 20 * MINUTE, "far": 90 * MINUTE}
-    assert job.run(dues) == counts(sent=1, held=2)
+    assert job.run(dues) == counts(sent=1, stored=2)
     # ten minutes later "later" is so near that it would go straight to the broker
     job.now += 10 * MINUTE
     near = {name: due - 10 * MINUTE for name, due in dues.items() if name != "soon"}
@@ -114,10 +116,10 @@ def test_what_went_to_the_transport_at_once_is_known_as_well(job: Job):
         with pytest.raises(AirflowFailException, match=r"same ids: a\. Nothing was sent"):
             job.run(changed, text="new")
     assert job.run({"a": 3 * MINUTE}, on_conflict="keep") == counts(duplicates=1)
-    assert job.run({"a": 90 * MINUTE}, on_conflict="replace") == counts(refused=1)
+    assert job.run({"a": 90 * MINUTE}, on_conflict="replace") == counts(not_replaced=1)
     assert job.broker.ids == ["a", "b"]
     known = job.hook.get("a")
-    assert (known.state, known.destination, known.due_at) == ("handed over", "mail", start + 5 * MINUTE)
+    assert (known.state, known.destination, known.due_at) == ("dispatched", "mail", start + 5 * MINUTE)
     assert job.waiting() == {}
 
 
@@ -132,7 +134,7 @@ def test_of_a_send_that_fails_half_way_only_the_rest_is_sent_again(job: Job):
     job.broker.fail_after = None
     with pytest.raises(SendFailed):
         job.run(dues)
-    assert job.store.past(job.hook) == {"a": "handed over", "c": "handed over"}
+    assert job.store.past(job.hook) == {"a": "dispatched", "c": "dispatched"}
     job.broker.refused = set()
     assert job.run(dues) == counts(sent=1, duplicates=2)
     assert job.broker.ids == ["a", "c", "b"]
@@ -154,59 +156,59 @@ def unreachable(self, messages):
 
 def test_a_note_takes_nobodys_place(job: Job):
     """Somebody else has stored it in between, and a dispatcher holds it, or it was cancelled."""
-    job.run({"held": 20 * MINUTE, "cancelled": 20 * MINUTE})
+    job.run({"leased": 20 * MINUTE, "cancelled": 20 * MINUTE})
     job.hook.cancel(["cancelled"])
     until = job.hook.now() + MINUTE
     with job.hook.engine.begin() as connection:
-        rows = leases.lock(connection, job.hook.tables, ["held"])
-        leases.note(connection, job.hook.tables, rows, leases.HANDED_OVER, until, dispatcher="other", until=until)
-    ones = [message(name, job.now) for name in ("held", "cancelled", "new", "new")]
+        rows = lock(connection, job.hook.tables, "leased")
+        record(connection, job.hook.tables, rows, DISPATCHED, until, Dispatcher="other", ClaimedUntil=until)
+    ones = [message(name, job.now) for name in ("leased", "cancelled", "new", "new")]
     job.hook.note_sent(ones)
-    assert job.store.past(job.hook) == {"held": "handed over", "cancelled": "cancelled", "new": "handed over"}
-    assert job.hook.get("held").state == "in flight"
+    assert job.store.past(job.hook) == {"leased": "dispatched", "cancelled": "cancelled", "new": "dispatched"}
+    assert job.hook.get("leased").state == "in flight"
 
 
 @on_postgres_too
 def test_a_job_that_runs_anew_replaces_what_waits(job: Job, capsys):
-    assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(held=3)
+    assert job.run({"a": 20 * MINUTE, "b": 90 * MINUTE, "c": 90 * MINUTE}) == counts(stored=3)
     # sooner than the hold-over, later, and as it was
     dues = {"a": 2 * MINUTE, "b": 120 * MINUTE, "c": 90 * MINUTE}
     assert job.run(dues, on_conflict="replace") == counts(replaced=2, duplicates=1)
     assert job.waiting() == dues
     assert job.broker.sent == []
     shown = capsys.readouterr().out
-    assert "0 held in the store, 2 replaced there" in shown
+    assert "0 stored, 2 replaced there" in shown
     assert "hush" not in shown
 
 
-def test_what_was_handed_over_or_cancelled_is_not_sent_again(job: Job, capsys):
+def test_what_was_dispatched_or_cancelled_is_not_sent_again(job: Job, capsys):
     job.run({"sent": 20 * MINUTE, "cancelled": 20 * MINUTE, "other": 20 * MINUTE})
-    remember(job, {"sent": "handed over", "cancelled": "cancelled"})
+    remember(job, {"sent": "dispatched", "cancelled": "cancelled"})
     job.now += 10 * MINUTE
     dues = {"sent": 10 * MINUTE, "cancelled": 10 * MINUTE}
     for on_conflict in ("error", "keep", "replace"):
         assert job.run(dues, on_conflict=on_conflict) == counts(duplicates=2)
     changed = {"sent": 80 * MINUTE, "cancelled": 2 * MINUTE}
     assert job.run(changed, on_conflict="keep") == counts(duplicates=2)
-    assert job.run(changed, on_conflict="replace") == counts(refused=2)
+    assert job.run(changed, on_conflict="replace") == counts(not_replaced=2)
     assert "2 not replaced, for they came too late or were cancelled" in capsys.readouterr().out
     assert job.broker.sent == []
     assert job.waiting() == {"other": 20 * MINUTE}
 
 
 def remember(job: Job, outcomes: dict[str, str]) -> None:
+    now = job.hook.now()
     with job.hook.engine.begin() as connection:
         for name, outcome in outcomes.items():
-            rows = leases.lock(connection, job.hook.tables, [name])
-            leases.note(connection, job.hook.tables, rows, outcome, job.hook.now())
-            claims.remove(connection, job.hook.tables.messages, [name])
+            record(connection, job.hook.tables, lock(connection, job.hook.tables, name), outcome, now)
+            remove_rows(connection, job.hook.tables.messages, [name])
 
 
 def test_a_clash_is_found_before_anything_is_sent(job: Job):
     job.run({"a": 20 * MINUTE})
     # also where the changed one would go straight to the broker
     for due in (2 * MINUTE, 90 * MINUTE):
-        with pytest.raises(AirflowFailException, match=r"same ids: a\. Nothing was sent\. Pass on_conflict='replace'"):
+        with pytest.raises(AirflowFailException, match=r"same ids: a\. Nothing was sent\. .* on_conflict='replace'"):
             job.run({"new": MINUTE, "a": due})
     assert job.broker.sent == []
     assert job.waiting() == {"a": 20 * MINUTE}
@@ -214,11 +216,11 @@ def test_a_clash_is_found_before_anything_is_sent(job: Job):
 
 def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     hook = store.installed("mail", deliver_conn_id=None)
-    monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id, **options: store.hook(None, **options))
+    monkeypatch.setattr(hooks.store, "DelayedStoreHook", here(store))
     job = Job.__new__(Job)
     job.store, job.hook, job.now = store, hook, datetime.now(timezone.utc)
     options = {"conn_id": store.conn_id, "store_conn_id": None}
-    assert job.run({"a": MINUTE, "b": MINUTE}, **options) == counts(held=2)
+    assert job.run({"a": MINUTE, "b": MINUTE}, **options) == counts(stored=2)
     assert {one.origin.run_id for one in hook.list()} == {str(job.now)}
     assert job.run({"a": MINUTE, "b": -MINUTE}, on_conflict="replace", **options) == counts(replaced=1, duplicates=1)
     store.dispatcher(hook).run()
@@ -235,7 +237,7 @@ def test_a_transport_has_no_on_conflict(connect):
     assert isinstance(caught.value.__cause__, UnsupportedOption)
 
 
-def test_the_dispatcher_hands_over_what_was_put_in_place(job: Job):
+def test_what_was_put_in_place_is_dispatched(job: Job):
     job.run({"a": 20 * MINUTE, "b": 30 * MINUTE}, text="old")
     job.run({"a": -MINUTE, "b": 30 * MINUTE}, text="new", on_conflict="replace")
     transport = Transport()
@@ -305,3 +307,15 @@ def test_a_dry_run_keeps_nothing_in_the_store(relative: RelativeSend, job: Job):
     job.now += 30 * MINUTE
     relative.next_try(1, states=States())
     assert list(job.waiting().values()) == [180 * MINUTE]
+
+
+def test_a_task_that_only_stores_needs_the_broker(job: Job, monkeypatch) -> None:
+    def down(*_: object, **__: object) -> None:
+        raise TransportUnavailable("connection 'broker': nothing listens on that host and port")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(job.broker, "verify", down)
+        with pytest.raises(TransportUnavailable, match="nothing listens"):
+            job.run({"tomorrow": timedelta(days=1)})
+    assert list(job.hook.list()) == []
+    assert job.run({"tomorrow": timedelta(days=1)})["stored"] == 1

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,15 @@ def test_a_server_ends_with_who_started_it_however_that_ends(tmp_path: Path, her
         finally:
             starter.send_signal(how)
     eventually(lambda: running(server) == [])
+
+
+def test_another_thread_starts_no_server_for_it_would_stay(tmp_path: Path) -> None:
+    def start() -> None:
+        with process.running(STAYS, log=tmp_path / "log"):
+            pass
+
+    with ThreadPoolExecutor() as threads, pytest.raises(RuntimeError, match="would not end with this process"):
+        threads.submit(start).result()
 
 
 def test_a_number_that_was_given_to_another_is_left_alone(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class World:
         # neither lost nor unknown nor twice
         assert stored == Counter(f"far{job + 1}-{number}" for job in range(self.jobs) for number in range(ROWS))
         summary = told["summary"]
-        assert summary["rows"] == summary["sent"] + summary["held"] + summary["duplicates"] == 2 * ROWS
+        assert summary["rows"] == summary["sent"] + summary["stored"] + summary["duplicates"] == 2 * ROWS
         # what attempts told before they ended, they had done
         assert summary["sent"] + told["other_attempts"]["sent"] <= arrived.total()
         return arrived - Counter(wanted)
@@ -143,8 +143,8 @@ def waiting_half_way(fault: str) -> Callable:
 
         deadline = time.monotonic() + 150
         for number, batch in enumerate(batches):
-            held = number >= 4 and TaskContext.get().attemptNumber() == 0
-            while held and not os.path.exists(fault) and time.monotonic() < deadline:
+            stopped = number >= 4 and TaskContext.get().attemptNumber() == 0
+            while stopped and not os.path.exists(fault) and time.monotonic() < deadline:
                 time.sleep(0.05)
             yield batch
 

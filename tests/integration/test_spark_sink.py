@@ -19,9 +19,8 @@ from support.stores import run_sql
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.identity import content_digest, key_id, scope_of
+from airflow_delayed.identity import Origin, SentBy, content_digest, key_id, scope_of
 from airflow_delayed.message import microseconds, utcnow
-from airflow_delayed.origin import Origin, SentBy
 from services import sqs
 
 HOUR = timedelta(hours=1)
@@ -98,9 +97,9 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     assert told["summary"] == {
         "rows": FAR + 200,
         "sent": 200,
-        "held": FAR,
+        "stored": FAR,
         "replaced": 0,
-        "refused": 0,
+        "not_replaced": 0,
         "duplicates": 0,
         "skipped": 0,
         "first_due": (now + timedelta(seconds=1)).isoformat(),
@@ -120,11 +119,11 @@ def test_near_ones_go_to_the_broker_and_far_ones_wait_in_the_store(
     # the same job again, as after a crash of the driver: the store has nothing twice
     send(far, connections, "broker", **options)
     again = json.loads(manifest.read_text())["summary"]
-    assert (again["held"], again["duplicates"], again["sent"]) == (0, FAR, 0)
+    assert (again["stored"], again["duplicates"], again["sent"]) == (0, FAR, 0)
     # and what is so near by now that it would go to the broker stays the store's
     send(far, connections, "broker", **{**options, "hold_over": 86400})
     again = json.loads(manifest.read_text())["summary"]
-    assert (again["held"], again["duplicates"], again["sent"]) == (0, FAR, 0)
+    assert (again["stored"], again["duplicates"], again["sent"]) == (0, FAR, 0)
     assert store.count() == FAR
     assert len(broker.collect("mail", enough=200)) == 200
 
@@ -206,4 +205,4 @@ def test_what_is_past_due(spark: SparkSession, store: DelayedStoreHook, connecti
     manifest = tmp_path / "m.json"
     send(frame, connections, "broker", store="waits", past_due="skip", manifest=manifest)
     summary = json.loads(manifest.read_text())["summary"]
-    assert (summary["skipped"], summary["held"], store.count()) == (10, 10, 10)
+    assert (summary["skipped"], summary["stored"], store.count()) == (10, 10, 10)

@@ -347,9 +347,9 @@ def test_a_server_that_is_gone(connect):
     hook = SqsDelayHook(conn_id)
     with pytest.raises(TransportUnavailable, match=r"'sqs_gone' could not look up queue orders: .*endpoint"):
         hook.verify(["orders"])
-    answers, told = hook.test_connection()
+    answers, text = hook.test_connection()
     assert not answers
-    assert "sqs_gone" in told
+    assert "sqs_gone" in text
 
 
 @pytest.mark.parametrize(
@@ -369,12 +369,12 @@ def test_a_test_of_what_does_not_answer_takes_a_few_seconds(connect, change: str
         }[change]
         # its own timeouts and tries are those of the test
         began = time.monotonic()
-        answers, told = SqsDelayHook(connect("sqs_test", **sqs.connection(url))).test_connection()
+        answers, text = SqsDelayHook(connect("sqs_test", **sqs.connection(url))).test_connection()
         # boto3 by itself would try for minutes
         assert time.monotonic() - began < 30
     assert not answers
-    assert cause in told
-    assert "at the network" in told
+    assert cause in text
+    assert "at the network" in text
 
 
 def test_connection_lost_in_the_middle_tells_what_was_confirmed(world: World):

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from datetime import datetime, timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
-from botocore.exceptions import ClientError, EndpointConnectionError
-from support.forked import Child
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture, grown  # noqa: F401 - fixtures
-from support.sqs_processes import dies_before_its_second_delete
+from support.sqs import DELAY, ClockedWorld, clocked_fixture, clocked_server_fixture, sensor_of  # noqa: F401 - fixtures
 
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-
-DELAY = "NServiceBus.AmazonSQS.DelaySeconds"
-
-
-def sensor_of(world: ClockedWorld, **fields) -> FifoCycleSensor:
-    sensor = FifoCycleSensor(
-        **{
-            "task_id": "cycle",
-            "conn_id": world.conn_id,
-            "destination": world.destination,
-            "wait_time_seconds": 0,
-            **fields,
-        }
-    )
-    sensor.hook = world.hook  # it goes by the server's clock
-    return sensor
 
 
 def delays(world: ClockedWorld) -> list[str]:
@@ -138,7 +118,7 @@ def test_all_that_is_visible_goes_in_one_pass(clocked: ClockedWorld):
     clocked.hook.send([clocked.message(1000 if number % 3 else 5000, f"m{number}") for number in range(45)])
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.moved_back, counts.delivered, counts.failed, counts.undeleted) == (15, 30, 0, 0)
+    assert (counts.requeued, counts.delivered, counts.failed, counts.undeleted) == (15, 30, 0, 0)
     assert clocked.hook.waiting(clocked.destination) == 15
 
 
@@ -149,199 +129,6 @@ def test_large_messages_are_sent_on_in_batches_that_sqs_takes(clocked: ClockedWo
     assert clocked.hook.cycle(clocked.destination).delivered == 10
 
 
-def test_a_delete_that_fails_leaves_a_duplicate_that_the_id_reveals(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1000, "m1"), clocked.message(1000, "m2")])
-    clocked.advance(905)
-    failing = True
-
-    def spoil(params, **_):
-        if failing:
-            body = json.loads(params["body"])
-            body["Entries"][0]["ReceiptHandle"] = "no such handle"
-            params["body"] = json.dumps(body).encode()
-
-    clocked.on("before-call.sqs.DeleteMessageBatch", spoil)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.undeleted) == (2, 1)
-    failing = False
-    clocked.advance(31)
-    assert SqsDelayHook(clocked.conn_id).cycle(clocked.destination).delivered == 1  # a process that knows nothing of it
-    clocked.advance(200)
-    ids = clocked.ids()
-    assert sorted(set(ids)) == ["m1", "m2"]
-    assert len(ids) == 3
-    assert sensor_of(clocked).poke({})
-
-
-def test_what_this_process_sent_on_and_could_not_delete_it_does_not_send_again(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1000, "near"), clocked.message(4000, "far")])
-    clocked.advance(905)
-    failing = True
-
-    def break_off(**_):
-        if failing:
-            raise EndpointConnectionError(endpoint_url=clocked.url)
-
-    clocked.on("before-call.sqs.DeleteMessageBatch", break_off)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.moved_back, counts.undeleted) == (1, 1, 2)
-    assert grown(clocked.slept, 0.2, 0.4, 0.8)
-    failing = False
-    clocked.advance(1800)  # longer than SQS itself would know the message that went back
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.moved_back, counts.undeleted) == (0, 1, 0)
-    clocked.advance(905)
-    assert clocked.hook.cycle(clocked.destination).delivered == 1
-    clocked.advance(500)
-    assert clocked.ids() == ["far", "near"]
-    assert clocked.hook.waiting(clocked.destination) == 0
-
-
-def test_a_delete_that_fails_once_is_repeated_on_the_delay_queue(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1000)])
-    clocked.advance(905)
-    deletes = []
-
-    def spoil_once(params, **_):
-        body = json.loads(params["body"])
-        deletes.append(body["QueueUrl"])
-        if len(deletes) == 1:
-            body["Entries"][0]["ReceiptHandle"] = "no such handle"
-            params["body"] = json.dumps(body).encode()
-
-    clocked.on("before-call.sqs.DeleteMessageBatch", spoil_once)
-    assert clocked.hook.cycle(clocked.destination).undeleted == 0
-    assert deletes == [clocked.url_of(clocked.fifo)] * 2
-    clocked.advance(200)
-    assert clocked.hook.waiting(clocked.destination) == 0
-    assert clocked.ids() == ["m1"]
-
-
-def test_a_sensor_killed_between_send_and_delete_loses_nothing(clocked: ClockedWorld):
-    clocked.install()
-    delays = [1000] * 15 + [2500] * 15
-    messages = [clocked.message(delay, f"m{number:02}") for number, delay in enumerate(delays)]
-    due = {message.message_id: message.due_at for message in messages}
-    clocked.hook.send(messages)
-    clocked.advance(905)
-    killed = Child(dies_before_its_second_delete, conn_id=clocked.conn_id, destination=clocked.destination)
-    assert killed.ended() == -signal.SIGKILL
-    killed.close()
-
-    arrived: list[str] = []
-    sensor = sensor_of(clocked)
-    for _ in range(100):
-        clocked.advance(31)
-        done = sensor.poke({})
-        found, now = clocked.ids(), clocked.now()
-        assert [message_id for message_id in found if due[message_id] > now] == []
-        arrived += found
-        if done and clocked.counts(clocked.queue) == (0, 0, 0):
-            break
-    assert sorted(set(arrived)) == sorted(due)
-    # only those of the one batch whose delete was cut off, and only if it went to the destination
-    twice = {message_id for message_id in arrived if arrived.count(message_id) > 1}
-    assert len(arrived) - len(due) == len(twice) <= 10
-    assert all(int(message_id[1:]) < 15 for message_id in twice)
-
-
-def test_what_cannot_be_sent_on_is_tried_again_after_growing_pauses(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1000, "good"), clocked.message(1000, "large", body=b"x" * 5000)])
-    url = clocked.url_of(clocked.queue)
-    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1024"})
-    clocked.advance(905)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.failed) == (1, 1)
-    for pause in (5, 10, 20):
-        clocked.advance(pause - 3)
-        assert clocked.hook.cycle(clocked.destination).is_quiet
-        clocked.advance(4)
-        assert clocked.hook.cycle(clocked.destination).failed == 1
-    assert not sensor_of(clocked).poke({})
-    clocked.client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1048576"})
-    clocked.advance(41)
-    assert clocked.hook.cycle(clocked.destination).delivered == 1
-    clocked.advance(200)
-    assert clocked.ids() == ["good", "large"]
-
-
-@pytest.mark.parametrize("attribute", [None, "soon", "1_000", str(2**31)])
-def test_a_message_that_does_not_say_when_it_is_due_is_set_aside_whole(clocked: ClockedWorld, attribute):
-    clocked.install()
-    given = {"Kind": {"DataType": "Number", "StringValue": "7"}, "Raw": {"DataType": "Binary", "BinaryValue": b"\x00"}}
-    if attribute:
-        given[DELAY] = {"DataType": "String", "StringValue": attribute}
-    for number in range(12):
-        clocked.client.send_message(
-            QueueUrl=clocked.url_of(clocked.fifo),
-            MessageBody="foreign",
-            MessageGroupId=f"foreign-{number}",
-            MessageDeduplicationId=f"foreign-{number}",
-            MessageAttributes=given,
-        )
-    clocked.hook.send([clocked.message(1000)])
-    clocked.advance(905)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.failed, counts.set_aside) == (1, 0, 12)
-    assert clocked.hook.waiting(clocked.destination) == 0
-    aside = clocked.raw(f"{clocked.queue}-error")
-    assert [message["Body"] for message in aside] == ["foreign"] * 12
-    for message in aside:
-        attributes = message["MessageAttributes"]
-        assert attributes.items() >= given.items()
-        assert attributes["AirflowDelayed.FromQueue"]["StringValue"] == clocked.fifo
-        assert DELAY in attributes["AirflowDelayed.Reason"]["StringValue"]
-    clocked.advance(200)
-    assert clocked.ids() == ["m1"]
-
-
-def test_an_error_queue_of_ones_own(clocked: ClockedWorld):
-    clocked.install()
-    own = f"{clocked.queue}-poison"
-    clocked.client.create_queue(QueueName=own)
-    full = {f"a{number}": {"DataType": "String", "StringValue": "x"} for number in range(10)}  # no room for a reason
-    clocked.client.send_message(
-        QueueUrl=clocked.url_of(clocked.fifo),
-        MessageBody="x",
-        MessageGroupId="x",
-        MessageDeduplicationId="x",
-        MessageAttributes=full,
-    )
-    clocked.advance(905)
-    result = sensor_of(clocked, error_queue=own, until=timedelta(0)).poke({})
-    assert result.xcom_value["set_aside"] == 1
-    (message,) = clocked.raw(own)
-    assert message["MessageAttributes"] == full
-    with pytest.raises(LimitExceeded, match="error_queue"):
-        SqsDelayHook(clocked.conn_id).cycle(clocked.destination, error_queue=clocked.fifo)
-
-
-def test_what_cannot_be_set_aside_stays(clocked: ClockedWorld):
-    clocked.install()
-    for number in range(2):
-        clocked.client.send_message(
-            QueueUrl=clocked.url_of(clocked.fifo),
-            MessageBody="x",
-            MessageGroupId=f"x{number}",
-            MessageDeduplicationId=f"x{number}",
-        )
-    clocked.hook.send([clocked.message(1000)])
-    clocked.advance(905)
-    refused = {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-
-    def refuse(**_):
-        raise ClientError(refused, "CreateQueue")
-
-    clocked.on("before-call.sqs.CreateQueue", refuse)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.failed, counts.set_aside) == (1, 2, 0)
-    assert clocked.counts(clocked.fifo) == (0, 0, 2)
-
-
 def test_the_queues_own_visibility_timeout_does_not_count(clocked: ClockedWorld):
     clocked.install()
     fifo = clocked.url_of(clocked.fifo)
@@ -349,7 +136,7 @@ def test_the_queues_own_visibility_timeout_does_not_count(clocked: ClockedWorld)
     clocked.hook.send([clocked.message(1000), clocked.message(5000, "m2")])
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.delivered, counts.moved_back, counts.undeleted) == (1, 1, 0)
+    assert (counts.delivered, counts.requeued, counts.undeleted) == (1, 1, 0)
 
 
 def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: ClockedWorld):
@@ -464,7 +251,7 @@ def test_what_comes_back_within_five_minutes_is_not_dropped_as_its_own_copy(cloc
     assert "has to delay by 900 s" in caplog.text
     assert clocked.hook.cycle(clocked.destination).is_quiet  # it is hidden for four minutes
     clocked.advance(245)
-    assert clocked.hook.cycle(clocked.destination).moved_back == 1
+    assert clocked.hook.cycle(clocked.destination).requeued == 1
     assert clocked.hook.waiting(clocked.destination) == 1
     for _ in range(4):
         clocked.advance(305)
@@ -512,7 +299,7 @@ def test_received_before_and_without_a_due_time_it_goes_by_the_brokers_clock(clo
     clocked.advance(31)
     ahead = SqsDelayHook(clocked.conn_id, clock=lambda: clocked.now() + timedelta(hours=3))
     counts = ahead.cycle(clocked.destination)
-    assert (counts.moved_back, counts.delivered) == (1, 0)
+    assert (counts.requeued, counts.delivered) == (1, 0)
 
 
 def test_what_the_destination_would_refuse_in_the_end_is_refused_at_once(clocked: ClockedWorld):

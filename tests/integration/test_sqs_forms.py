@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.awsrequest import AWSResponse
 from support.sqs import (  # noqa: F401 - fixtures
     ClockedWorld,
     World,
@@ -68,24 +69,38 @@ def test_a_form_that_is_none(world: World):
         SqsDelayHook(world.conn_id, envelope="xml").send([world.message(0)])
 
 
-def _busy(world: World, times: int) -> list[int]:
+def _busy(world: World, times: int, code: str) -> list[int]:
     """Refuse whole requests, so many times; return how many entries each had."""
     sizes: list[int] = []
 
-    def refuse(params, **_):
-        sizes.append(len(json.loads(params["body"])["Entries"]))
+    def refuse(request, **_):
+        sizes.append(len(json.loads(request.body)["Entries"]))
         if len(sizes) <= times:
-            answer = {"Error": {"Code": "RequestThrottled"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-            raise ClientError(answer, "SendMessageBatch")
+            raw = SimpleNamespace(stream=lambda: [json.dumps({"__type": code}).encode()])
+            return AWSResponse(request.url, 403, {}, raw)
+        return None
 
-    world.on("before-call.sqs.SendMessageBatch", refuse)
+    world.on("before-send.sqs.SendMessageBatch", refuse)
     return sizes
 
 
-@pytest.mark.parametrize("times, wanted", [(1, [10, 10]), (2, [10, 10, 10]), (3, [10, 10, 10] + [1] * 10)])
-def test_when_sqs_is_too_busy_batches_stay_whole_until_the_last_try(world: World, times, wanted):
+@pytest.mark.parametrize("times, wanted", [(1, [10] * 2), (4, [10] * 5), (5, [10] * 5 + [1] * 10)])
+def test_when_sqs_is_too_busy_batches_stay_whole_until_the_last_try(world: World, monkeypatch, times, wanted):
+    slept: list[float] = []
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=slept.append))
     world.install()
-    sizes = _busy(world, times)
+    sizes = _busy(world, times, "RequestThrottled")
+    assert world.hook.send([world.message(0, f"m{number}") for number in range(10)]).sent == 10
+    assert sizes == wanted
+    assert (len(slept), world.slept) == (min(times, 4), [])
+    assert len(world.ids()) == 10
+
+
+@pytest.mark.parametrize("times, wanted", [(1, [10, 10]), (2, [10, 10, 10]), (3, [10, 10, 10] + [1] * 10)])
+def test_a_key_that_is_too_busy_is_not_asked_again_at_once(world: World, times, wanted):
+    """Which botocore does not repeat."""
+    world.install()
+    sizes = _busy(world, times, "KmsThrottled")
     assert world.hook.send([world.message(0, f"m{number}") for number in range(10)]).sent == 10
     assert sizes == wanted
     assert grown(world.slept, *[0.2, 0.4, 0.8][:times])

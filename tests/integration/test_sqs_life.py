@@ -286,11 +286,12 @@ def test_a_sender_is_told_of_the_backlog_and_of_what_it_costs(world: World, caps
     world.install()
     world.hook.send([world.message(0, f"m{number}") for number in range(100)])
     plan(world, timedelta(days=365), 20)
-    told = capsys.readouterr().out
-    assert "100 messages wait and none is being read" in told
-    assert "20 messages, due in 36" in told  # 364 days, 23:59:59, or 365 days
-    assert "requests, $1.05, or" in told
-    assert "In a store (store_conn_id=)" in told
+    log = capsys.readouterr().out
+    assert "100 messages wait and none is being read" in log
+    assert "20 messages, due in 36" in log  # 364 days, 23:59:59, or 365 days
+    assert "2,102,360 requests ($1.05), or" in log
+    assert "Prices of 2026-11-21, without a free tier" in log
+    assert "In a store (store_conn_id=)" in log
     plan(world, timedelta(days=365), 1)
     assert "$" not in capsys.readouterr().out
 
@@ -303,9 +304,9 @@ def test_a_sender_without_the_choice_is_told_of_the_store(world: World, connect,
     store = connect("store", conn_type="sqlite", host=str(tmp_path / "store.db"))
     TopologyInstallOperator(task_id="install", conn_id=store).execute({})
     plan(world, timedelta(days=365), 20, store_conn_id=store)
-    told = capsys.readouterr().out
-    assert "0 at once, 20 through the store" in told
-    assert "$" not in told
+    log = capsys.readouterr().out
+    assert "0 at once, 20 through the store" in log
+    assert "$" not in log
 
 
 def test_the_hook_estimates_without_asking_sqs(connect):
@@ -313,3 +314,14 @@ def test_the_hook_estimates_without_asking_sqs(connect):
     year = hook.estimate(timedelta(days=365))
     assert year.fifo_formula is not None
     assert (year.fifo_formula.requests, year.fifo_formula.dollars) == (70_080, 0.03504)
+
+
+def test_costs_are_shown_at_the_configured_prices(connect, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__SQS_PRICES", "4, 5, 2027-01-31")
+    hook = SqsDelayHook(connect("nowhere", **sqs.connection("http://127.0.0.1:1")))
+    year = hook.estimate(timedelta(days=365), 1000)
+    assert str(year.fifo_single) == "105,118,000 requests ($525.59 at prices of 2027-01-31)"
+    advice = hook.advice(1000, timedelta(days=365) * 1000)
+    assert advice is not None
+    assert "105,118,000 requests ($525.59)" in advice
+    assert "Prices of 2027-01-31" in advice

@@ -150,7 +150,7 @@ def test_1925_s_by_way_of_1025_and_125(world: World, clock: Clock, due_at: bool)
     message = world.message(1925)
     world.hook.send([message])
     if not due_at:
-        (sent,) = held(world)
+        (sent,) = delayed(world)
         del sent["MessageAttributes"][DUE_AT]
         fifo = world.url_of(world.fifo)
         world.client.purge_queue(QueueUrl=fifo)
@@ -163,7 +163,7 @@ def test_1925_s_by_way_of_1025_and_125(world: World, clock: Clock, due_at: bool)
         )
     seen = []
     for _ in range(2):
-        seen += [found["MessageAttributes"][DELAY_SECONDS]["StringValue"] for found in held(world)]
+        seen += [found["MessageAttributes"][DELAY_SECONDS]["StringValue"] for found in delayed(world)]
         clock.advance(899)
         assert world.hook.cycle(world.destination).moved == 0
         clock.advance(1.5)
@@ -180,7 +180,7 @@ def test_1925_s_by_way_of_1025_and_125(world: World, clock: Clock, due_at: bool)
     assert (arrived.message_id, arrived.body, arrived.headers) == ("m1", b"body of m1", {"Kind": "reminder"})
 
 
-def held(world: World) -> list[dict[str, Any]]:
+def delayed(world: World) -> list[dict[str, Any]]:
     """Look at what a delay queue holds, behind SQS's back."""
     from moto.sqs.models import sqs_backends
 

@@ -15,7 +15,7 @@ from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fix
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import AccessDenied, InputError, LimitExceeded, SendFailed, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
-from airflow_delayed.sqs import access
+from airflow_delayed.sqs import client
 from airflow_delayed.sqs.entries import DELAY_SECONDS, string
 from airflow_delayed.sqs.settings import QueueSettings
 from services import sqs
@@ -25,7 +25,7 @@ def attributes(world: World, name: str) -> dict[str, str]:
     return world.client.get_queue_attributes(QueueUrl=world.url_of(name), AttributeNames=["All"])["Attributes"]
 
 
-def told(report) -> list[tuple[State, str, str | None]]:
+def findings(report) -> list[tuple[State, str, str | None]]:
     return [(found.state, found.resource.removeprefix("queue "), found.argument) for found in report]
 
 
@@ -48,9 +48,9 @@ def test_a_destination_made_as_wanted(world: World):
     settings, dead = wanted(world), f"{world.queue}-dead"
     everything = {"create_destinations": True, "settings": settings}
     planned = world.hook.install([world.destination], dry_run=True, **everything)
-    assert told(planned) == [(State.PLANNED, name, None) for name in (dead, world.queue, world.fifo)]
+    assert findings(planned) == [(State.PLANNED, name, None) for name in (dead, world.queue, world.fifo)]
     assert world.client.list_queues(QueueNamePrefix=world.queue).get("QueueUrls", []) == []
-    assert told(world.hook.install([world.destination], **everything)) == [
+    assert findings(world.hook.install([world.destination], **everything)) == [
         (State.CREATED, name, None) for name in (dead, world.queue, world.fifo)
     ]
     made = attributes(world, world.queue)
@@ -87,15 +87,15 @@ def test_what_differs_is_named_planned_and_repaired_only_when_told(world: World)
         (world.queue, "RedrivePolicy"),
         (world.fifo, "encryption"),
     ]
-    assert told(caught.value.report)[1:] == [(State.DIFFERS, *one) for one in differing]
+    assert findings(caught.value.report)[1:] == [(State.DIFFERS, *one) for one in differing]
     assert all(found.why and found.repair for found in caught.value.report.problems)
     assert attributes(world, world.queue)["VisibilityTimeout"] == "30"
     repairing = {"settings": settings, "repair": True}
     plan = world.hook.install([world.destination], dry_run=True, **repairing)
     assert plan.ok
-    assert told(plan)[1:] == [(State.WOULD_REPAIR, *one) for one in differing]
+    assert findings(plan)[1:] == [(State.WOULD_REPAIR, *one) for one in differing]
     assert attributes(world, world.queue)["VisibilityTimeout"] == "30"
-    assert told(world.hook.install([world.destination], **repairing))[1:] == [
+    assert findings(world.hook.install([world.destination], **repairing))[1:] == [
         (State.REPAIRED, *one) for one in differing
     ]
     assert world.hook.verify([world.destination], settings=settings).counts() == {"ok": 3}
@@ -112,7 +112,7 @@ def test_a_dead_letter_queue_is_made_only_with_destinations(world: World):
             with pytest.raises(TopologyError, match=f"{world.queue}-dead: missing") as caught:
                 world.hook.install([world.destination], **options)
             report = caught.value.report
-        assert told(report)[:2] == [
+        assert findings(report)[:2] == [
             (State.MISSING, f"{world.queue}-dead", None),
             # it cannot be repaired while there is nothing to lead to
             (State.DIFFERS, world.queue, "RedrivePolicy"),
@@ -204,10 +204,10 @@ def test_both_sides_have_to_know_of_unrestricted_delay(world: World, connect, de
 
 
 @pytest.mark.parametrize(
-    "given, found", [(True, True), ("true", True), ("True", True), (False, False), ("false", False), (None, False)]
+    "choice, found", [(True, True), ("true", True), ("True", True), (False, False), ("false", False), (None, False)]
 )
-def test_the_choice_is_in_the_connection(connect, given, found):
-    extra = {} if given is None else {"unrestricted_delay": given}
+def test_the_choice_is_in_the_connection(connect, choice, found):
+    extra = {} if choice is None else {"unrestricted_delay": choice}
     assert SqsDelayHook(connect("choice", **sqs.connection("http://127.0.0.1:1", **extra))).unrestricted_delay is found
 
 
@@ -238,7 +238,7 @@ def guarded(clocked: ClockedWorld, connect) -> Iterator[ClockedWorld]:
     clocked.hook.install([clocked.destination], create_destinations=True, settings=wanted(clocked))
     clocked.client.create_queue(QueueName=f"{clocked.queue}-error")
     yield clocked
-    for queue in (access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE, access.ERROR_QUEUE, access.DESTINATION):
+    for queue in (client.DELAY_QUEUE, client.DEAD_LETTER_QUEUE, client.ERROR_QUEUE, client.DESTINATION):
         # one may deny to be changed, and can be deleted; the others may deny just that
         with suppress(ClientError):
             deny(clocked, queue)
@@ -257,7 +257,7 @@ def fill(world: ClockedWorld) -> None:
             MessageAttributes={DELAY_SECONDS: string(delay)},
         )
     world.client.set_queue_attributes(QueueUrl=fifo, Attributes={"DelaySeconds": "900"})
-    world.advance(305)  # what was just sent is held back
+    world.advance(305)  # what was just sent waits
     world.client.send_message(QueueUrl=url, MessageBody="x", DelaySeconds=0)
     for _ in range(4):
         world.client.receive_message(QueueUrl=url, VisibilityTimeout=0, WaitTimeSeconds=0)
@@ -266,10 +266,10 @@ def fill(world: ClockedWorld) -> None:
 def deny(world: World, queue: str, **actions: list[str]) -> str:
     """Let the policy of one queue deny actions, or nothing; return the queue's name."""
     name = {
-        access.DESTINATION: world.queue,
-        access.DELAY_QUEUE: world.fifo,
-        access.DEAD_LETTER_QUEUE: f"{world.queue}-dead",
-        access.ERROR_QUEUE: f"{world.queue}-error",
+        client.DESTINATION: world.queue,
+        client.DELAY_QUEUE: world.fifo,
+        client.DEAD_LETTER_QUEUE: f"{world.queue}-dead",
+        client.ERROR_QUEUE: f"{world.queue}-error",
     }[queue]
     # the server puts a queue's name at the end; to ask for it may be denied
     url = f"{world.url}/000000000000/{name}"
@@ -298,13 +298,13 @@ def use(world: World, method: str) -> object:
 NEEDED = {
     (need.method, need.queue): {
         action
-        for other in access.NEEDS
+        for other in client.NEEDS
         if (other.method, other.queue) == (need.method, need.queue)
         for action in other.actions
         # a queue's policy cannot deny its creation, and the emulator has no tasks
         if action not in ("sqs:CreateQueue", "sqs:ListDeadLetterSourceQueues", "sqs:StartMessageMoveTask")
     }
-    for need in access.NEEDS
+    for need in client.NEEDS
     if need.queue != "*"
 }
 
@@ -312,7 +312,7 @@ NEEDED = {
 @pytest.mark.parametrize("method", sorted({method for method, _ in NEEDED}))
 def test_what_is_listed_is_enough(guarded: World, method):
     fill(guarded)
-    for queue in (access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE, access.ERROR_QUEUE, access.DESTINATION):
+    for queue in (client.DELAY_QUEUE, client.DEAD_LETTER_QUEUE, client.ERROR_QUEUE, client.DESTINATION):
         actions = NEEDED.get((method, queue), set())
         # the test's own client may always do this
         deny(guarded, queue, NotAction=sorted(actions | {"sqs:SetQueueAttributes"}))
@@ -327,7 +327,7 @@ FORGIVEN = {"sqs:ChangeMessageVisibility", "sqs:SetQueueAttributes"}
 def test_what_is_denied_is_named(guarded: World, method):
     for (other, queue), actions in NEEDED.items():
         # for want of an error queue, its messages stay, and the others go on
-        for action in sorted(actions - FORGIVEN) if other == method and queue != access.ERROR_QUEUE else ():
+        for action in sorted(actions - FORGIVEN) if other == method and queue != client.ERROR_QUEUE else ():
             fill(guarded)
             name = deny(guarded, queue, Action=[action])
             with pytest.raises(AccessDenied, match=f"'guarded' could .* may not do {action} on queue {name}[.] Allow"):
@@ -335,16 +335,16 @@ def test_what_is_denied_is_named(guarded: World, method):
             deny(guarded, queue)
 
 
-@pytest.mark.parametrize("action", sorted(NEEDED["cycle", access.ERROR_QUEUE]))
+@pytest.mark.parametrize("action", sorted(NEEDED["cycle", client.ERROR_QUEUE]))
 def test_an_error_queue_that_is_denied_is_named_in_the_log(guarded: World, action, caplog):
     fill(guarded)
-    name = deny(guarded, access.ERROR_QUEUE, Action=[action])
+    name = deny(guarded, client.ERROR_QUEUE, Action=[action])
     counts = SqsDelayHook(guarded.conn_id).cycle(guarded.destination)
-    assert (counts.delivered, counts.moved_back, counts.set_aside, counts.failed) == (1, 1, 0, 1)
+    assert (counts.delivered, counts.requeued, counts.to_error_queue, counts.failed) == (1, 1, 0, 1)
     assert f"may not do {action} on queue {name}" in caplog.text
 
 
-@pytest.mark.parametrize("queue", [access.DESTINATION, access.DELAY_QUEUE, access.DEAD_LETTER_QUEUE])
+@pytest.mark.parametrize("queue", [client.DESTINATION, client.DELAY_QUEUE, client.DEAD_LETTER_QUEUE])
 def test_a_repair_that_is_denied_is_named(guarded: World, queue):
     name = deny(guarded, queue, Action=["sqs:SetQueueAttributes"])
     with pytest.raises(AccessDenied, match=f"may not do sqs:SetQueueAttributes on queue {name}[.]"):
@@ -352,6 +352,6 @@ def test_a_repair_that_is_denied_is_named(guarded: World, queue):
 
 
 def test_a_visibility_that_may_not_be_changed(guarded: World):
-    name = deny(guarded, access.DESTINATION, Action=["sqs:ChangeMessageVisibility"])
+    name = deny(guarded, client.DESTINATION, Action=["sqs:ChangeMessageVisibility"])
     with pytest.raises(AccessDenied, match=f"may not do sqs:ChangeMessageVisibility on queue {name}[.]"):
         use(guarded, "extend_visibility")

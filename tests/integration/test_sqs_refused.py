@@ -24,17 +24,17 @@ def refused(clocked: ClockedWorld) -> ClockedWorld:
     return clocked
 
 
-def test_a_message_that_is_refused_for_good_is_set_aside_whole_in_the_end(refused: ClockedWorld, caplog):
+def test_a_message_that_is_refused_for_good_goes_whole_to_the_error_queue_in_the_end(refused: ClockedWorld, caplog):
     for pause in PAUSES:
         counts = refused.hook.cycle(refused.destination)
-        assert (counts.failed, counts.set_aside) == (1, 0)
+        assert (counts.failed, counts.to_error_queue) == (1, 0)
         refused.advance(pause + 1)
     counts = refused.hook.cycle(refused.destination)
-    assert (counts.failed, counts.set_aside) == (0, 1)
+    assert (counts.failed, counts.to_error_queue) == (0, 1)
     assert refused.hook.waiting(refused.destination) == 0
-    (aside,) = refused.raw(f"{refused.queue}-error")
-    assert aside["Body"] == "x" * 5000
-    attributes = {name: value["StringValue"] for name, value in aside["MessageAttributes"].items()}
+    (rejected,) = refused.raw(f"{refused.queue}-error")
+    assert rejected["Body"] == "x" * 5000
+    attributes = {name: value["StringValue"] for name, value in rejected["MessageAttributes"].items()}
     assert attributes["Kind"] == "reminder"
     assert attributes["NServiceBus.MessageId"] == "large"
     assert attributes["AirflowDelayed.FromQueue"] == refused.fifo
@@ -51,12 +51,12 @@ def test_a_message_that_is_refused_for_good_is_set_aside_whole_in_the_end(refuse
 @pytest.mark.parametrize(
     "code", ["KmsDisabled", "KmsAccessDenied", "RequestThrottled", "AWS.SimpleQueueService.UnsupportedOperation"]
 )
-def test_what_is_wrong_with_the_queue_sets_no_message_aside(refused: ClockedWorld, monkeypatch, code):
+def test_what_is_wrong_with_the_queue_moves_no_message_to_the_error_queue(refused: ClockedWorld, monkeypatch, code):
     answer = {"Successful": [], "Failed": [{"Id": "0", "Code": code, "SenderFault": True, "Message": "no"}]}
     monkeypatch.setattr(refused.hook.get_conn(), "send_message_batch", lambda **_: answer)
     for pause in (*PAUSES, 300, 300):
         counts = refused.hook.cycle(refused.destination)
-        assert (counts.failed, counts.set_aside) == (1, 0)
+        assert (counts.failed, counts.to_error_queue) == (1, 0)
         refused.advance(pause + 1)
     monkeypatch.undo()
     assert refused.hook.waiting(refused.destination) == 1

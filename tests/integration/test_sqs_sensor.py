@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -12,25 +13,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture, sensor_of  # noqa: F401 - fixtures
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
-
-
-def sensor_of(world: ClockedWorld, **fields) -> FifoCycleSensor:
-    sensor = FifoCycleSensor(
-        **{
-            "task_id": "cycle",
-            "conn_id": world.conn_id,
-            "destination": world.destination,
-            "wait_time_seconds": 0,
-            **fields,
-        }
-    )
-    sensor.hook = world.hook  # it goes by the server's clock
-    return sensor
 
 
 def asked(world: ClockedWorld) -> Counter[str]:
@@ -82,7 +69,7 @@ def test_it_ends_at_a_time_whatever_is_left(clocked: ClockedWorld, as_text):
     clocked.advance(96)
     result = sensor.poke({})
     assert result
-    assert result.xcom_value["moved_back"] == 1
+    assert result.xcom_value["requeued"] == 1
     assert clocked.hook.waiting(clocked.destination) == 1
 
 
@@ -159,6 +146,8 @@ def test_what_came_late_is_told(clocked: ClockedWorld, caplog: pytest.LogCapture
     assert f"3 messages to {clocked.destination} were later than 0:01:00" in caplog.text
     assert "3 delivered" in caplog.text
     assert summary["cost_usd"] > 0
+    assert summary["prices_as_of"] == "2026-11-21"
+    assert re.search(r"the requests cost \$0\.0000\d\d at prices of 2026-11-21", caplog.text)
 
 
 def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):
@@ -169,11 +158,12 @@ def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})
     assert timedelta(seconds=1) <= deferred.value.timeout <= timedelta(seconds=60)
-    given = FifoCycleTrigger(**deferred.value.trigger.serialize()[1]).arguments
-    assert given["counts"]["delivered"] == 1  # by a first look on the worker
-    assert abs(datetime.fromisoformat(given["until"]) - clocked.now() - timedelta(hours=1)) < timedelta(minutes=1)
-    assert (given["destinations"], given["max_late_seconds"]) == ([clocked.destination], 5.0)
-    assert clocked.conn_id == given["conn_id"]
+    trigger_arguments = FifoCycleTrigger(**deferred.value.trigger.serialize()[1]).arguments
+    assert trigger_arguments["counts"]["delivered"] == 1  # by a first look on the worker
+    until = datetime.fromisoformat(trigger_arguments["until"])
+    assert abs(until - clocked.now() - timedelta(hours=1)) < timedelta(minutes=1)
+    assert (trigger_arguments["destinations"], trigger_arguments["max_late_seconds"]) == ([clocked.destination], 5.0)
+    assert clocked.conn_id == trigger_arguments["conn_id"]
 
 
 def test_resumed_before_its_end_it_goes_on_until_the_same_end(clocked: ClockedWorld):
@@ -182,20 +172,20 @@ def test_resumed_before_its_end_it_goes_on_until_the_same_end(clocked: ClockedWo
     sensor = sensor_of(clocked, deferrable=True, until=timedelta(hours=1), timeout=7200)
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})
-    kept = deferred.value.kwargs
+    resumed = deferred.value.kwargs
     clocked.advance(905)
     # by nobody, as a task that was queued for too long; then by a trigger whose clock goes ahead
-    done = {"version": 1, "status": "done", "summary": {}, "error": None, "counts": {"delivered": 5}}
+    done = {"status": "done", "summary": {}, "error": None, "counts": {"delivered": 5}}
     for event, delivered in (({}, 1), ({"event": done}, 5)):
         with pytest.raises(TaskDeferred) as again:
-            sensor.execute_complete({}, **event, **kept)
-        given = again.value.trigger.serialize()[1]
-        assert (given["until"], given["counts"]["delivered"]) == (kept["until"], delivered)
+            sensor.execute_complete({}, **event, **resumed)
+        trigger_arguments = again.value.trigger.serialize()[1]
+        assert (trigger_arguments["until"], trigger_arguments["counts"]["delivered"]) == (resumed["until"], delivered)
         # what is left of the two hours
         assert again.value.timeout <= timedelta(seconds=7200 - 905)
-        assert again.value.kwargs == kept
+        assert again.value.kwargs == resumed
     clocked.advance(3600)
-    assert sensor.execute_complete({}, event={**done, "summary": {"delivered": 5}}, **kept) == {"delivered": 5}
+    assert sensor.execute_complete({}, event={**done, "summary": {"delivered": 5}}, **resumed) == {"delivered": 5}
 
 
 def test_deferred_it_fails_at_once_if_a_queue_is_missing(clocked: ClockedWorld):
@@ -271,7 +261,7 @@ def test_rescheduled_it_adds_up_over_its_pokes_and_says_that_it_is_late(
         clocked.advance(905)
         results.append(sensor_of(clocked, mode="reschedule").poke(context))  # a process of its own
     assert [bool(result) for result in results] == [False, False, True]
-    assert (results[2].xcom_value["moved_back"], results[2].xcom_value["delivered"]) == (1, 1)
+    assert (results[2].xcom_value["requeued"], results[2].xcom_value["delivered"]) == (1, 1)
     assert context["task_state_store"] == {}
 
 
@@ -327,9 +317,11 @@ def test_one_for_each_destination_until_a_time_of_another_task(clocked: ClockedW
         def end() -> str:
             return "2026-01-01T00:00:00+00:00"
 
-        given = {"conn_id": clocked.conn_id, "wait_time_seconds": 0, "until": end()}
-        each = FifoCycleSensor.partial(task_id="cycle", **given).expand(destination=[clocked.destination, other])
-        each >> FifoCycleSensor(task_id="once_more", destination=other, **given)
+        trigger_arguments = {"conn_id": clocked.conn_id, "wait_time_seconds": 0, "until": end()}
+        each = FifoCycleSensor.partial(task_id="cycle", **trigger_arguments).expand(
+            destination=[clocked.destination, other]
+        )
+        each >> FifoCycleSensor(task_id="once_more", destination=other, **trigger_arguments)
     run = run_dag(dag)
     assert run.state == "success"
     done = [one for one in run.get_task_instances() if one.task_id == "cycle"]

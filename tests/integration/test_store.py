@@ -15,9 +15,8 @@ from support.stores import Store, message, run_sql, store_fixture  # noqa: F401 
 from airflow_delayed.delivery import State, delivery_for, store_for
 from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store import claims
-from airflow_delayed.store.outcomes import Outcome
-from airflow_delayed.store.rows import to_row
+from airflow_delayed.store.api import Outcome
+from airflow_delayed.store.records import insert_new_rows, to_row
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
@@ -34,11 +33,11 @@ def test_tables_are_named_as_openlineage_has_it(store: Store):
     hook = store.installed("reminders", deliver_conn_id=None)
     own, queue = hook.own_dataset(), hook.dataset("reminders")
     assert own.namespace == queue.namespace
-    given = hook.get_connection(store.conn_id)
+    fields = hook.get_connection(store.conn_id)
     where = {
-        "sqlite": (f"sqlite://{given.host}", ""),
-        "postgresql": (f"postgres://{given.host}:{given.port}", f"{given.schema}.{store.schema}."),
-        "mysql": (f"mysql://{given.host}:{given.port}", f"{store.schema}."),
+        "sqlite": (f"sqlite://{fields.host}", ""),
+        "postgresql": (f"postgres://{fields.host}:{fields.port}", f"{fields.schema}.{store.schema}."),
+        "mysql": (f"mysql://{fields.host}:{fields.port}", f"{store.schema}."),
     }
     namespace, prefix = where[hook.engine.dialect.name]
     assert (own, queue) == ((namespace, f"{prefix}delayed_messages"), (namespace, f"{prefix}reminders"))
@@ -47,11 +46,11 @@ def test_tables_are_named_as_openlineage_has_it(store: Store):
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 8
+    assert [finding.state for finding in plan] == [State.PLANNED] * 9
     assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
     first = hook.install(["reminders"], create_destinations=True)
-    assert [finding.state for finding in first] == [State.CREATED] * 8
-    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 8
+    assert [finding.state for finding in first] == [State.CREATED] * 9
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 9
     assert hook.verify(["reminders"]).ok
 
 
@@ -173,8 +172,8 @@ def test_ids_are_told_apart_byte_by_byte(store: Store):
     ids = ["a", "A", "a ", "a  ", "ä", "a\u0308", "\U0001f600", "\U0001f601"]
     row = {**to_row(message("a", LATER), "broker"), "StoredAt": LATER}
     with hook.engine.begin() as connection:
-        assert claims.insert_new(connection, hook.table, [{**row, "Id": one} for one in ids]) == set(ids)
-        assert claims.insert_new(connection, hook.table, [{**row, "Id": one} for one in ids]) == set()
+        assert insert_new_rows(connection, hook.table, [{**row, "Id": one} for one in ids]) == set(ids)
+        assert insert_new_rows(connection, hook.table, [{**row, "Id": one} for one in ids]) == set()
     assert [one.message_id for one in hook.list()] == sorted(ids)
     assert hook.cancel(["a "]) == {"a ": "cancelled"}
     assert [one.message_id for one in hook.list()] == sorted({*ids} - {"a "})
@@ -299,7 +298,7 @@ def test_those_who_store_the_same_wait_for_each_other_in_one_order(store: Store)
         target=lambda: reports.append(store.hook().send([message("m2", LATER), message("m1", LATER)]))
     )
     with hook.engine.begin() as connection:
-        claims.insert_new(connection, hook.table, rows[:1])
+        insert_new_rows(connection, hook.table, rows[:1])
         mine = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
         sender.start()
         with hook.engine.connect() as watching:
@@ -307,7 +306,7 @@ def test_those_who_store_the_same_wait_for_each_other_in_one_order(store: Store)
             while not watching.execute(waits).scalar():
                 watching.rollback()
                 assert sender.is_alive()
-        assert claims.insert_new(connection, hook.table, rows[1:]) == {"m2"}
+        assert insert_new_rows(connection, hook.table, rows[1:]) == {"m2"}
     sender.join(60)
     assert [(report.sent, report.duplicates) for report in reports] == [(0, 2)]
 

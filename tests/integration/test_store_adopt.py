@@ -14,7 +14,7 @@ from support.adopting import adopt
 from support.forked import Child
 from support.msmq import fill, headers_xml, row, timeouts_table
 from support.rabbitmq import virtual_host
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_only, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import SourceError, TopologyError, UnsupportedColumns
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -41,7 +41,7 @@ def left(hook, table: Table) -> list[str]:
         return sorted(connection.execute(select(table.c.Id)).scalars())
 
 
-def handed_over(store: Store, hook, **options):
+def dispatched(store: Store, hook, **options):
     transport = Transport()
     store.dispatcher(hook, transport, lookahead=timedelta(days=1), **options).run()
     return {one.message_id: one for one in transport.sent}
@@ -72,7 +72,7 @@ def test_all_that_a_row_says_is_taken_over(store: Store, hook, timeouts):
     assert (report.adopted, report.by_destination, report.remaining) == (2, {"Sales": 1, "Billing": 1}, 0)
     assert left(hook, timeouts) == []
     assert store.failures_of(hook) == {native: 3, "empty": 0}
-    sent = handed_over(store, hook)
+    sent = dispatched(store, hook)
     assert sent[native] == message(
         native,
         now + SECOND,
@@ -101,7 +101,7 @@ def test_other_names_and_json(store: Store, hook):
         hook.adopt(**arguments)
     assert hook.adopt(**arguments, columns=names).adopted == 1
     assert store.failures_of(hook) == {"a": 1}
-    (sent,) = handed_over(store, hook).values()
+    (sent,) = dispatched(store, hook).values()
     assert sent == message("a", now, destination="A@B", headers={"a": "\u00fc"})
 
 
@@ -141,7 +141,7 @@ def test_an_id_of_ours_with_other_content_stays(store: Store, hook, timeouts):
         report = hook.adopt(table=TABLE, schema=store.schema)
         assert report.failures == {"a": "our store has this id with other content"}
         assert left(hook, timeouts) == ["a"]
-    assert handed_over(store, hook)["a"].body == b"body of a"
+    assert dispatched(store, hook)["a"].body == b"body of a"
 
 
 def test_a_thousand_rows_that_cannot_be_read_end_a_run(store: Store, hook, timeouts):
@@ -253,6 +253,7 @@ def killed(store: Store, moment: str) -> None:
         assert child.ended() == -signal.SIGKILL
 
 
+@on_postgres_only
 def test_from_nservicebus_to_rabbitmq_killed_again_and_again(store: Store, hook, timeouts, rabbitmq_url, connect):
     """Sent, arrived, twice, lost, early."""
     with virtual_host(rabbitmq_url) as vhost:

@@ -11,7 +11,7 @@ from support.stores import Store, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks import store as store_hook
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.versions import VERSION
+from airflow_delayed.store.schema import VERSION
 from services.process import free_port
 
 NAMES = {"sqlite": "SQLite 3", "postgres": "PostgreSQL 1", "mariadb": "(MariaDB|MySQL) [1-9]"}
@@ -68,7 +68,7 @@ def test_one_that_never_answers_is_given_up(connect, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fields, told",
+    "fields, reason",
     [
         ({"conn_type": "http", "host": "h"}, "which no transport serves; use one of sqlite, postgres, mysql, mssql"),
         ({"conn_type": "nothing-known"}, "cannot be used: "),
@@ -76,10 +76,10 @@ def test_one_that_never_answers_is_given_up(connect, monkeypatch):
         ({"conn_type": "postgres", "extra": {"hunter": PASSWORD}, "password": PASSWORD}, "hunter"),
     ],
 )
-def test_a_connection_that_makes_no_sense(connect, fields: dict[str, object], told: str):
+def test_a_connection_that_makes_no_sense(connect, fields: dict[str, object], reason: str):
     well, text = DelayedStoreHook(connect("odd", **fields)).test_connection()
     assert not well
-    assert told in text
+    assert reason in text
     assert PASSWORD not in text
 
 

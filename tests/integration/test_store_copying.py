@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, delete, event, select, text
+from sqlalchemy import Engine, create_engine, delete, event, select, text
 from support.stores import message
 
+from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnavailable
-from airflow_delayed.origin import Origin
-from airflow_delayed.store import claims, copying, setup, storing
-from airflow_delayed.store.engine import database_errors, engine_options, prepare
-from airflow_delayed.store.rows import to_message, to_row
-from airflow_delayed.store.schema import store_tables
+from airflow_delayed.identity import Origin
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store import bulk
+from airflow_delayed.store.api import Store
+from airflow_delayed.store.engine import database_errors
+from airflow_delayed.store.records import insert_rows, to_message, to_row
+from airflow_delayed.store.schema import Tables, store_tables
+from airflow_delayed.store.transport import engine_options, prepare
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 ODD = 'a\\b\t"c"\r\n{%s} %(x)s ü☂\\N'
@@ -23,10 +29,10 @@ ODD = 'a\\b\t"c"\r\n{%s} %(x)s ü☂\\N'
 
 @pytest.fixture(params=["psycopg", "psycopg2", "another driver"])
 def engine(request, postgres_url, monkeypatch):
-    driver = request.param if request.param in copying.DRIVERS else "psycopg2"
+    driver = request.param if request.param in bulk.COPY_DRIVERS else "psycopg2"
     made = create_engine(f"postgresql+{driver}://{postgres_url.partition('://')[2]}", **engine_options("postgresql"))
-    if request.param not in copying.DRIVERS:
-        monkeypatch.setattr(copying, "DRIVERS", ())
+    if request.param not in bulk.COPY_DRIVERS:
+        monkeypatch.setattr(bulk, "COPY_DRIVERS", ())
     yield prepare(made)
     made.dispose()
 
@@ -36,7 +42,7 @@ def made(postgres_url):
     """Tables that are made once, with a name that is odd to each driver."""
     engine = prepare(create_engine(f"postgresql+psycopg://{postgres_url.partition('://')[2]}"))
     found = store_tables(f'100%s "of" {uuid4().hex[:8]}')
-    setup.install(engine, found)
+    Store("the store", lambda: engine, "broker", table=found.messages.name).install([])
     yield found
     with engine.begin() as connection:
         for table in found:
@@ -53,6 +59,12 @@ def tables(engine, made):
                 connection.execute(delete(table))
 
 
+def enqueue(
+    engine: Engine, tables: Tables, messages: Iterable[DelayedMessage], conn_id: str = "broker", **options: Any
+) -> SendReport:
+    return Store("the store", lambda: engine, conn_id, table=tables.messages.name, **options).send(messages)
+
+
 def there(engine, tables) -> dict:
     with engine.connect() as connection:
         found = connection.execute(select(tables.messages)).mappings().all()
@@ -60,7 +72,7 @@ def there(engine, tables) -> dict:
 
 
 def test_all_that_a_message_says_arrives(engine, tables):
-    said = [
+    sent = [
         message(f"a\\{number}", LATER + timedelta(microseconds=number), destination=f"{ODD}{number % 3}", **fields)
         for number, fields in enumerate(
             [
@@ -74,32 +86,32 @@ def test_all_that_a_message_says_arrives(engine, tables):
     ]
     first = message("first", datetime(1, 1, 1, tzinfo=timezone.utc))
     last = message("last", datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc))
-    said += [first, last]
+    sent += [first, last]
     origin = Origin(dag_id="d", run_id="r", task_id="t")
-    report = storing.store(engine, tables, said, "broker", origin=origin)
-    assert (report.sent, report.duplicates) == (len(said), 0)
+    report = enqueue(engine, tables, sent, "broker", origin=origin)
+    assert (report.sent, report.duplicates) == (len(sent), 0)
     assert (report.first_due, report.last_due) == (first.due_at, last.due_at)
-    assert there(engine, tables) == {one.message_id: one for one in said}
-    assert storing.store(engine, tables, said, "broker", origin=origin).duplicates == len(said)
+    assert there(engine, tables) == {one.message_id: one for one in sent}
+    assert enqueue(engine, tables, sent, "broker", origin=origin).duplicates == len(sent)
 
 
 def test_some_are_there_already(engine, tables):
-    """In the first chunk, in one behind it, twice in one; and failed or remembered ones."""
-    count = storing.CHUNK + 10
+    """In the first 2500, in one behind it, twice in one; and failed or remembered ones."""
+    count = 2510
     ones = [message(f"m{number:05d}", LATER) for number in range(count)]
-    assert storing.store(engine, tables, ones[::7], None).sent == len(ones[::7])
-    report = storing.store(engine, tables, [*ones, ones[3]], None)
+    assert enqueue(engine, tables, ones[::7]).sent == len(ones[::7])
+    report = enqueue(engine, tables, [*ones, ones[3]])
     assert (report.sent, report.duplicates) == (count - len(ones[::7]), len(ones[::7]) + 1)
-    assert storing.store(engine, tables, [*ones, message("new", LATER)], None).sent == 1
+    assert enqueue(engine, tables, [*ones, message("new", LATER)]).sent == 1
     other = message(ones[5].message_id, LATER, body=b"other")
     new = message("another", LATER)
     with pytest.raises(MessageConflict, match="m00005"):
-        storing.store(engine, tables, [new, other], None)
+        enqueue(engine, tables, [new, other])
     assert "another" not in there(engine, tables)
-    assert storing.store(engine, tables, [new, other], None, on_conflict="replace").replaced == 1
+    assert enqueue(engine, tables, [new, other], on_conflict="replace").replaced == 1
     sent = message("sent", LATER)
-    storing.note_sent(engine, tables, [sent])
-    report = storing.store(engine, tables, [sent, message("newest", LATER)], None)
+    Store("the store", lambda: engine, "broker", table=tables.messages.name).note_sent([sent])
+    report = enqueue(engine, tables, [sent, message("newest", LATER)])
     assert (report.sent, report.duplicates) == (1, 1)
     assert "sent" not in there(engine, tables)
 
@@ -112,7 +124,7 @@ def test_several_store_the_same_at_once(engine, tables):
     def work(step: int) -> None:
         start.wait()
         try:
-            reports.append(storing.store(engine, tables, ones[::step], "broker"))
+            reports.append(enqueue(engine, tables, ones[::step], "broker"))
         except Exception as error:
             errors.append(error)
 
@@ -129,7 +141,7 @@ def test_several_store_the_same_at_once(engine, tables):
 
 def insert(engine, tables, *rows: dict) -> None:
     with database_errors("the store", engine), engine.begin() as connection:
-        claims.insert_all(connection, tables.messages, rows)
+        insert_rows(connection, tables.messages, rows)
 
 
 def test_what_goes_wrong_is_told_as_of_any_other_statement(engine, tables):
@@ -148,16 +160,16 @@ def test_a_connection_that_is_lost_is_not_used_again(engine, tables):
         backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
         other.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": backend})
         with pytest.raises(TransportUnavailable), database_errors("the store", engine):
-            claims.insert_all(connection, tables.messages, rows)
+            insert_rows(connection, tables.messages, rows)
         assert connection.invalidated
-    assert storing.store(engine, tables, [message("a", LATER)], "broker").sent == 1
+    assert enqueue(engine, tables, [message("a", LATER)], "broker").sent == 1
 
 
 def test_large_bodies_that_are_known_already_go_in_portions(engine, tables, monkeypatch):
     """PostgreSQL refuses a parameter of 1 GB, which 2500 large bodies are soon."""
-    monkeypatch.setattr("airflow_delayed.store.packets.ARRAYS", 1000)
+    monkeypatch.setattr("airflow_delayed.store.bulk.ARRAYS", 1000)
     made = [message(f"large-{number}", LATER, body=b"x" * 300) for number in range(20)]
-    storing.store(engine, tables, made[:5], None)
+    enqueue(engine, tables, made[:5])
     longest = []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -166,7 +178,7 @@ def test_large_bodies_that_are_known_already_go_in_portions(engine, tables, monk
             values = parameters.values() if isinstance(parameters, dict) else parameters
             longest.append(max((len(value) for value in values if isinstance(value, str)), default=0))
 
-    report = storing.store(engine, tables, made, None)
+    report = enqueue(engine, tables, made)
     assert (report.sent, report.duplicates) == (15, 5)
     assert there(engine, tables).keys() == {one.message_id for one in made}
     assert max(longest) < 4000

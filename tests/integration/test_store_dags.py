@@ -67,9 +67,9 @@ def test_who_is_told_is_found_beside_the_dag(here: Path, monkeypatch, caplog):
     from importlib import import_module
 
     dag_file = (here / "dags/dispatch_store.py").read_text()
-    assert 'SyncCallback("alerts.late.tell")' in dag_file
+    assert 'SyncCallback("alerts.late.report")' in dag_file
     monkeypatch.syspath_prepend(str(here / "dags"))
-    import_module("alerts.late").tell(context={})
+    import_module("alerts.late").report(context={})
     assert "messages may be late" in caplog.text
     for name in ("alerts.late", "alerts"):
         sys.modules.pop(name, None)
@@ -94,7 +94,7 @@ def test_nightly_reminders(nightly, world: World, store: DelayedStoreHook, run_d
     start = utcnow().replace(microsecond=0) + 24 * HOUR
     first = [("1", "ann", start, "no"), ("2", "bob", start + HOUR, "no"), ("3", "ann", start + 2 * HOUR, "no")]
     dag = nightly(*first)["nightly_reminders"]
-    assert result(run_dag(dag), "send")["held"] == 3
+    assert result(run_dag(dag), "send")["stored"] == 3
 
     # one has moved, one was called off, one is new, one was yesterday
     second = [
@@ -106,13 +106,14 @@ def test_nightly_reminders(nightly, world: World, store: DelayedStoreHook, run_d
     ]
     run = run_dag(nightly(*second)["nightly_reminders"])
     summary = result(run, "send")
-    assert {name: summary[name] for name in ("held", "replaced", "duplicates", "skipped")} == {
-        "held": 1,
+    assert {name: summary[name] for name in ("stored", "replaced", "duplicates", "skipped")} == {
+        "stored": 1,
         "replaced": 1,
         "duplicates": 1,
         "skipped": 1,
     }
-    assert result(run, "cancel_called_off") == {"cancelled": 1}
+    gone = result(run, "cancel_called_off")
+    assert (gone["changed"], gone["ids"]) == (1, {"cancelled": ["appointment-2"]})
     assert {one.message_id: one.due_at for one in store.list()} == {
         "appointment-1": start + 3 * HOUR,
         "appointment-3": start,
@@ -120,10 +121,10 @@ def test_nightly_reminders(nightly, world: World, store: DelayedStoreHook, run_d
     }
 
     cancelled = run_dag(nightly(*second)["cancel_reminders"], run_conf={"customer": "ann"})
-    assert result(cancelled, "cancel") == {"cancelled": 2}
+    assert result(cancelled, "cancel")["outcomes"] == {"cancelled": 2}
     # and the next night does not bring them back
     again = result(run_dag(nightly(*second)["nightly_reminders"]), "send")
-    assert (again["held"], again["replaced"]) == (0, 0)
+    assert (again["stored"], again["replaced"]) == (0, 0)
     assert [one.message_id for one in store.list()] == ["appointment-4"]
 
 

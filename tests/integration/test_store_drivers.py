@@ -35,12 +35,12 @@ def store(request, connect, mariadb_url):
     made.close()
 
 
-def test_what_is_stored_is_handed_over(store: Store):
+def test_what_is_stored_is_dispatched(store: Store):
     hook, transport = store.hook(), Transport()
     hook.install([])
     assert hook.verify([]).ok
     now = hook.now()
-    said = message(
+    first = message(
         "a",
         now - timedelta(microseconds=1),
         destination="Größe \U0001f600 ",
@@ -48,11 +48,11 @@ def test_what_is_stored_is_handed_over(store: Store):
         headers={"ü": "/"},
         expires_at=now + timedelta(days=1),
     )
-    assert hook.send([said, message("b", now + timedelta(days=1))]).sent == 2
-    assert hook.send([said]).duplicates == 1
+    assert hook.send([first, message("b", now + timedelta(days=1))]).sent == 2
+    assert hook.send([first]).duplicates == 1
     store.dispatcher(hook, transport).run()
-    assert transport.sent == [said]
-    assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "handed over"}
+    assert transport.sent == [first]
+    assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "dispatched"}
 
 
 def test_a_time_that_is_none_spoils_no_list(store: Store):

@@ -10,26 +10,26 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.store import leases
 
 
-def test_a_lease_is_held_renewed_released_and_becomes_a_memory(store: Store):
+def test_a_lease_is_taken_renewed_released_and_becomes_a_memory(store: Store):
     hook = store.installed()
     hook.send([message(f"m{number}", utcnow()) for number in range(3)])
     now, tables = utcnow(), hook.tables
     with hook.engine.begin() as connection:
-        rows = leases.lock(connection, tables, ["m2", "m0", "m1", "gone"])
+        rows = leases.lock_messages(connection, tables, ["m2", "m0", "m1", "gone"])
         assert [row["Id"] for row in rows] == ["m0", "m1", "m2"]
         soon = now + timedelta(seconds=30)
-        leases.note(connection, tables, rows[:2], leases.HANDED_OVER, now, dispatcher="one", until=soon)
+        leases.record(connection, tables, rows[:2], leases.DISPATCHED, now, dispatcher="one", until=soon)
     with hook.engine.begin() as connection:
-        assert leases.held(connection, tables, ["m0", "m1", "m2"], now) == {"m0", "m1"}
-        assert leases.held(connection, tables, ["m0", "m1", "m2"], soon) == set()
+        assert leases.in_flight(connection, tables, ["m0", "m1", "m2"], now) == {"m0", "m1"}
+        assert leases.in_flight(connection, tables, ["m0", "m1", "m2"], soon) == set()
         assert leases.renew(connection, tables, ["m0", "m1"], "another", soon + timedelta(hours=1)) == 0
         assert leases.renew(connection, tables, ["m0", "m1"], "one", soon + timedelta(seconds=9)) == 2
-        assert leases.held(connection, tables, ["m0", "m1"], soon) == {"m0", "m1"}
+        assert leases.in_flight(connection, tables, ["m0", "m1"], soon) == {"m0", "m1"}
         assert leases.release(connection, tables, ["m0", "m1"], "another") == set()
         assert leases.release(connection, tables, ["m0"], "one") == {"m0"}
-        assert leases.held(connection, tables, ["m0", "m1"], now) == {"m1"}
+        assert leases.in_flight(connection, tables, ["m0", "m1"], now) == {"m1"}
         # once more, in place of what was there
-        leases.note(connection, tables, rows, "cancelled", now)
+        leases.record(connection, tables, rows, "cancelled", now)
         found = leases.remembered(connection, tables, ["m0", "m1", "m2", "gone"])
     assert {name: outcome for name, (_, outcome) in found.items()} == dict.fromkeys(["m0", "m1", "m2"], "cancelled")
     assert found["m1"][0] == rows[1]["Digest"]

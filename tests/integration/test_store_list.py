@@ -7,12 +7,12 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import delete
-from support.standing import give_up, hand_over, hold, pause
+from support.standing import give_up, hold, mark_dispatched, pause
 from support.stores import DATABASES, Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import NaiveTime
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.stored import Remembered, StoredMessage
+from airflow_delayed.store.records import Remembered, StoredMessage
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -42,7 +42,7 @@ def hook(store: Store) -> DelayedStoreHook:
     )
     store.hook(None).send([message("own", now + 2 * HOUR)])
     hold(made, "flying")
-    hand_over(made, "gone")
+    mark_dispatched(made, "gone")
     give_up(made, "failed")
     give_up(made, "over", reason="expired", error="expired")
     pause(made, ["retrying"], HOUR)
@@ -159,7 +159,7 @@ def test_what_is_known_of_an_id(hook: DelayedStoreHook):
     assert hook.get("never") is None
     due = hook.get("waiting").due_at
     hook.cancel("waiting")
-    for name, state in (("gone", "handed over"), ("waiting", "cancelled")):
+    for name, state in (("gone", "dispatched"), ("waiting", "cancelled")):
         known = hook.get(name)
         assert isinstance(known, Remembered)
         assert known.state == state

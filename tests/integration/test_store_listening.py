@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from datetime import timedelta
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, urlsplit
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from support.proxy import Proxy, proxy
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store import notice
-from airflow_delayed.store.listening import Listener
-from airflow_delayed.store.waiting import Poll, waiter_for
+from airflow_delayed.store import notify
+from airflow_delayed.store.dispatch.watchdog import Watchdog
+from airflow_delayed.store.notify import Listener, Poller, waiter_for
+from airflow_delayed.store.transport import engine_options, prepare
 
 pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 
@@ -55,9 +58,23 @@ def clock() -> Clock:
 
 @pytest.fixture
 def listener(hook: DelayedStoreHook, clock: Clock) -> Iterator[Listener]:
-    made = Listener(hook.engine, hook.table, poll=1.0, safety=60.0, proof=5.0, monotonic=clock)
+    made = Listener(hook.engine, hook.table, watch=nullcontext, poll=1.0, safety=60.0, proof=5.0, monotonic=clock)
     yield made
     made.close()
+
+
+@pytest.fixture
+def between(hook: DelayedStoreHook, postgres_url: str) -> Iterator[Proxy]:
+    """A proxy that stands between the hook and the database from now on."""
+    url = urlsplit(postgres_url)
+    with proxy(url.port, url.hostname) as made:
+        there = hook.engine.url
+        hook.engine.dispose()
+        hook.engine = prepare(
+            create_engine(there.set(host="127.0.0.1", port=made.port), **engine_options("postgresql"))
+        )
+        yield made
+        made.go_on()
 
 
 def proven(listener: Listener) -> Listener:
@@ -83,7 +100,7 @@ def listening(hook: DelayedStoreHook) -> list[int]:
     """The servers' processes of connections that LISTEN to this store."""
     with hook.engine.connect() as connection:
         # others may listen to theirs
-        name = notice.channel(connection, hook.table)
+        name = notify.channel(connection, hook.table)
         found = connection.execute(
             text("SELECT pid FROM pg_stat_activity WHERE starts_with(query, :begin)"), {"begin": f'LISTEN "{name}"'}
         )
@@ -149,8 +166,44 @@ def test_a_connection_on_which_no_notices_come_is_not_trusted(hook, listener: Li
     proven(listener)
 
 
+def test_a_silent_connection_is_logged_and_replaced(between: Proxy, listener: Listener, hook, clock: Clock, caplog):
+    """A firewall forgets the one connection on which nothing is sent; the others go on."""
+    proven(listener)
+    hook.engine.dispose()
+    between.fall_silent()
+    clock.now += 60.0
+    assert not listener.wait(0)
+    clock.now += 5.0
+    assert listener.wait(LONG)
+    assert caplog.text.count("no notices of messages come from the database") == 1
+    clock.now += 1.0
+    assert listener.wait(LONG)
+    proven(listener)
+
+
+def test_a_frozen_server_is_logged_and_waited_for_only_so_long(between: Proxy, hook, clock: Clock, caplog, monkeypatch):
+    for name, seconds in (("REPORT_AFTER", 0.2), ("END_AFTER", 1.0), ("LEAST", 1.0)):
+        monkeypatch.setattr(f"airflow_delayed.store.dispatch.watchdog.{name}", seconds)
+    monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
+    watchdog = Watchdog(hook.conn_id, hook.engine, 30)
+    with closing(watchdog):
+        made = Listener(hook.engine, hook.table, watch=watchdog.watch, poll=1.0, safety=60.0, monotonic=clock)
+        proven(made)
+        between.hang()
+        clock.now += 60.0
+        assert made.wait(LONG)
+        assert "testing whether notices of messages come has had no answer from the database" in caplog.text
+        assert "its connection was ended" in caplog.text
+        between.go_on()
+        clock.now += 1.0
+        while made.longest != 60.0:
+            clock.now += 1.0
+            made.wait(1.0)
+        made.close()
+
+
 def test_nothing_is_left_open(hook: DelayedStoreHook, clock: Clock):
-    made = Listener(hook.engine, hook.table, poll=1.0, monotonic=clock)
+    made = Listener(hook.engine, hook.table, watch=nullcontext, poll=1.0, monotonic=clock)
     assert len(listening(hook)) == 1
     made.close()
     # closed for good, and not given back to the pool
@@ -159,13 +212,13 @@ def test_nothing_is_left_open(hook: DelayedStoreHook, clock: Clock):
 
 
 def test_which_database_is_listened_to(hook: DelayedStoreHook, monkeypatch):
-    made = waiter_for(hook.engine, hook.table)
+    made = waiter_for(hook.engine, hook.table, nullcontext)
     assert isinstance(made, Listener)
     made.close()
     for name in ("sqlite", "mysql", "mariadb", "mssql"):
         monkeypatch.setattr(hook.engine.dialect, "name", name)
-        other = waiter_for(hook.engine, hook.table)
-        assert (type(other), other.longest) == (Poll, 1.0)
+        other = waiter_for(hook.engine, hook.table, nullcontext)
+        assert (type(other), other.longest) == (Poller, 1.0)
     monkeypatch.setattr(hook.engine.dialect, "name", "oracle")
     with pytest.raises(DelayedError, match="does not know how to wait for messages in oracle"):
-        waiter_for(hook.engine, hook.table)
+        waiter_for(hook.engine, hook.table, nullcontext)

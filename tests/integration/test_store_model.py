@@ -17,13 +17,14 @@ from support.stores import Transport, message
 from support.table_pools import store_file
 
 from airflow_delayed.errors import MessageConflict
-from airflow_delayed.store import claiming, listing, storing
-from airflow_delayed.store.changes import Cancel
-from airflow_delayed.store.criteria import Criteria
-from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.operations import Operations
-from airflow_delayed.store.outcomes import Outcome
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store import queries
+from airflow_delayed.store.bulk_changes import BulkChanges
+from airflow_delayed.store.changes import Cancel, Outcome
+from airflow_delayed.store.dispatch import claim
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from airflow_delayed.store.dispatch.report import DispatchFailed
+from airflow_delayed.store.enqueue import enqueue
+from airflow_delayed.store.filters import MessageFilter
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 NAMES = st.sampled_from([f"m{n}" for n in range(20)] + ["M0"])
@@ -47,11 +48,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.rows: dict[str, tuple] = {}
         #: Given up, or expired: id -> reason, failures.
         self.failed: dict[str, tuple[str, int]] = {}
-        #: Held by a dispatcher that was killed: id -> until when.
-        self.held: dict[str, datetime] = {}
+        #: Leased by a dispatcher that was killed: id -> until when.
+        self.leased: dict[str, datetime] = {}
         #: Not tried again before: id -> when.
         self.waits: dict[str, datetime] = {}
-        self.handed_over: set[str] = set()
+        self.dispatched: set[str] = set()
         #: What each id stands for that was ever stored, and who delivers it.
         self.said: dict[str, tuple] = {}
 
@@ -81,15 +82,15 @@ class StoreMachine(RuleBasedStateMachine):
         fates = {one.message_id: self._fate(one, conn_id, on_conflict) for one in messages}
         if "clash" in fates.values():
             with pytest.raises(MessageConflict):
-                storing.store(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
+                enqueue(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
             return
-        report = storing.store(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
-        counted = [list(fates.values()).count(fate) for fate in ("new", "replaced", "refused")]
-        assert [report.sent, report.replaced, report.refused] == counted
+        report = enqueue(self.engine, self.tables, messages, conn_id, on_conflict=on_conflict)
+        counted = [list(fates.values()).count(fate) for fate in ("new", "replaced", "not_replaced")]
+        assert [report.sent, report.replaced, report.not_replaced] == counted
         assert report.duplicates == len(messages) - sum(counted)
         for one in messages:
             if fates[one.message_id] in ("new", "replaced"):
-                for known in (self.waits, self.held, self.failed):
+                for known in (self.waits, self.leased, self.failed):
                     known.pop(one.message_id, None)
                 self.rows[one.message_id] = (one, conn_id, 0)
                 self.said[one.message_id] = (one, conn_id)
@@ -103,45 +104,45 @@ class StoreMachine(RuleBasedStateMachine):
         if said == one and (is_past or delivers == conn_id):
             return "duplicate"
         if on_conflict == "error":
-            return "duplicate" if is_past and name not in self.handed_over else "clash"
+            return "duplicate" if is_past and name not in self.dispatched else "clash"
         if on_conflict == "keep":
             return "duplicate"
-        return "refused" if is_past or self._is_held(name) else "replaced"
+        return "not_replaced" if is_past or self._is_leased(name) else "replaced"
 
-    def _is_held(self, name) -> bool:
-        return name in self.held and self.held[name] > self.now
+    def _is_leased(self, name) -> bool:
+        return name in self.leased and self.leased[name] > self.now
 
     @rule(names=st.sets(NAMES))
     def cancel(self, names):
         wanted = {}
         for name in names:
             if name in self.rows or name in self.failed:
-                wanted[name] = Outcome.IN_FLIGHT if self._is_held(name) else Outcome.CANCELLED
-            elif name in self.handed_over:
-                wanted[name] = Outcome.HANDED_OVER
+                wanted[name] = Outcome.IN_FLIGHT if self._is_leased(name) else Outcome.CANCELLED
+            elif name in self.dispatched:
+                wanted[name] = Outcome.DISPATCHED
             else:
                 wanted[name] = Outcome.ALREADY_CANCELLED if name in self.said else Outcome.ABSENT
         clock = {"sleep": lambda seconds: None, "monotonic": count().__next__}
-        operations = Operations(self.engine, self.tables, database_time=lambda connection: self.now, **clock)
+        operations = BulkChanges(self.engine, self.tables, database_time=lambda connection: self.now, **clock)
         assert operations.by_ids(Cancel(), names, who="somebody") == wanted
         for name, outcome in wanted.items():
             if outcome is Outcome.CANCELLED:
-                for known in (self.rows, self.waits, self.held, self.failed):
+                for known in (self.rows, self.waits, self.leased, self.failed):
                     known.pop(name, None)
 
     @rule(limit=st.sampled_from([1, 2, 500]))
     def a_dispatcher_is_killed_after_its_claim(self, limit):
         """Whether it had sent something is all the same: the store cannot know."""
-        wanted = claiming.Wanted(deliver_conn_id="broker", due_by=self.now, limit=limit)
+        wanted = claim.ClaimRequest(deliver_conn_id="broker", due_by=self.now, limit=limit)
         until = self.now + timedelta(seconds=30)
         due = {name for name, one in self._due(0).items()} | self._late(0)
         with self.engine.begin() as connection:
-            rows = claiming.claim(connection, self.tables, wanted, now=self.now, dispatcher="dead", until=until)
+            rows = claim.claim_due(connection, self.tables, wanted, now=self.now, dispatcher="dead", until=until)
         taken = [row["Id"] for row in rows]
         oldest = sorted(self.rows[name][0].due_at for name in due)[:limit]
         assert [row["Time"] for row in rows] == oldest
         assert set(taken) <= due
-        self.held.update(dict.fromkeys(taken, until))
+        self.leased.update(dict.fromkeys(taken, until))
 
     @rule(
         lookahead=MINUTES,
@@ -155,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
         window = min(lookahead, horizon)
         due, late = self._due(window), self._late(window)
         for name in due.keys() | late:
-            self.held.pop(name, None)
+            self.leased.pop(name, None)
         hopeless = {name for name, one in due.items() if gone and one.destination == "gone" and name not in refused}
         bad = {name for name in due if name in refused and not (gone and due[name].destination == "gone")}
         both = {name for name in due if name in refused and gone and due[name].destination == "gone"}
@@ -165,13 +166,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert sorted(transport.ids) == sorted(due.keys() - bad - hopeless)
         assert all(transport.sent[n] == due[transport.ids[n]] for n in range(len(transport.sent)))
         end = self.now + minutes(lookahead)
-        assert report.left == sum(conn == "other" and one.due_at <= end for one, conn, _ in self.rows.values())
+        assert report.left_to_others == sum(
+            conn == "other" and one.due_at <= end for one, conn, _ in self.rows.values()
+        )
         assert (report.dispatched, report.expired) == (len(transport.sent), len(late))
         assert failed == given_up
         assert (report.retried, report.failed) == (len(bad - given_up), len(given_up))
         for name in transport.ids:
             self._leaves(name)
-            self.handed_over.add(name)
+            self.dispatched.add(name)
         for name in late:
             self.failed[name] = ("expired", self.rows[name][2])
             self._leaves(name)
@@ -205,9 +208,9 @@ class StoreMachine(RuleBasedStateMachine):
             self._leaves(name)
         for name in gone:
             self._leaves(name)
-            self.handed_over.add(name)
+            self.dispatched.add(name)
         # nobody holds what was not sent, but those whom nobody has taken from the dead
-        self.held = {name: until for name, until in self.held.items() if until > self.now}
+        self.leased = {name: until for name, until in self.leased.items() if until > self.now}
 
     @invariant()
     def holds_what_the_model_holds(self):
@@ -224,19 +227,19 @@ class StoreMachine(RuleBasedStateMachine):
         past = self.tables.past
         with closing(self.engine.connect()) as connection:
             noted = {row.Id: row.ClaimedUntil for row in connection.execute(select(past.c.Id, past.c.ClaimedUntil))}
-        assert noted.keys() - self.rows.keys() >= self.handed_over
+        assert noted.keys() - self.rows.keys() >= self.dispatched
         holding = {name for name, until in noted.items() if name in self.rows and until > self.now}
-        assert holding == {name for name, until in self.held.items() if until > self.now}
+        assert holding == {name for name, until in self.leased.items() if until > self.now}
 
     def _listed(self) -> list:
         failed = self._failed()
-        found = listing.listed(self.engine, self.tables, Criteria(), database_time=lambda connection: self.now)
+        found = queries.messages(self.engine, self.tables, MessageFilter(), database_time=lambda connection: self.now)
         return [one for one in found if one.message_id not in failed]
 
     def _leaves(self, name) -> None:
         del self.rows[name]
         self.waits.pop(name, None)
-        self.held.pop(name, None)
+        self.leased.pop(name, None)
 
     def _failed(self) -> dict:
         failed = self.tables.failed
@@ -249,8 +252,8 @@ class StoreMachine(RuleBasedStateMachine):
             return connection.execute(select(self.table.c.NextTry).where(self.table.c.Id == name)).scalar_one()
 
     def _free(self, name) -> bool:
-        held, wait = self.held.get(name), self.waits.get(name)
-        return (held is None or held <= self.now) and (wait is None or wait <= self.now)
+        leased, wait = self.leased.get(name), self.waits.get(name)
+        return (leased is None or leased <= self.now) and (wait is None or wait <= self.now)
 
     def _expired(self, one) -> bool:
         return one.expires_at is not None and one.expires_at <= self.now

@@ -7,13 +7,12 @@ from datetime import datetime, timedelta, timezone
 import psycopg
 import pytest
 from psycopg import sql
-from support.standing import give_up
+from support.standing import give_up, pause, record
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import MessageConflict
 from airflow_delayed.message import microseconds
-from airflow_delayed.store import leases, notice
-from airflow_delayed.store.by_id import update_rows
+from airflow_delayed.store import notify
 from airflow_delayed.store.schema import store_tables
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -28,7 +27,7 @@ def payload(due: datetime) -> str:
 def listener(store: Store, postgres_url):
     hook = store.installed()
     with psycopg.connect(postgres_url, autocommit=True) as connection, hook.engine.connect() as other:
-        name = notice.channel(other, hook.table)
+        name = notify.channel(other, hook.table)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
         # what was sent before a statement has arrived with its answer
         yield lambda: [one.payload for one in connection.notifies(timeout=0)] if connection.execute("SELECT 1") else []
@@ -58,8 +57,7 @@ def test_what_keeps_no_dispatcher_awake_holds_no_notice_back(store: Store, liste
     other.send([message("theirs", LATER - 9 * MINUTE), message("failing", LATER - 5 * MINUTE)])
     hook.send([message("tried", LATER - 5 * MINUTE)])
     assert len(listener()) == 2
-    with hook.engine.begin() as connection:
-        connection.execute(update_rows(hook.table, ["tried"]).values(NextTry=LATER + MINUTE))
+    pause(hook, ["tried"], LATER + MINUTE - hook.now())
     hook.send([message("a", LATER)])
     assert listener() == [payload(LATER)]
 
@@ -72,9 +70,7 @@ def test_nothing_is_told_of_what_was_not_stored(store: Store, listener):
     with pytest.raises(MessageConflict):
         hook.send([message("b", LATER - MINUTE), message("a", LATER - MINUTE)])
     with hook.engine.begin() as connection:
-        leases.note(
-            connection, hook.tables, [{"Id": "c", **dict.fromkeys(("Destination", "Time", "Digest"))}], "x", LATER
-        )
+        record(connection, hook.tables, [{"Id": "c"}], "x", LATER)
     assert hook.send([message("c", LATER - MINUTE)]).duplicates == 1
     assert listener() == []
 
@@ -85,8 +81,8 @@ def test_the_channels_name(store: Store, postgres_url):
     with hook.engine.connect() as connection:
         own = connection.dialect.default_schema_name
         tables = [store_tables(name, schema).messages for name in ("t", "t" * 50) for schema in (None, "ü" * 31)]
-        names = [notice.channel(connection, table) for table in tables]
-        assert notice.channel(connection, store_tables("t", own).messages) == names[0]
+        names = [notify.channel(connection, table) for table in tables]
+        assert notify.channel(connection, store_tables("t", own).messages) == names[0]
     assert len(set(names)) == 4
     assert {len(name.encode()) for name in names} == {40}
 

@@ -10,15 +10,15 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import select
-from support.standing import give_up, hand_over, hold, pause, settle
+from support.standing import give_up, hold, lock, mark_dispatched, pause, release, renew, settle
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import MessageConflict, NaiveTime
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store import claims, leases
+from airflow_delayed.store.api import Outcome
+from airflow_delayed.store.bulk_changes import BulkChanges
 from airflow_delayed.store.changes import Cancel
-from airflow_delayed.store.operations import Operations
-from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store.records import remove_rows
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -40,7 +40,7 @@ def hook(store: Store) -> DelayedStoreHook:
     made.cancel(["cancelled"], actor="before")
     hold(made, "flying")
     hold(made, "left", lease=-HOUR, dispatcher="dead")
-    hand_over(made, "gone")
+    mark_dispatched(made, "gone")
     give_up(made, "failed")
     give_up(made, "over", reason="expired", error="expired")
     return made
@@ -71,7 +71,7 @@ def test_cancel_tells_of_each_id_whether_it_came_in_time(hook: DelayedStoreHook,
         "failed": "cancelled",
         "flying": "in flight",
         "left": "cancelled",
-        "gone": "handed over",
+        "gone": "dispatched",
         "cancelled": "already cancelled",
         "lives": "cancelled",
         "over": "cancelled",
@@ -79,7 +79,7 @@ def test_cancel_tells_of_each_id_whether_it_came_in_time(hook: DelayedStoreHook,
     }
     assert list(found) == KINDS
     assert (found.total, found.changed) == (9, 5)
-    assert found.counts == {"cancelled": 5, "in flight": 1, "handed over": 1, "already cancelled": 1, "absent": 1}
+    assert found.counts == {"cancelled": 5, "in flight": 1, "dispatched": 1, "already cancelled": 1, "absent": 1}
     assert left(hook) == (before if dry_run else {"flying", "other"})
     if dry_run:
         assert audit(hook) == []
@@ -89,8 +89,7 @@ def test_cancel_tells_of_each_id_whether_it_came_in_time(hook: DelayedStoreHook,
     ]
     assert hook.cancel("left") == {"left": "already cancelled"}
     # neither a retry of the task that stored it nor its dead dispatcher brings it back
-    with hook.engine.begin() as connection:
-        assert leases.renew(connection, hook.tables, ["left"], "dead", hook.now() + HOUR) == 0
+    assert renew(hook, "left", dispatcher="dead") == 0
 
 
 def test_cancel_by_tag(hook: DelayedStoreHook):
@@ -145,7 +144,7 @@ def test_reschedule(hook: DelayedStoreHook, dry_run):
         "failed": "failed",
         "flying": "in flight",
         "left": "rescheduled",
-        "gone": "handed over",
+        "gone": "dispatched",
         "cancelled": "already cancelled",
         "lives": "expires first",
         "over": "expired",
@@ -160,8 +159,7 @@ def test_reschedule(hook: DelayedStoreHook, dry_run):
     assert audit(hook)[0][2] == {"ids": 9, "first": KINDS[:5], "to": (LATER + HOUR).isoformat()}
     assert hook.reschedule(["waiting"], LATER + HOUR) == {"waiting": "unchanged"}
     # a dispatcher that was thought dead has lost it
-    with hook.engine.begin() as connection:
-        assert leases.renew(connection, hook.tables, ["left"], "dead", hook.now() + HOUR) == 0
+    assert renew(hook, "left", dispatcher="dead") == 0
     # the task that stored it runs again: it is known by what it said
     report = hook.send([message("waiting", LATER, tag="t")])
     assert (report.sent, report.duplicates) == (0, 1)
@@ -198,7 +196,7 @@ def test_retry(hook: DelayedStoreHook, store: Store, dry_run):
         "failed": "retried",
         "flying": "in flight",
         "left": "unchanged",
-        "gone": "handed over",
+        "gone": "dispatched",
         "cancelled": "already cancelled",
         "lives": "unchanged",
         "over": "expired",
@@ -233,7 +231,7 @@ def test_erase_leaves_an_id_and_nothing_else(hook: DelayedStoreHook):
         "failed": "erased",
         "flying": "in flight",
         "left": "erased",
-        "gone": "handed over",
+        "gone": "dispatched",
         "cancelled": "erased",
         "lives": "erased",
         "over": "erased",
@@ -245,12 +243,12 @@ def test_erase_leaves_an_id_and_nothing_else(hook: DelayedStoreHook):
         assert (known.state, known.destination, known.due_at) == ("erased", None, None)
     past = hook.tables.past
     with hook.engine.connect() as connection:
-        kept = connection.execute(select(past).where(past.c.Outcome == "erased")).mappings().all()
-    assert {name for row in kept for name, value in row.items() if value is not None} == {"Id", "Outcome", "At"}
+        erased = connection.execute(select(past).where(past.c.Outcome == "erased")).mappings().all()
+    assert {name for row in erased for name, value in row.items() if value is not None} == {"Id", "Outcome", "At"}
     assert hook.erase("waiting") == {"waiting": "already removed"}
     assert hook.cancel("waiting") == {"waiting": "already removed"}
     settle(hook, "flying")
-    assert hook.erase("flying") == {"flying": "handed over"}
+    assert hook.erase("flying") == {"flying": "dispatched"}
     assert hook.erase(tag="T", dry_run=True) == hook.erase(tag="T") == {"other": "erased"}
 
 
@@ -314,7 +312,7 @@ def test_who_it_was(store: Store, monkeypatch):
     assert audit(hook)[-1][0].startswith("uid ")
 
 
-def test_an_id_that_is_being_handed_over_is_waited_for(hook: DelayedStoreHook):
+def test_an_id_that_is_being_dispatched_is_waited_for(hook: DelayedStoreHook):
     """Half a second in all; what happens to it meanwhile is told."""
     hook.send([message("returned", LATER), message("sent", LATER)])
     hold(hook, "returned", "sent")
@@ -324,15 +322,14 @@ def test_an_id_that_is_being_handed_over_is_waited_for(hook: DelayedStoreHook):
         naps.append(seconds)
         if len(naps) == 3:
             settle(hook, "sent")
-            with hook.engine.begin() as connection:
-                leases.release(connection, hook.tables, ["returned"], "d")
+            release(hook, "returned")
 
-    operations = Operations(hook.engine, hook.tables, sleep=sleep, monotonic=lambda: sum(naps))
+    operations = BulkChanges(hook.engine, hook.tables, sleep=sleep, monotonic=lambda: sum(naps))
     found = operations.by_ids(Cancel(), ["flying", "returned", "sent"], who="alice")
-    assert found == {"flying": "in flight", "returned": "cancelled", "sent": "handed over"}
-    assert found.counts == {"in flight": 1, "cancelled": 1, "handed over": 1}
+    assert found == {"flying": "in flight", "returned": "cancelled", "sent": "dispatched"}
+    assert found.counts == {"in flight": 1, "cancelled": 1, "dispatched": 1}
     assert sum(naps) == pytest.approx(0.5, abs=0.1)
-    assert audit(hook)[-1][3] == {"in flight": 1, "cancelled": 1, "handed over": 1}
+    assert audit(hook)[-1][3] == {"in flight": 1, "cancelled": 1, "dispatched": 1}
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
@@ -340,7 +337,7 @@ def test_a_row_that_another_transaction_has_is_not_waited_for(hook: DelayedStore
     """A claim that is not yet committed, of a message and of a failed one; the others are changed meanwhile."""
     table = hook.tables.failed
     with hook.engine.begin() as connection:
-        leases.lock(connection, hook.tables, ["waiting"])
+        lock(connection, hook.tables, "waiting")
         connection.execute(select(table.c.Id).where(table.c.Id == "failed").with_for_update()).all()
         begun = time.monotonic()
         found = store.hook().cancel(["waiting", "failed", "lives"])
@@ -360,7 +357,7 @@ def test_what_was_stored_anew_while_it_was_retried(hook: DelayedStoreHook, store
         connection.execute(hook.tables.messages.insert(), [{"Id": "failed", **row}])
         thread.start()
         thread.join(0.3)
-        claims.remove(connection, hook.tables.failed, ["failed"])
+        remove_rows(connection, hook.tables.failed, ["failed"])
     thread.join(60)
     assert found == [{"failed": "unchanged"}]
     assert [one.state for one in hook.list(ids=["failed"])] == ["waiting"]
@@ -368,7 +365,7 @@ def test_what_was_stored_anew_while_it_was_retried(hook: DelayedStoreHook, store
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_a_change_by_filter_names_ten_thousand(store: Store, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.store.operations.NAMED", 10)
+    monkeypatch.setattr("airflow_delayed.store.bulk_changes.NAMED", 10)
     hook = store.installed()
     hook.send(message(f"m{n:02}", LATER, tag="t") for n in range(30))
     hold(hook, "m03", "m29")

@@ -10,19 +10,19 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 from support.lengths import length
+from support.standing import lock, record
 from support.stores import message
 from support.table_pools import store_file
 
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import claims, counts, leases, listing
-from airflow_delayed.store.by_id import update_rows
+from airflow_delayed.store import counts, queries
+from airflow_delayed.store.api import DISPATCHED
+from airflow_delayed.store.bulk_changes import BulkChanges
 from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Retry
-from airflow_delayed.store.criteria import Criteria, states_of
-from airflow_delayed.store.operations import Operations
-from airflow_delayed.store.rows import to_row
-from airflow_delayed.store.states import MessageState
+from airflow_delayed.store.filters import MessageFilter, MessageState, states_of
+from airflow_delayed.store.records import count_rows, insert_new_rows, remove_rows, to_row
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 NAMES = [*(f"m{n}" for n in range(9)), "M0"]
@@ -57,13 +57,13 @@ class Kept:
     #: "failed" or "expired", since when.
     over: tuple[str, datetime] | None = None
 
-    def held(self, now: datetime) -> bool:
+    def leased(self, now: datetime) -> bool:
         return self.claimed_until is not None and self.claimed_until > now
 
     def state(self, now: datetime) -> str:
         if self.over:
             return self.over[0]
-        if self.held(now):
+        if self.leased(now):
             return "in flight"
         if self.message.expires_at and self.message.expires_at <= now:
             return "expired"
@@ -85,7 +85,7 @@ class OperationsMachine(RuleBasedStateMachine):
         self.audited = 0
         # nobody else is at work, so waiting for those in flight sees no change; it costs no time either
         ticks = iter(range(10**9))
-        self.operations = Operations(
+        self.operations = BulkChanges(
             self.engine,
             self.tables,
             database_time=self.time,
@@ -116,27 +116,28 @@ class OperationsMachine(RuleBasedStateMachine):
     def claim(self, picks, dispatcher):
         names, until = picked(self._free(), picks), self.now + LEASE
         with self.engine.begin() as connection:
-            rows = leases.lock(connection, self.tables, names)
-            leases.note(connection, self.tables, rows, leases.HANDED_OVER, self.now, dispatcher=dispatcher, until=until)
+            rows = lock(connection, self.tables, *names)
+            record(connection, self.tables, rows, DISPATCHED, self.now, Dispatcher=dispatcher, ClaimedUntil=until)
         for name in names:
             self.kept[name] = replace(self.kept[name], claimed_until=until)
 
-    @precondition(lambda self: self._held())
+    @precondition(lambda self: self._leased())
     @rule(picks=PICKS)
-    def hand_over(self, picks):
-        names = picked(self._held(), picks)
+    def dispatch(self, picks):
+        names = picked(self._leased(), picks)
         with self.engine.begin() as connection:
-            claims.remove(connection, self.tables.messages, names)
+            remove_rows(connection, self.tables.messages, names)
         for name in names:
-            self.past[name] = ("handed over", self.kept.pop(name).claimed_until - LEASE)
+            self.past[name] = ("dispatched", self.kept.pop(name).claimed_until - LEASE)
 
-    @precondition(lambda self: self._held())
+    @precondition(lambda self: self._leased())
     @rule(picks=PICKS, pause=MINUTES)
     def fail(self, picks, pause):
-        names, next_try = picked(self._held(), picks), self.now + minutes(pause)
+        names, next_try = picked(self._leased(), picks), self.now + minutes(pause)
         with self.engine.begin() as connection:
-            connection.execute(update_rows(self.tables.messages, names).values(RetryCount=1, NextTry=next_try))
-            leases.forget(connection, self.tables, names)
+            failure = update(self.tables.messages).where(self.tables.messages.c.Id.in_(names))
+            connection.execute(failure.values(RetryCount=1, NextTry=next_try))
+            self._release(connection, *names)
         for name in names:
             self.kept[name] = replace(self.kept[name], claimed_until=None, next_try=next_try, failures=1)
 
@@ -152,9 +153,12 @@ class OperationsMachine(RuleBasedStateMachine):
                 row = connection.execute(select(table).where(table.c.Id == name)).mappings().one()
                 extra = {"Reason": reason, "FailedAt": self.now, "RetryCount": 3}
                 connection.execute(insert(self.tables.failed), [{**row, **extra}])
-                claims.remove(connection, table, [name])
-                leases.forget(connection, self.tables, [name])
+                remove_rows(connection, table, [name])
+                self._release(connection, name)
                 self.kept[name] = replace(one, claimed_until=None, failures=3, over=(reason, self.now))
+
+    def _release(self, connection: Connection, *names: str) -> None:
+        connection.execute(delete(self.tables.past).where(self.tables.past.c.Id.in_(names)))
 
     def _store(self, fields: dict[str, tuple]) -> None:
         made = []
@@ -165,7 +169,7 @@ class OperationsMachine(RuleBasedStateMachine):
             made.append(message(name, due_at, tag=tag, expires_at=expires))
         with self.engine.begin() as connection:
             rows = [{**to_row(one, "broker"), "StoredAt": self.now} for one in made]
-            claims.insert_new(connection, self.tables.messages, rows)
+            insert_new_rows(connection, self.tables.messages, rows)
         self.kept.update((one.message_id, Kept(one, one.due_at)) for one in made)
 
     def _new(self) -> list[str]:
@@ -174,8 +178,8 @@ class OperationsMachine(RuleBasedStateMachine):
     def _free(self) -> list[str]:
         return sorted(name for name, one in self.kept.items() if one.state(self.now) in ("due", "waiting"))
 
-    def _held(self) -> list[str]:
-        return sorted(name for name, one in self.kept.items() if not one.over and one.held(self.now))
+    def _leased(self) -> list[str]:
+        return sorted(name for name, one in self.kept.items() if not one.over and one.leased(self.now))
 
     def _waiting(self) -> list[str]:
         return sorted(name for name, one in self.kept.items() if not one.over)
@@ -203,7 +207,7 @@ class OperationsMachine(RuleBasedStateMachine):
                 self._done(name, "erased", dry_run)
                 return "erased"
             gone = self._gone(name)
-            if gone == "handed over":
+            if gone == "dispatched":
                 self._done(name, "erased", dry_run)
             return gone
 
@@ -254,19 +258,19 @@ class OperationsMachine(RuleBasedStateMachine):
     @rule(age=st.integers(0, 20), reasons=st.sets(st.sampled_from(["failed", "expired", "remembered"]), min_size=1))
     def purge(self, age, reasons):
         before = self.now - minutes(age)
-        held = self._held()
+        leased = self._leased()
         forgotten = set()
         if "remembered" in reasons:
-            # within its lease, what was handed over is still needed
+            # within its lease, what was dispatched is still needed
             forgotten = {
                 name
                 for name, (outcome, at) in self.past.items()
-                if at < before and not (outcome == "handed over" and at + LEASE > self.now)
+                if at < before and not (outcome == "dispatched" and at + LEASE > self.now)
             }
         abandoned = {
             name
             for name, one in self.kept.items()
-            if one.claimed_until and name not in held and one.claimed_until - LEASE < before
+            if one.claimed_until and name not in leased and one.claimed_until - LEASE < before
         }
         purged = {
             name for name, one in self.kept.items() if one.over and one.over[0] in reasons and one.over[1] < before
@@ -292,7 +296,9 @@ class OperationsMachine(RuleBasedStateMachine):
     )
     def look(self, tag, states, since, limit):
         due_from = None if since is None else START + minutes(since)
-        criteria = Criteria(tag=tag, states=states_of(None if states is None else sorted(states)), due_from=due_from)
+        criteria = MessageFilter(
+            tag=tag, states=states_of(None if states is None else sorted(states)), due_from=due_from
+        )
         wanted = sorted(
             (one.due_at, name)
             for name, one in self.kept.items()
@@ -302,7 +308,7 @@ class OperationsMachine(RuleBasedStateMachine):
         )
         found, after = [], None
         while page := list(
-            listing.listed(self.engine, self.tables, criteria, limit=limit, after=after, database_time=self.time)
+            queries.messages(self.engine, self.tables, criteria, limit=limit, after=after, database_time=self.time)
         ):
             found += page
             after = page[-1].token
@@ -310,36 +316,36 @@ class OperationsMachine(RuleBasedStateMachine):
 
     @invariant()
     def stands_as_the_model_says(self):
-        found = listing.listed(self.engine, self.tables, Criteria(), database_time=self.time)
-        told = {one.message_id: (one.state.value, one.due_at, one.retry_count) for one in found}
-        assert told == {name: (one.state(self.now), one.due_at, one.failures) for name, one in self.kept.items()}
+        found = queries.messages(self.engine, self.tables, MessageFilter(), database_time=self.time)
+        states = {one.message_id: (one.state.value, one.due_at, one.retry_count) for one in found}
+        assert states == {name: (one.state(self.now), one.due_at, one.failures) for name, one in self.kept.items()}
         with self.engine.connect() as connection:
             table = self.tables.past
             rows = connection.execute(select(table)).all()
-            audited = claims.count(connection, self.tables.audit)
+            audited = count_rows(connection, self.tables.audit)
         assert {row.Id: (row.Outcome, row.At) for row in rows if row.Id not in self.kept} == self.past
         assert all(row.Digest is None and row.Destination is None for row in rows if row.Outcome == "erased")
         assert audited == self.audited
-        self._counted(told)
+        self._counted(states)
 
-    def _counted(self, told: dict[str, tuple[str, datetime, int]]) -> None:
+    def _counted(self, messages: dict[str, tuple[str, datetime, int]]) -> None:
         found = counts.count(
             self.engine,
             self.tables,
-            Criteria(),
+            MessageFilter(),
             overdue=minutes(5),
             hours=3,
             by_destination=True,
             database_time=self.time,
         )
-        states = [state for state, _, _ in told.values()]
+        states = [state for state, _, _ in messages.values()]
         names = ("waiting", "due", "in flight", "retrying", "failed", "expired")
         numbers = found.numbers()
         assert {name: numbers[name.replace(" ", "_")] for name in names} == {name: states.count(name) for name in names}
-        late = [due for state, due, _ in told.values() if state == "due" and due <= self.now - minutes(5)]
+        late = [due for state, due, _ in messages.values() if state == "due" and due <= self.now - minutes(5)]
         assert found.overdue == len(late)
-        assert found.by_destination == ({"q": len(told)} if told else {})
-        ahead = [due for name, (_, due, _) in told.items() if due > self.now and not self.kept[name].over]
+        assert found.by_destination == ({"q": len(messages)} if messages else {})
+        ahead = [due for name, (_, due, _) in messages.items() if due > self.now and not self.kept[name].over]
         assert sum(found.by_hour.values()) == len(ahead)
         assert found.next_due == min(ahead, default=None)
 
@@ -362,16 +368,16 @@ class OperationsMachine(RuleBasedStateMachine):
             assert list(found) == names
             self.audited += bool(names) and not dry_run
         else:
-            criteria = Criteria(tag=ids) if ids else Criteria(due_until=self.now)
+            criteria = MessageFilter(tag=ids) if ids else MessageFilter(due_until=self.now)
             names = [
                 name
                 for name, kept in self.kept.items()
                 if (kept.message.tag == ids if ids else kept.due_at < self.now) and met(kept)
             ]
-            found = self.operations.by_criteria(change, criteria, who="me", dry_run=dry_run)
+            found = self.operations.by_filter(change, criteria, who="me", dry_run=dry_run)
             self.audited += not dry_run
-        held = set(self._held()).intersection(names)
-        wanted = {name: "in flight" if name in held else one(name) for name in names}
+        leased = set(self._leased()).intersection(names)
+        wanted = {name: "in flight" if name in leased else one(name) for name in names}
         assert found == wanted
         assert {outcome.value: many for outcome, many in found.counts.items()} == {
             outcome: list(wanted.values()).count(outcome) for outcome in wanted.values()

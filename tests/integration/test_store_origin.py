@@ -9,10 +9,8 @@ import pytest
 from sqlalchemy import select, update
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.origin import Origin, SentBy
-from airflow_delayed.store import runs
-from airflow_delayed.store.contention import retried
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.identity import Origin, SentBy
+from airflow_delayed.store.dispatch.report import DispatchFailed
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MONDAY = Origin(dag_id="the dag's ☂", run_id="r" * 250, task_id="t" * 250, map_index=7)
@@ -111,22 +109,25 @@ def test_several_store_for_one_run_at_once(store: Store):
 
 def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store):
     hook = store.installed()
-    used, unused, young, anew = (Origin(dag_id="d", run_id=f"r{n}", task_id="t") for n in range(4))
-    for origin in (used, unused, young, anew):
+    used, unused, young, again = (Origin(dag_id="d", run_id=f"r{n}", task_id="t") for n in range(4))
+    for origin in (used, unused, young, again):
         hook.origin = origin
         hook.send([message(origin.run_id, LATER)])
-    hook.cancel([unused.run_id, young.run_id, anew.run_id])
+    hook.cancel([unused.run_id, young.run_id, again.run_id])
     old, table = hook.now() - timedelta(days=15), hook.tables.runs
-    aged = [noted(hook)[origin] for origin in (used, unused, anew)]
+    aged = [noted(hook)[origin] for origin in (used, unused, again)]
     with hook.engine.begin() as connection:
         connection.execute(update(table).where(table.c.Seq.in_(aged)).values(At=old))
     # it begins to store again: its number stays
-    number = retried(hook.engine, lambda connection: runs.register(connection, hook.tables, anew))
-    assert number == noted(hook)[anew]
+    number = noted(hook)[again]
+    hook.origin = again
+    hook.send([message("more", LATER)])
+    hook.cancel(["more"])
+    assert noted(hook)[again] == number
     store.dispatcher(hook, Transport(), remember=timedelta(days=20)).run()
-    assert noted(hook).keys() == {used, unused, young, anew}
+    assert noted(hook).keys() == {used, unused, young, again}
     store.dispatcher(hook, Transport()).run()
-    assert noted(hook).keys() == {used, young, anew}
+    assert noted(hook).keys() == {used, young, again}
     assert hook.get(used.run_id).origin == used
 
 

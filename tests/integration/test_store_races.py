@@ -1,6 +1,6 @@
 """Changing one's mind while others are at work: each message is changed or arrives, never both, never neither.
 
-A transaction is held open where another one can meet it: at its commit, or by a connection of the test's own.
+A transaction is kept open where another one can meet it: at its commit, or by a connection of the test's own.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from support.standing import give_up, hold
+from support.standing import give_up, hold, lock
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store import claims, leases
-from airflow_delayed.store.engine import engine_options, prepare
+from airflow_delayed.store.transport import engine_options, prepare
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MANY = 800
 #: As by default: on MariaDB a dispatcher and a change may lock each other up, and one of them does its part again.
 PATIENT = {f"time_to_trigger_{what}_circuit_breaker": timedelta(seconds=30) for what in ("store", "fetch", "dispatch")}
-TOO_LATE = {"in flight", "handed over"}
+TOO_LATE = {"in flight", "dispatched"}
 
 
 @dataclass
@@ -104,10 +103,10 @@ def test_two_who_cancel_the_same(store: Store):
     ids = [f"m{n:04}" for n in range(MANY)]
     found = []
 
-    def cancel(given: list[str]) -> None:
-        found.append(store.hook().cancel(given))
+    def cancel(order: list[str]) -> None:
+        found.append(store.hook().cancel(order))
 
-    threads = [threading.Thread(target=cancel, args=(given,)) for given in (ids, ids[::-1], ids[300:] + ids[:300])]
+    threads = [threading.Thread(target=cancel, args=(order,)) for order in (ids, ids[::-1], ids[300:] + ids[:300])]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -189,7 +188,7 @@ def test_a_replace_does_not_bring_back_what_is_being_removed(store: Store, chang
 
 @servers_only
 def test_a_replace_waits_for_who_has_the_row(store: Store):
-    """Nobody hands it over: another client looked at it for a while, with a lock."""
+    """Nobody dispatches it: another client looked at it for a while, with a lock."""
     hook = store.installed()
     hook.send([message("m", LATER)])
     replacing = store.hook(on_conflict="replace")
@@ -200,30 +199,30 @@ def test_a_replace_waits_for_who_has_the_row(store: Store):
 
     when(replacing.engine, "FOR UPDATE", asked)
     with hook.engine.begin() as other:
-        assert leases.lock(other, hook.tables, ["m"])
+        assert lock(other, hook.tables, "m")
         with beside(lambda: (replacing.send([message("m", LATER, body=b"new")]), overtaken.set())[0]) as sent:
             assert overtaken.wait(60)
             other.commit()
-    assert (sent[0].replaced, sent[0].refused) == (1, 0)
+    assert (sent[0].replaced, sent[0].not_replaced) == (1, 0)
     assert hook.content("m", body_limit=10).body == b"new"
 
 
 @pytest.mark.parametrize("store", ["mariadb"], indirect=True)
-def test_what_expires_while_a_claim_waits_is_not_handed_over(store: Store, monkeypatch):
+def test_what_expires_while_a_claim_waits_is_not_dispatched(store: Store, monkeypatch):
     """MariaDB passes over a row that another one only looks at, and so a claim looks again for some seconds."""
     hook = store.installed("q", deliver_conn_id=None)
     now = hook.now()
     hook.send([message("m", now - timedelta(seconds=1), expires_at=now + timedelta(hours=1))])
     passed, other = [timedelta(0)], store.hook().engine.connect()
-    assert leases.lock(other, hook.tables, ["m"])
+    assert lock(other, hook.tables, "m")
 
     def pause(seconds: float) -> None:
         other.rollback()
         passed[0] = timedelta(hours=2)
 
-    monkeypatch.setattr("airflow_delayed.store.claiming.time.sleep", pause)
+    monkeypatch.setattr("airflow_delayed.store.dispatch.claim.time.sleep", pause)
     with other:
-        report = store.dispatcher(hook, database_time=lambda one: claims.database_time(one) + passed[0]).run()
+        report = store.dispatcher(hook, database_time=lambda _: hook.now() + passed[0]).run()
     assert passed[0]
     assert (report.dispatched, report.expired) == (0, 1)
     assert store.rows(hook, "q") == []
@@ -270,7 +269,7 @@ def test_a_session_that_ends_after_the_last_statement_is_told_as_such(store: Sto
 @servers_only
 @pytest.mark.parametrize("what", ["get", "page", "cancel"])
 def test_what_is_stored_and_claimed_between_two_looks_is_in_flight(store: Store, what):
-    """Of such a message first only the lease is seen, which says what it says once the message is handed over."""
+    """Of such a message first only the lease is seen, which says what it says once the message is dispatched."""
     hook, other = store.installed(), store.hook()
     hook.get("m")  # what is asked once for each connection is asked now
 

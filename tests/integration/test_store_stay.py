@@ -20,8 +20,8 @@ from support.staying import stay
 from support.stores import Store, Transport, message, on_postgres_only, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import SendReport
+from airflow_delayed.store.dispatch.report import DispatchReport
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.report import DispatchReport
 from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
@@ -121,7 +121,7 @@ def test_two_triggers_at_once_send_nothing_twice(store: Store, through):
     assert [event["status"] for event in events] == ["done", "done"]
     assert sum(event["summary"]["dispatched"] for event in events) == 150
     assert sorted(transport.ids) == names
-    # handed over when it was due, and never before
+    # dispatched when it was due, and never before
     assert max(transport.delays.values()) <= timedelta(0)
     assert hook.count() == 0
 
@@ -138,7 +138,7 @@ def test_a_trigger_sends_to_allowed_destinations_alone(store: Store, through):
 
 def test_a_trigger_that_is_ended_brings_to_an_end_what_it_sends_and_frees_the_rest(store: Store, through, monkeypatch):
     # as long as a slow machine takes
-    monkeypatch.setattr(store_dispatch, "GRACE", PATIENCE)
+    monkeypatch.setattr(StoreDispatchTrigger, "grace", PATIENCE)
     hook = store.installed()
     names = [f"m{number:03}" for number in range(200)]
     hook.send(message(name, hook.now() - SECOND) for name in names)
@@ -158,7 +158,7 @@ def test_a_trigger_that_is_ended_brings_to_an_end_what_it_sends_and_frees_the_re
 
     asyncio.run(play())
     assert 1 <= len(transport.sent) < 200
-    assert store.held(hook) == set()
+    assert store.leased(hook) == set()
     assert {one.message_id for one in hook.list()} == set(names) - set(transport.ids)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("delayed")] == []
     # another triggerer goes on at once
@@ -178,7 +178,7 @@ def test_the_loop_goes_on_while_a_broker_takes_its_time(store: Store, through):
     async def play() -> dict:
         work = asyncio.ensure_future(payload(trigger(store, "broker")))
         await become(transport.begun.is_set)
-        # were the loop held up by it, nobody would let it go on
+        # were the loop delayed by it, nobody would let it go on
         transport.may.set()
         return await work
 
@@ -197,7 +197,7 @@ def test_what_went_wrong_is_in_the_event(store: Store, through):
     carried = {"summary": before.summary(), "failures": {"z": "refused"}}
     result = asyncio.run(payload(trigger(store, "broker", **carried)))
     assert (result["status"], result["summary"]["dispatched"], result["summary"]["failed"]) == ("given up", 7, 2)
-    assert "7 messages were handed over, 2 failed" in result["error"]
+    assert "7 messages were dispatched, 2 failed" in result["error"]
     assert "message z: refused; message a: body: has too many bytes" in result["error"]
     assert "hush" not in json.dumps(result)
 
@@ -215,7 +215,7 @@ def test_what_went_wrong_is_in_the_event(store: Store, through):
 
 @on_postgres_only
 def test_a_killed_triggerer_loses_nothing(store: Store, tmp_path):
-    """kill -9 in the middle of a batch: what was held is free when its lease ends, and another one goes on."""
+    """kill -9 in the middle of a batch: what was leased is free when its lease ends, and another one goes on."""
     hook = store.installed()
     names = [f"m{number:03}" for number in range(KILLS * 150)]
     hook.send(message(name, hook.now() - SECOND) for name in names)
@@ -230,7 +230,7 @@ def test_a_killed_triggerer_loses_nothing(store: Store, tmp_path):
         assert triggerer.answer()["status"] == "done"
     arrived = sent(journal)
     assert set(arrived) == set(names)
-    # each kill may repeat the batches that were held
+    # each kill may repeat the batches that were leased
     assert len(arrived) - len(names) <= KILLS * 150
     assert hook.count() == 0
 

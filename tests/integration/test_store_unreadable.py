@@ -13,9 +13,8 @@ from support.lengths import length
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.engine import prepare
-from airflow_delayed.store.report import DispatchFailed
+from airflow_delayed.store.dispatch.report import DispatchFailed
+from airflow_delayed.store.transport import prepare
 
 SECOND = timedelta(seconds=1)
 LATE_TIME = datetime(9998, 1, 1, tzinfo=timezone.utc)
@@ -42,7 +41,9 @@ def put(hook: DelayedStoreHook, name: str, **columns: object) -> None:
         row = {"Id": name, "Destination": "q", "State": b"body", "Time": hook.now() - SECOND, "Headers": b"{}"}
         more = {"DeliverConnId": "broker", "RetryCount": 0, **columns}
         connection.execute(insert(hook.table).values({**row, **more}))
-    hook.engine.dispose()
+    if hook.engine.dialect.name == "mysql":
+        # no other session has that mode
+        hook.engine.dispose()
 
 
 def dispatch(store: Store, hook: DelayedStoreHook, transport: Transport | None, **options: object) -> DispatchFailed:
@@ -122,10 +123,11 @@ def test_times_that_postgres_keeps_and_python_does_not(postgres_url, driver):
     kinds = ("TIMESTAMPTZ", "TIMESTAMP", "DATE")
     with engine.connect() as connection:
         for kind in kinds:
-            for said in ("infinity", "-infinity", "0044-03-15 BC", "20000-01-01"):
-                found = connection.execute(text(f"SELECT CAST('{said}' AS {kind})")).scalar_one()
-                assert isinstance(found, NoTime), (kind, said)
-                assert found.year == (1 if said in ("-infinity", "0044-03-15 BC") else 9999)
+            for value in ("infinity", "-infinity", "0044-03-15 BC", "20000-01-01"):
+                found = connection.execute(text(f"SELECT CAST('{value}' AS {kind})")).scalar_one()
+                assert isinstance(found, datetime), (kind, value)
+                assert type(found) is not datetime, (kind, value)
+                assert found.year == (1 if value in ("-infinity", "0044-03-15 BC") else 9999)
         plain = connection.execute(text("SELECT CAST('2030-01-02 03:04:05.678901' AS TIMESTAMPTZ)")).scalar_one()
     assert plain == datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
     assert type(plain) is datetime
@@ -186,16 +188,17 @@ def test_sqlite_keeps_anything_in_any_column(store: Store):
 NO_NAMES = ["x", "5", "null", '{"broker": 1}', "[" * 5000, '["broker"', '"broker"', "[5]"]
 
 
-def put_dispatcher(hook: DelayedStoreHook, name: str, conn_ids: str) -> None:
-    values = {"Id": name, "ConnIds": conn_ids, "StartedAt": hook.now(), "SeenAt": LATE_TIME}
+def put_dispatchers(hook: DelayedStoreHook, conn_ids: dict[str, str]) -> None:
+    """Insert the heartbeats of dispatchers; ``conn_ids`` by name."""
+    now = hook.now()
+    rows = [{"Id": name, "ConnIds": value, "StartedAt": now, "SeenAt": LATE_TIME} for name, value in conn_ids.items()]
     with hook.engine.begin() as connection:
-        connection.execute(insert(hook.tables.dispatchers).values(values))
+        connection.execute(insert(hook.tables.dispatchers), rows)
 
 
 def test_dispatchers_that_are_none(store: Store):
     hook = store.installed()
-    for number, conn_ids in enumerate(NO_NAMES):
-        put_dispatcher(hook, f"d{number}", conn_ids)
+    put_dispatchers(hook, {f"d{number}": conn_ids for number, conn_ids in enumerate(NO_NAMES)})
     assert hook.last_seen() is None
     assert store.hook(None).last_seen() is None
     store.dispatcher(hook, Transport()).run()
@@ -210,9 +213,8 @@ def test_texts_that_are_long_are_not_read(store: Store):
     hook.send([message("m", hook.now() + 60 * SECOND)])
     assert hook.cancel(["m"]).changed == 1
     # MariaDB's and MySQL's column takes 64 KB
-    put_dispatcher(hook, "long", '["broker", ' + '"ab",' * 13_000 + '"a"]')
-    for number in range(1100):
-        put_dispatcher(hook, f"d{number}", "[]")
+    put_dispatchers(hook, {"long": '["broker", ' + '"ab",' * 13_000 + '"a"]'})
+    put_dispatchers(hook, {f"d{number}": "[]" for number in range(1100)})
     selection = json.dumps({"first": ["m"], "to": "x" * 2_000_000})
     with hook.engine.begin() as connection:
         connection.execute(update(hook.tables.audit).values(Selection=selection))
@@ -229,7 +231,7 @@ PIECES = [b"{", b"}", b"[", b'"a"', b":", b",", b"1e999", b"\\ud800", b"null", b
 
 @pytest.mark.fuzz
 def test_random_rows(store: Store):
-    """Whatever is in a row, it is delivered or set aside in the same run as its neighbours."""
+    """Whatever is in a row, it is delivered or rejected in the same run as its neighbours."""
     hook, transport = store.installed("q"), Transport()
     chance = random.Random(20260131)
     dialect = hook.engine.dialect.name
@@ -262,7 +264,9 @@ def test_random_rows(store: Store):
         put(hook, f"r{number}", **{name: columns[name]() for name in chosen})
     hook.send(message(f"m{n}", hook.now() - 2 * SECOND) for n in range(20))
     everything = look(hook)
-    options = {"batch_size": 10, "deliver_conn_ids": ["broker", hook.conn_id]}
+    # two workers of MariaDB may have a deadlock, after which one tries again
+    patience = {"time_to_trigger_store_circuit_breaker": timedelta(seconds=30)}
+    options = {"batch_size": 10, "deliver_conn_ids": ["broker", hook.conn_id], **patience}
     error = dispatch(store, hook, transport, **options)
     assert {f"m{n}" for n in range(20)} <= set(transport.ids)
     report = error.report

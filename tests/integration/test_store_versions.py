@@ -1,34 +1,39 @@
-"""Tables of another release: an older one is brought up with its rows, a newer one is left alone."""
+"""Tables of another release: those of the one before are used, and upgraded on request; others are left alone."""
 
 from __future__ import annotations
 
+import shlex
 import threading
-from datetime import datetime, timezone
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import Column, MetaData, Table, func, insert, inspect, select, update
+from support.lengths import length
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import State
-from airflow_delayed.errors import TopologyError
+from airflow_delayed.errors import DelayedError, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
-from airflow_delayed.store.rows import to_row
-from airflow_delayed.store.versions import VERSION
+from airflow_delayed.store.records import to_row
+from airflow_delayed.store.schema import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
-#: Columns that each version was the first to have.
-NEW = {2: ("NextTry", "LastError"), 3: ("Run", "ReplacedAt"), 4: ("Iteration", "Turn", "Anchor")}
+PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
+ROWS = length("messages sent and dispatched during an upgrade", 20_000, 1_000_000)
+#: Breakers as in production: contention is tried again.
+PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for name in ("store", "fetch", "dispatch")}
+#: The version that an older release made, and the columns that are new since then.
+OLD, NEW = 4, ("WorkedAt", "Problem")
 
 
-def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) -> None:
-    """Make the tables as an older version had them, and fill that of messages."""
-    late = {name for number, names in NEW.items() if number > version for name in names}
-    tables = [hook.tables.messages]
-    if version > 1:
-        tables = [table for table in hook.tables if version > 2 or table is not hook.tables.runs]
-    for now in tables:
-        old = [column for column in now.columns if column.name not in late]
+def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
+    """Make the tables as version 4 had them, and fill that of messages."""
+    hook.dialect.allow_readers(hook.engine)
+    for now in hook.tables:
+        if now is hook.tables.rates:
+            continue
         table = Table(
             now.name,
             MetaData(),
@@ -41,7 +46,8 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) 
                     autoincrement=one.autoincrement,
                     quote=True,
                 )
-                for one in old
+                for one in now.columns
+                if one.name not in NEW
             ),
             schema=now.schema,
             quote=True,
@@ -50,21 +56,19 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int, version: int) 
         with hook.engine.begin() as connection:
             table.create(connection)
         for index in now.indexes:
-            names = [column.name for column in index.columns]
-            # version 3 was the first to have these two, and Time in others than its own
-            if version < 3 and names[0] in (*late, "Destination", "NextTry"):
-                continue
-            columns = ", ".join(f'"{name}"' for name in (names if version > 2 else names[:1]))
-            store.sql(hook, f'CREATE INDEX "{index.name}" ON {{s}}"{now.name}" ({columns})')
-    messages = hook.tables.messages
+            columns = ", ".join(f'"{column.name}"' for column in index.columns)
+            unique = "UNIQUE " if index.unique else ""
+            store.sql(hook, f'CREATE {unique}INDEX "{index.name}" ON {{s}}"{now.name}" ({columns})')
     with hook.engine.begin() as connection:
-        for number in range(count):
-            row = {**to_row(message(f"m{number}", LATER), "broker"), "StoredAt": LATER}
-            connection.execute(insert(messages).values({name: row[name] for name in row if name not in late}))
-        if version > 1:
-            connection.execute(insert(hook.tables.version).values(Version=version, At=LATER))
-    if version == 1 and hook.engine.dialect.name == "mysql":
-        store.sql(hook, f'ALTER TABLE {{s}}"{messages.name}" CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin')
+        rows = [to_row(message(f"m{number}", LATER), "broker") for number in range(count)]
+        if rows:
+            connection.execute(insert(hook.tables.messages), [{**row, "StoredAt": LATER} for row in rows])
+        connection.execute(insert(hook.tables.version).values(Version=OLD, At=LATER))
+
+
+def columns_of_dispatchers(hook: DelayedStoreHook) -> set[str]:
+    table = hook.tables.dispatchers
+    return {column["name"] for column in inspect(hook.engine).get_columns(table.name, schema=table.schema)}
 
 
 def versions(hook: DelayedStoreHook) -> list[int]:
@@ -72,86 +76,164 @@ def versions(hook: DelayedStoreHook) -> list[int]:
         return sorted(connection.execute(select(hook.tables.version.c.Version)).scalars())
 
 
-def test_an_older_table_is_brought_up_and_keeps_its_rows(store: Store):
+def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     hook = store.hook()
-    old_version(store, hook, 1500, 1)
-    said = f"version {VERSION} of table .*delayed_messages: missing (version 1 is there; it is brought up, and its rows"
+    old_version(store, hook, 30)
     report = hook.verify([])
-    assert str(report.problems[0]).replace(hook.table.fullname, ".*delayed_messages") == f"{said} stay)"
-    assert len(report.problems) == 7  # the other tables
-    plan = hook.install([], dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 7
-    with hook.engine.connect() as connection:
-        assert not inspect(connection).has_table(hook.tables.past.name, schema=store.schema)
-    report = hook.install([])
-    assert [finding.state for finding in report] == [
-        State.CREATED
-    ] * 11  # the indexes on Run, Destination, Tag and NextTry too
-    assert hook.verify([]).ok
-    assert versions(hook) == [VERSION]
-    assert [finding.state for finding in hook.install([])] == [State.OK] * 7
+    assert report.ok
+    (finding,) = (one for one in report if one.code == "store-older")
+    assert (finding.severity, finding.where) == ("warning", f"table {hook.table.fullname} version")
+    schema = f" --schema {shlex.quote(store.schema)}" if store.schema else ""
+    assert finding.remedy.endswith(f": airflow delayed upgrade --conn-id {store.conn_id}{schema}")
+    assert hook.test_connection()[1].endswith(f"; the tables are of version {OLD}")
+    # what is known is known
+    same = hook.send(message(f"m{number}", LATER) for number in range(31))
+    assert (same.sent, same.duplicates) == (1, 30)
+    hook.send([message("due", PAST)])
+    broker = Transport()
+    assert store.dispatcher(hook, broker).run().dispatched == 1
+    assert broker.ids == ["due"]
+    (seen,) = hook.dispatchers()
+    assert (seen.conn_ids, seen.worked_at, seen.problem) == (("broker",), None, None)
+    # there are no rates yet
+    assert hook.rates() == {}
+    with pytest.raises(DelayedError, match="airflow delayed upgrade --conn-id"):
+        hook.set_rates({"q": 5})
+    # the install task of a DAG makes what is missing, and upgrades nothing
+    store.sql(hook, 'DROP TABLE {s}"delayed_messages_audit"')
+    assert not hook.verify([]).ok
+    states = [finding.state for finding in hook.install([])]
+    assert (states.count(State.CREATED), states.count(State.WARNING), states.count(State.OK)) == (1, 1, 6)
+    assert (versions(hook), columns_of_dispatchers(hook) & set(NEW)) == ([OLD], set())
+
+
+def test_an_upgrade_keeps_the_rows(store: Store):
+    hook = store.hook()
+    old_version(store, hook, 1500)
+    (plan,) = (one for one in hook.install([], upgrade=True, dry_run=True) if one.state is not State.OK)
+    assert str(plan) == f"table {hook.table.fullname} version: would repair, wanted {VERSION}, found {OLD}"
+    assert versions(hook) == [OLD]
+    (done,) = (one for one in hook.install([], upgrade=True) if one.state is not State.OK)
+    assert (done.state, done.where) == (State.REPAIRED, plan.where)
+    assert versions(hook) == [OLD, VERSION]
+    assert columns_of_dispatchers(hook) >= set(NEW)
+    assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
+    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 8
+    hook.set_rates({"q": 5})
+    assert hook.rates() == {"q": 5}
     assert hook.count() == 1500
-    # what is stored is as good as new, and what is known is known
     same = hook.send(message(f"m{number}", LATER) for number in range(1501))
     assert (same.sent, same.duplicates) == (1, 1500)
-    # on MySQL and MariaDB the older one did not tell these apart
-    other = {**to_row(message("m0", LATER), "broker"), "Id": "m0 "}
-    with hook.engine.begin() as connection:
-        connection.execute(insert(hook.table), other)
-    assert hook.count() == 1502
 
 
-@pytest.mark.parametrize("old", [1, 2, 3])
-def test_an_upgrade_that_was_cut_short_is_taken_up_again(store: Store, old):
+def test_an_upgrade_that_was_cut_short_is_taken_up_again(store: Store):
     hook = store.hook()
-    old_version(store, hook, 3, old)
-    hook.install([])
+    old_version(store, hook, 3)
+    hook.install([], upgrade=True)
     # as if it had come to its end but for the last of its steps
     store.sql(hook, 'DROP TABLE {s}"delayed_messages_audit"')
-    store.sql(hook, 'DELETE FROM {s}"delayed_messages_version"')
-    if old > 1:
-        store.sql(hook, f"INSERT INTO {{s}}\"delayed_messages_version\" VALUES ({old}, '2030-01-01 00:00:00')")
+    store.sql(hook, f'DELETE FROM {{s}}"delayed_messages_version" WHERE "Version" = {VERSION}')
     assert not hook.verify([]).ok
-    hook.install([])
+    hook.install([], upgrade=True)
     assert hook.verify([]).ok
     assert (versions(hook)[-1], hook.count()) == (VERSION, 3)
 
 
-def test_what_has_failed_in_an_older_store_stays_too(store: Store):
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_an_upgrade_waits_for_its_lock_only_briefly(store: Store):
+    """A long transaction holds the upgrade up, and the upgrade holds up nobody behind it."""
     hook = store.hook()
-    old_version(store, hook, 2, 2)
-    names = '"Id", "Destination", "State", "Time", "Headers", "RetryCount", "DeliverConnId", "Digest"'
+    old_version(store, hook, 3)
+    with ThreadPoolExecutor(1) as threads, hook.engine.connect() as long:
+        long.execute(select(hook.tables.dispatchers.c.Id)).all()
+        upgrade = threads.submit(store.hook().install, [], upgrade=True)
+        for _ in range(5):
+            assert store.dispatcher(hook, Transport()).run().dispatched == 0
+        long.rollback()
+        upgrade.result(120)
+    assert versions(hook) == [OLD, VERSION]
+
+
+def test_a_missing_index_is_made(store: Store):
+    hook = store.hook()
+    hook.install([])
+    index = "delayed_messages_audit_At"
+    on = ' ON {s}"delayed_messages_audit"' if hook.engine.dialect.name == "mysql" else ""
+    schema = "" if on else "{s}"
+    store.sql(hook, f'DROP INDEX {schema}"{index}"{on}')
+    assert [one.where for one in hook.verify([]).problems] == [f"index {index}"]
+    assert [one.where for one in hook.install([]) if one.state is State.CREATED] == [f"index {index}"]
+    assert hook.verify([]).ok
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_an_index_that_an_interrupted_install_left_is_made_again(store: Store):
+    hook = store.hook()
+    hook.install([])
     store.sql(
         hook,
-        f'INSERT INTO {{s}}"delayed_messages_failed" ({names}, "Reason", "FailedAt")'
-        f""" SELECT {names}, 'failed', "Time" FROM {{s}}"delayed_messages" WHERE "Id" = 'm1'""",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid ="
+        """ CAST('{s}"delayed_messages_audit_At"' AS regclass)""",
     )
-    store.sql(hook, """DELETE FROM {s}"delayed_messages" WHERE "Id" = 'm1'""")
-    assert not hook.verify([]).ok
+    assert [one.where for one in hook.verify([]).problems] == ["index delayed_messages_audit_At"]
     hook.install([])
     assert hook.verify([]).ok
-    assert versions(hook) == [2, VERSION]
-    assert [(one.message_id, one.state, one.origin) for one in hook.list()] == [
-        ("m0", "waiting", None),
-        ("m1", "failed", None),
-    ]
-    assert hook.send(message(f"m{number}", LATER) for number in range(2)).duplicates == 2
 
 
-def test_an_older_store_is_an_error_that_says_what_to_run(store: Store):
-    old_version(store, store.hook(), 1, 1)
+@pytest.mark.timeout(3000)
+def test_nothing_is_lost_by_an_upgrade_at_full_work(store: Store):
+    """A sender and two dispatchers are at work, on hooks that they opened on tables of the version before.
+
+    The release before knows neither the new columns nor their reading; this one uses neither on tables of version 4,
+    and its open hooks look at the version no more than those of that release did. So its code stands for both.
+    """
+    hook = store.hook()
+    old_version(store, hook, 0)
+    hook.send(message(f"m{number}", PAST) for number in range(ROWS // 2))
+    brokers, stopped = [Transport(), Transport()], threading.Event()
+
+    def dispatch(broker: Transport) -> None:
+        dispatcher = store.dispatcher(store.hook(), broker, **PATIENT)
+        dispatcher.run("empty")
+        stopped.wait()
+        dispatcher = store.dispatcher(store.hook(), broker, **PATIENT)
+        dispatcher.run("empty")
+
+    def send(sender: DelayedStoreHook) -> None:
+        for first in range(ROWS // 2, ROWS, ROWS // 20):
+            sender.send(message(f"m{number}", PAST) for number in range(first, first + ROWS // 20))
+
+    with ThreadPoolExecutor(4) as threads:
+        working = [threads.submit(dispatch, broker) for broker in brokers]
+        sending = threads.submit(send, store.hook())
+        try:
+            store.hook().install([], upgrade=True)
+            sending.result()
+        finally:
+            stopped.set()
+        for each in working:
+            each.result()
+    sent = [*brokers[0].ids, *brokers[1].ids]
+    assert (len(sent), len(set(sent)), hook.count()) == (ROWS, ROWS, 0)
+    assert versions(hook) == [OLD, VERSION]
+    assert hook.verify([]).ok
+
+
+def test_a_store_that_is_too_old_is_an_error_that_says_what_to_run(store: Store):
+    old_version(store, store.hook(), 1)
+    store.sql(store.hook(), 'UPDATE {s}"delayed_messages_version" SET "Version" = 3')
     dispatch = StoreDispatchOperator(task_id="d", conn_id=store.conn_id, deliver_conn_ids="broker", schema=store.schema)
     hook = store.hook()
     for use in (
         lambda: hook.send([message("new", LATER)]),
         lambda: hook.conflicting({"m0": b""}),
         lambda: hook.known(["m0"]),
+        lambda: hook.install([], upgrade=True),
         lambda: dispatch.execute({}),
     ):
-        with pytest.raises(TopologyError, match=r"version 1 is there.*TopologyInstallOperator\(conn_id="):
+        with pytest.raises(TopologyError, match=r"wanted 5, found 3.*too old.*with the release in between"):
             use()
-    hook.install([])
-    assert hook.send([message("new", LATER)]).sent == 1
+    assert versions(hook) == [3]
 
 
 def test_a_newer_store_is_left_alone(store: Store):
@@ -183,16 +265,16 @@ def test_a_table_of_others_is_no_older_one(store: Store):
         ]
 
 
-@pytest.mark.parametrize("old", [0, 1, 2, 3])
+@pytest.mark.parametrize("old", [0, OLD])
 def test_several_install_at_once(store: Store, old):
     first = store.hook()
     if old:
-        old_version(store, first, 50, old)
+        old_version(store, first, 50)
     errors = []
 
     def install() -> None:
         try:
-            store.hook(None).install(["q"], create_destinations=True)
+            store.hook(None).install(["q"], create_destinations=True, upgrade=True)
         except Exception as error:
             errors.append(error)
 
@@ -203,7 +285,7 @@ def test_several_install_at_once(store: Store, old):
         thread.join(120)
     assert errors == []
     assert first.verify([]).ok
-    assert versions(first) == ([old, VERSION] if old > 1 else [VERSION])
+    assert versions(first) == ([old, VERSION] if old else [VERSION])
     with first.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(first.table)).scalar() == (50 if old else 0)
     store.dispatcher(first, Transport()).run()

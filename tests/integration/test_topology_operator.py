@@ -32,8 +32,8 @@ def conn_id(request, connect, tmp_path):
 
 
 def install(conn_id, **options):
-    given = {"destinations": [QUEUE], "create_destinations": True, **options}
-    return TopologyInstallOperator(task_id="install", conn_id=conn_id, **given).execute({})
+    arguments = {"destinations": [QUEUE], "create_destinations": True, **options}
+    return TopologyInstallOperator(task_id="install", conn_id=conn_id, **arguments).execute({})
 
 
 def test_plan_then_parts_then_nothing_more(conn_id, capsys):
@@ -134,16 +134,16 @@ def test_a_topology_that_is_unknown_is_no_reason_to_try_again(connect, rabbitmq_
 
 def test_queues_are_made_as_told_and_repaired_only_when_told(world: World, capsys):
     name = world.destination
-    given = {"destinations": name, "create_destinations": True}
+    arguments = {"destinations": name, "create_destinations": True}
     settings = {"retention": 86_400, "dead_letter_queue": f"{name}-dead", "max_receive_count": 3}
-    install(world.conn_id, **given, settings=settings)
+    install(world.conn_id, **arguments, settings=settings)
     wanted = {"settings": QueueSettings(retention=timedelta(days=2))}
     with pytest.raises(TopologyError, match=r"MessageRetentionPeriod: wanted .*172800.*, found .*86400.* repair=True"):
-        install(world.conn_id, **given, **wanted)
-    assert install(world.conn_id, **given, **wanted, repair=True, dry_run=True)["would repair"] == 1
-    assert install(world.conn_id, **given, **wanted, repair=True)["repaired"] == 1
+        install(world.conn_id, **arguments, **wanted)
+    assert install(world.conn_id, **arguments, **wanted, repair=True, dry_run=True)["would repair"] == 1
+    assert install(world.conn_id, **arguments, **wanted, repair=True)["repaired"] == 1
     assert "repaired" in capsys.readouterr().out
-    assert set(install(world.conn_id, **given, **wanted)) == {"ok"}
+    assert set(install(world.conn_id, **arguments, **wanted)) == {"ok"}
 
 
 def test_settings_are_checked_when_the_dag_is_parsed():

@@ -10,11 +10,11 @@ from airflow.models.log import Log
 from airflow.utils.session import create_session
 from sqlalchemy import select, text, update
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
-from support.standing import give_up, hand_over, hold, pause
+from support.standing import give_up, hold, mark_dispatched, pause
 from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.origin import Origin
+from airflow_delayed.identity import Origin
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -40,7 +40,7 @@ def hook(store: Store) -> DelayedStoreHook:
     )
     store.hook(origin=NIGHTLY).send([message("nightly", now + 3 * HOUR)])
     hold(made, "flying")
-    hand_over(made, "gone")
+    mark_dispatched(made, "gone")
     give_up(made, "failed")
     pause(made, ["retrying"], HOUR)
     return made
@@ -130,13 +130,13 @@ def test_what_is_gone_is_found_by_its_id(store: Store, hook: DelayedStoreHook, p
     found = page.get(url(store, "messages"), "op", id=["gone", "soon", "never"])
     assert names(found) == ["soon"]
     (gone,) = found["remembered"]
-    assert (gone["message_id"], gone["state"], gone["destination"]) == ("gone", "handed over", "q")
+    assert (gone["message_id"], gone["state"], gone["destination"]) == ("gone", "dispatched", "q")
     # it was due 5 s before it was taken
     assert 5 <= gone["late_seconds"] < 600
     detail = page.get(url(store, "message"), "op", id="gone")
     assert (detail["message"], detail["headers"], detail["body_bytes"]) == (None, None, None)
     (line,) = detail["history"]
-    assert (line["what"], line["who"]) == ("handed over", "dispatcher d")
+    assert (line["what"], line["who"]) == ("dispatched", "dispatcher d")
     assert line["detail"].endswith(" s after it was due")
 
 
@@ -218,7 +218,7 @@ def test_messages_are_changed_by_their_ids(store: Store, hook: DelayedStoreHook,
     wanted = {
         "soon": "cancelled",
         "failed": "cancelled",
-        "gone": "handed over",
+        "gone": "dispatched",
         "flying": "in flight",
         "never": "absent",
     }
@@ -261,7 +261,7 @@ def test_a_change_of_many_goes_on_where_it_ended(store: Store, page: Page, monke
     hook = store.installed()
     hook.send(message(f"m{number:03}", LATER + number % 7 * SECOND, tag="t") for number in range(130))
     give_up(hook, *(f"m{number:03}" for number in range(0, 130, 10)))
-    monkeypatch.setattr("airflow_delayed.ui.api_changes.MOST", 40)
+    monkeypatch.setattr("airflow_delayed.ui.api_stores.MAX_CHANGED", 40)
     would = page.post(url(store, "cancel"), filter={"tag": "t"}, dry_run=True)
     assert (would["total"], would["matching"], would["matching_at_least"]) == (40, 130, False)
     changed, after = [], None
@@ -295,17 +295,17 @@ def test_each_change_leaves_its_mark(store: Store, hook: DelayedStoreHook, page:
     assert [(one.who, one.action) for one in audit] == [("user admin", "erase"), ("user op", "cancel")]
     with create_session() as session:
         logs = session.scalars(select(Log).where(Log.event.startswith("delayed_deliveries.")).order_by(Log.id)).all()
-        told = [(one.event, one.owner, one.extra) for one in logs if store.conn_id in (one.extra or "")]
-    assert [one[:2] for one in told] == [("delayed_deliveries.cancel", "op"), ("delayed_deliveries.erase", "admin")]
-    assert '"outcomes": {"cancelled": 1, "handed over": 1}' in told[0][2]
-    assert '"filter": {"tag": "t"}' in told[1][2]
-    assert "body of" not in str(told)
+        events = [(one.event, one.owner, one.extra) for one in logs if store.conn_id in (one.extra or "")]
+    assert [one[:2] for one in events] == [("delayed_deliveries.cancel", "op"), ("delayed_deliveries.erase", "admin")]
+    assert '"outcomes": {"cancelled": 1, "dispatched": 1}' in events[0][2]
+    assert '"filter": {"tag": "t"}' in events[1][2]
+    assert "body of" not in str(events)
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_a_database_ends_by_itself_what_nobody_waits_for(store: Store, page: Page):
     store.installed()
-    hook = asyncio.run(page.asking.store(store.conn_id, lambda hook: hook))
+    hook = asyncio.run(page.pool.call_store(store.conn_id, lambda hook: hook))
     limits = {"postgresql": ("SHOW statement_timeout", "30s"), "mysql": ("SELECT @@max_statement_time", 30)}
     question, wanted = limits[hook.engine.dialect.name]
     (row,) = store.sql(hook, question)

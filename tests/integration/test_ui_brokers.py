@@ -21,7 +21,7 @@ def page(served_page: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit, nobody")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "sqs_test:orders")
     yield served_page
-    served_page.asking.close()
+    served_page.pool.close()
 
 
 def logged(event: str) -> list[tuple[str | None, str | None]]:
@@ -52,27 +52,27 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
         "waiting": 3,
         "destinations": [{"name": "gone", "messages": 3, "problem": "destination 'gone': missing"}],
         "moved": 0,
-        "left": {},
+        "remaining": {},
         "task": None,
     }
     # to which destinations has to be said
     assert page.error("POST", url, "op", json={"dry_run": False}) == (400, "invalid")
     done = page.post(url, "op", dry_run=False, destinations=["gone"])
-    assert (done["moved"], done["left"]) == (0, {"destination 'gone': missing": 3})
+    assert (done["moved"], done["remaining"]) == (0, {"destination 'gone': missing": 3})
     empty_vhost.declare("gone")
     (found,) = page.post(url, "op", dry_run=True)["destinations"]
     assert "bound" in found["problem"]
     done = page.post(url, "op", dry_run=False, destinations=["another"])
-    assert (done["moved"], sum(done["left"].values())) == (0, 3)
+    assert (done["moved"], sum(done["remaining"].values())) == (0, 3)
     done = page.post(url, "op", dry_run=False, destinations=["gone"])
-    assert (done["moved"], done["left"]) == (3, {})
+    assert (done["moved"], done["remaining"]) == (3, {})
     assert sorted(one.message_id for one in empty_vhost.collect("gone", enough=3)) == ["g0", "g1", "g2"]
     assert page.get("/api/v1/rabbitmq/rabbit/summary", "op")["unroutable"] == 0
     # what was only counted is not told
     about = '{"connection_id": "rabbit", "destinations": ["gone"]'
-    told = logged("delayed_deliveries.redrive")
-    assert told[-3] == ("op", about + ', "moved": 0, "left": {"destination \'gone\': missing": 3}}')
-    assert told[-1] == ("op", about + ', "moved": 3, "left": {}}')
+    events = logged("delayed_deliveries.redrive")
+    assert events[-3] == ("op", about + ', "moved": 0, "remaining": {"destination \'gone\': missing": 3}}')
+    assert events[-1] == ("op", about + ', "moved": 3, "remaining": {}}')
 
 
 def test_sqs(page: Page, world: World, monkeypatch: pytest.MonkeyPatch):

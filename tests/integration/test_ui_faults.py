@@ -15,7 +15,7 @@ from support.operations_page import Page, own_store_fixture, page_fixture, serve
 from support.stores import Store
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.ui.asking import Asking
+from airflow_delayed.ui.hook_pool import HookPool
 
 pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 
@@ -65,7 +65,7 @@ def test_one_that_never_answers_is_not_waited_for(
     store: Store, airflow_db: None, connect, monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     store.installed()
-    with silent() as port, serving(tmp_path, Asking(reading=0.3)) as page:
+    with silent() as port, serving(tmp_path, HookPool(seconds=0.3)) as page:
         connect("silent", f"postgresql://somebody:secret@127.0.0.1:{port}/nothing")
         monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"silent,{store.conn_id}")
         url = "/api/v1/stores/silent/"
@@ -79,7 +79,7 @@ def test_one_that_never_answers_is_not_waited_for(
         assert page.error("GET", f"{url}messages", "op") == (503, "busy")
         assert sum(one.name == "delayed-deliveries" for one in threading.enumerate()) == 4
         # the other is asked by threads of its own
-        assert asyncio.run(page.asking.store(store.conn_id, lambda hook: hook.count(), seconds=60)) == 0
+        assert asyncio.run(page.pool.call_store(store.conn_id, lambda hook: hook.count(), seconds=60)) == 0
 
 
 def test_requests_at_one_that_hangs_take_no_thread_from_others(
@@ -89,7 +89,7 @@ def test_requests_at_one_that_hangs_take_no_thread_from_others(
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "broker")
     go = threading.Event()
     monkeypatch.setattr(RabbitMQDelayHook, "waiting", lambda hook: go.wait())
-    with serving(tmp_path, Asking(reading=600)) as page:
+    with serving(tmp_path, HookPool(seconds=600)) as page:
 
         def other() -> str:
             """Answer as Airflow's own routes do, in one of the threads that all of them share."""

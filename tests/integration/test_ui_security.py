@@ -20,7 +20,7 @@ from support.stores import Store, message, on_postgres_too
 
 import airflow_delayed.ui as ui
 from airflow_delayed.ui.app import create
-from airflow_delayed.ui.lazy import LazyApp
+from airflow_delayed.ui.plugin import LazyApp
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 #: Each route: its method, its path, what to ask, and who may: a role, or whoever may see the connection.
@@ -64,10 +64,10 @@ HOSTILE = [
 
 
 def asked(store: Store, route) -> tuple[str, str, dict[str, object]]:
-    method, path, given, _ = route
-    options = {name: one for name, one in given.items() if name in ("params", "json")}
+    method, path, request_options, _ = route
+    options = {name: one for name, one in request_options.items() if name in ("params", "json")}
     broker = next((name for name in BROKERS if f"/{name}/" in path), None)
-    names = {name: one for name, one in given.items() if name not in options}
+    names = {name: one for name, one in request_options.items() if name not in options}
     return method, path.format(connection_id=broker or store.conn_id, **names), options
 
 
@@ -132,7 +132,7 @@ def test_nobody_does_what_a_higher_role_may(
         visible = may or viewers == "plugins"
         names = [store.conn_id, *BROKERS] if visible else []
         assert ([one["connection_id"] for one in answer["connections"]], answer["hidden"]) == (names, not visible)
-        assert all(one["may"] == {"bodies": may, "act": may} for one in answer["connections"])
+        assert all(one["may"] == {"read": may, "edit": may} for one in answer["connections"])
 
 
 @pytest.fixture
@@ -382,7 +382,9 @@ def test_the_page_loads_nothing_from_elsewhere(store: Store, shown: Page):
 
 def test_without_airflows_login_all_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
-    for name in [name for name in sys.modules if name.startswith("airflow_delayed.ui.") and not name.endswith(".lazy")]:
+    for name in [
+        name for name in sys.modules if name.startswith("airflow_delayed.ui.") and not name.endswith(".plugin")
+    ]:
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(ui, name.rpartition(".")[2])
     root = FastAPI()

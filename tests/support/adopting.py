@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store import copying
+from airflow_delayed.store import bulk
 
 
 def die_at(moment: str, engine: Engine, table: str) -> None:
@@ -29,14 +29,14 @@ def die_at(moment: str, engine: Engine, table: str) -> None:
             seen["stored"] += 1
             reached("stored")
 
-    by_copy = copying.copy
+    by_copy = bulk.copy
 
     def copy(*arguments: Any) -> None:
         # on PostgreSQL, past SQLAlchemy's cursors
         reached("read")
         by_copy(*arguments)
 
-    copying.copy = copy
+    bulk.copy = copy
 
     @event.listens_for(engine, "after_cursor_execute")
     def after(connection: Any, cursor: Any, statement: str, *_: object) -> None:

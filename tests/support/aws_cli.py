@@ -38,9 +38,9 @@ def answer(service: str, command: str, *options: str) -> str:
     (operation,) = (name for name in client.meta.service_model.operation_names if xform_name(name, "-") == command)
     members = client.meta.service_model.operation_model(operation).input_shape.members
     known = {xform_name(name, "-"): name for name in members}
-    given = {name.removeprefix("--"): text for name, text in zip(options[::2], options[1::2], strict=True)}
-    query, output = given.pop("query", None), given.pop("output", "json")
-    wanted = {known[name]: value_of(text, members[known[name]].type_name) for name, text in given.items()}
+    arguments = {name.removeprefix("--"): text for name, text in zip(options[::2], options[1::2], strict=True)}
+    query, output = arguments.pop("query", None), arguments.pop("output", "json")
+    wanted = {known[name]: value_of(text, members[known[name]].type_name) for name, text in arguments.items()}
     result = getattr(client, re.sub("-", "_", command))(**wanted)
     result.pop("ResponseMetadata")
     found = jmespath.search(query, result) if query else result

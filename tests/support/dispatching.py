@@ -1,7 +1,7 @@
 """A dispatcher as a process of its own, to be killed; see support.forked.
 
 It says "ready", waits for a word, and begins. With the target "broker" its transport writes each id to the journal, as
-a broker would that confirms it; with "queue" it inserts into queue tables. At the end it says how many it handed over.
+a broker would that confirms it; with "queue" it inserts into queue tables. At the end it says how many it dispatched.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.store.dispatch import Dispatcher
-from airflow_delayed.store.engine import engine_options, prepare
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.schema import TABLE, store_tables
+from airflow_delayed.store.transport import engine_options, prepare
 
 
 class Journal:
@@ -55,12 +56,14 @@ class Journal:
         for message in messages:
             if self.left == 0:
                 time.sleep(3600)
-            early = "early" if message.due_at > self.clock() else "in-time"
-            os.write(self.file, f"{message.message_id} {early}\n".encode())
+            os.write(self.file, f"{message.message_id} {self.word(message)}\n".encode())
             report.add(message)
             self.left = None if self.left is None else self.left - 1
             time.sleep(0.002)
         return report
+
+    def word(self, message: DelayedMessage) -> str:
+        return "early" if message.due_at > self.clock() else "in-time"
 
     def close(self) -> None:
         os.close(self.file)
@@ -92,7 +95,7 @@ def dispatch(
     together: bool = False,
     dies_at_commit: int | None = None,
 ) -> None:
-    """Hand over what is due until nothing is left, or for some seconds.
+    """Dispatch what is due until nothing is left, or for some seconds.
 
     :param hangs_after: the broker hangs when it has taken so many messages.
     :param together: say "claimed" with the first messages in hand, and wait for a word before they are sent.

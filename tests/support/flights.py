@@ -65,17 +65,27 @@ def in_new_york(day: date, row: dict[str, Any]) -> datetime:
     return local.replace(tzinfo=NEW_YORK).astimezone(timezone.utc)
 
 
-def write_reminders(output: Path, day: date, before: timedelta) -> None:
-    """Write a day's reminders as the example's Spark job does, whose own tests show that it does so."""
+def replayed(starts: datetime, seconds: float, before: timedelta, row: dict[str, Any]) -> datetime:
+    """Return when a flight departs in a replay, whose 24 hours begin some time before midnight and pass in seconds."""
+    return starts + (timedelta(seconds=second(row)) + before) * (seconds / timedelta(days=1).total_seconds())
+
+
+def write_reminders(
+    output: Path, day: date, departure: Callable[[dict[str, Any]], datetime], before: timedelta
+) -> None:
+    """Write a day's reminders as the example's Spark job does, whose own tests show that it does so.
+
+    :param departure: returns when a flight departs.
+    """
     rows = []
     for row in on(day.month, day.day):
-        departs = in_new_york(day, row)
+        departs = departure(row)
         carrier, flight, origin = key(row)
-        told = {"flight": flight, "carrier": carrier, "origin": origin, "dest": row["dest"]}
+        reminder = {"flight": flight, "carrier": carrier, "origin": origin, "dest": row["dest"]}
         rows.append(
             {
                 "due_at": departs - before,
-                "value": json.dumps({**told, "departs": departs.isoformat()}),
+                "value": json.dumps({**reminder, "departs": departs.isoformat()}),
                 "headers": [("content-type", "application/json")],
                 "tag": f"{carrier}{flight}",
                 "departs": departs,

@@ -18,7 +18,17 @@ import pytest
 #: Seconds that an answer may take on a slow machine.
 PATIENCE = 120
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["support.dispatching", "support.adopting", "support.staying", "support.sqs_processes"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "support.bridging",
+        "support.dispatching",
+        "support.adopting",
+        "support.row_watching",
+        "support.staying",
+        "support.serving",
+        "support.sqs_processes",
+    ]
+)
 
 
 class Child:
@@ -45,6 +55,10 @@ class Child:
         """
         assert self._pipe.poll(PATIENCE), "it does not answer"
         return self._pipe.recv()
+
+    def signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """End it as kill -9 does; it may have ended before."""

@@ -35,9 +35,9 @@ def fresh_fixture(pytestconfig: pytest.Config) -> dict[str, Any]:
         return _ask()
     with (folder / "fresh.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (kept := folder / "fresh.json").exists():
-            kept.write_text(json.dumps(_ask()))
-    answers: dict[str, Any] = json.loads(kept.read_text())
+        if not (file := folder / "fresh.json").exists():
+            file.write_text(json.dumps(_ask()))
+    answers: dict[str, Any] = json.loads(file.read_text())
     return answers
 
 
@@ -70,6 +70,8 @@ def questions(neighbour: str) -> dict[str, Callable[[], object]]:
         "deferrable by default": _deferrable,
         "beside a neighbour that comes last": lambda: _beside(neighbour, first=False),
         "beside a neighbour that comes first": lambda: _beside(neighbour, first=True),
+        "forms and schemes with us": lambda: _forms_and_schemes(neighbour, ours=True),
+        "forms and schemes without us": lambda: _forms_and_schemes(neighbour, ours=False),
     }
 
 
@@ -116,21 +118,11 @@ def _deferrable() -> object:
 
 def _beside(neighbour: str, *, first: bool) -> object:
     """Return whose the connection type is, when another provider has it too."""
-    import airflow
-    from airflow.providers_manager import ProvidersManager
     from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 
     from airflow_delayed.delivery import delivery_for
 
-    sys.path.insert(0 if first else len(sys.path), neighbour)
-    airflow.__path__.append(str(Path(neighbour) / "airflow"))
-    # Airflow has looked at what is installed, and is to look again
-    for known in (ProvidersManager(), ProvidersManagerTaskRuntime()):
-        known._cleanup()
-    for kept in gc.get_objects():
-        if isinstance(kept, functools._lru_cache_wrapper):
-            kept.cache_clear()
-    manager = ProvidersManager()
+    manager = _with_the(neighbour, first=first)
     # by Airflow's own manager, as its UI makes the form
     names = [name for name in manager.connection_form_widgets if name.startswith("extra__rabbitmq__")]
     return {
@@ -140,6 +132,42 @@ def _beside(neighbour: str, *, first: bool) -> object:
         "label": manager.field_behaviours["rabbitmq"]["relabeling"]["schema"],
         "transports": [type(delivery_for(name)).__name__ for name in ("by_rabbitmq", "by_amqp")],
     }
+
+
+def _forms_and_schemes(neighbour: str, *, ours: bool) -> object:
+    """Return the connection forms and message queue schemes of all providers, with ours or without."""
+    manager = _with_the(neighbour, first=False)
+    manager.initialize_providers_list()
+    if not ours:
+        del manager._provider_dict["airflow-provider-delayed"]
+    widgets = sorted(manager.connection_form_widgets)
+    forms = {
+        form.connection_type: [form.hook_class_name, form.hook_name, form.field_behaviour]
+        + [name for name in widgets if name.startswith(f"extra__{form.connection_type}__")]
+        for form in manager.iter_connection_type_hook_ui_metadata()
+    }
+    # it asks the same manager when it is imported
+    from airflow.providers.common.messaging.triggers.msg_queue import MESSAGE_QUEUE_PROVIDERS
+
+    schemes = sorted((one.scheme, type(one).__module__) for one in MESSAGE_QUEUE_PROVIDERS)
+    return {"forms": forms, "schemes": schemes}
+
+
+def _with_the(neighbour: str, *, first: bool) -> Any:
+    """Return Airflow's manager of providers, which has looked at the neighbour too."""
+    import airflow
+    from airflow.providers_manager import ProvidersManager
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    sys.path.insert(0 if first else len(sys.path), neighbour)
+    airflow.__path__.append(str(Path(neighbour) / "airflow"))
+    # Airflow has looked at what is installed, and is to look again
+    for known in (ProvidersManager(), ProvidersManagerTaskRuntime()):
+        known._cleanup()
+    for cached in gc.get_objects():
+        if isinstance(cached, functools._lru_cache_wrapper):
+            cached.cache_clear()
+    return ProvidersManager()
 
 
 def _ours(modules: Iterable[str]) -> list[str]:

@@ -14,6 +14,8 @@ T = TypeVar("T")
 LONG = os.environ.get("TEST_LENGTH") == "long"
 #: What has a length of its own, and that length in this run.
 LENGTHS: dict[str, str] = {}
+#: The lines of what tests of a long run measured, by title; for its summary.
+TABLES: dict[str, list[str]] = {}
 
 
 def length(what: str, short: T, long: T) -> T:

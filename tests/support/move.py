@@ -2,7 +2,7 @@
 
 For each number N that it reads it starts one and prints its id, and ``go`` when that one has asked N times for the
 time, as it does for each message. A little later it stands still, so that it is never done before it is killed. They
-are forked, since to import all of it anew takes longer than to move.
+are forked, since to import all of it again takes longer than to move.
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from collections.abc import Callable
 from datetime import datetime
 from itertools import count
 
-import pika
-
+from airflow_delayed.delivery import Connection
 from airflow_delayed.message import utcnow
-from airflow_delayed.rabbitmq.facts import Facts
-from airflow_delayed.rabbitmq.mover import Mover
-from airflow_delayed.rabbitmq.place import Place
-from airflow_delayed.rabbitmq.topology import CELERY, DELAYED
+from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 from support.rabbitmq import VirtualHost
 
 #: So many times it asks for the time after ``go``.
@@ -43,12 +39,9 @@ def clock(go: int) -> Callable[[], datetime]:
 
 def migrate(go: int) -> None:
     host = VirtualHost(*sys.argv[1:])
-    here = host.parameters
-    source, target = (
-        Place("rabbit", topology, [here], lambda: pika.BlockingConnection(here), Facts)
-        for topology in (DELAYED, CELERY)
-    )
-    Mover(source, target, destinations=["orders"], clock=clock(go)).migrate()
+    connection = Connection(conn_id="rabbit", **host.connection)
+    transport = RabbitMQTransport("rabbit", lambda: connection, clock=clock(go))
+    transport.migrate("delayed", "celery", destinations=["orders"])
 
 
 def main() -> None:

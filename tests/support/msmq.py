@@ -62,7 +62,7 @@ def fill(engine: Engine, table: Table, rows: Iterable[Mapping[str, Any]]) -> Non
 
 def row(name: str, due_at: datetime, headers: Mapping[str, str | None] | None = None, **columns: Any) -> dict[str, Any]:
     """A row as .NET stores it: MSMQ's address, its time as bare UTC, the transport's own properties in the headers."""
-    given = {
+    message_headers = {
         "NServiceBus.MessageId": f"logical-{name}",
         "NServiceBus.EnclosedMessageTypes": "Acme.Reminder, Acme.Messages",
         **(headers or {}),
@@ -75,7 +75,7 @@ def row(name: str, due_at: datetime, headers: Mapping[str, str | None] | None = 
         "Destination": "Sales@SERVER1",
         "State": b"body of " + name.encode(),
         "Time": due_at.astimezone(timezone.utc).replace(tzinfo=None),
-        "Headers": headers_xml(given),
+        "Headers": headers_xml(message_headers),
         "RetryCount": 0,
         **columns,
     }

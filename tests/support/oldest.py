@@ -43,7 +43,7 @@ def run(dag):
 
 
 def way(conn_id: str, store: str | None, **arguments):
-    """Return a DAG that installs, sends three messages, two of them through the store, and hands one of those over.
+    """Return a DAG that installs, sends three messages, two of them through the store, and dispatches one of those.
 
     Into SQS that goes 15 minutes ahead; into a queue table when the message is due.
     """

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from airflow_delayed.ui.app import create
-from airflow_delayed.ui.asking import Asking
+from airflow_delayed.ui.hook_pool import HookPool
 from support.lengths import LONG
 from support.stores import DATABASES, Store
 from support.table_pools import FilePool, ServerPool, TablePool
@@ -29,8 +29,8 @@ PREFIX = "/delayed-deliveries"
 class Page:
     """Asks the page as a user of one role; as nobody, unless ``role`` is given."""
 
-    def __init__(self, client: TestClient, tokens: dict[str, str], asking: Asking, app: FastAPI) -> None:
-        self.asking = asking
+    def __init__(self, client: TestClient, tokens: dict[str, str], pool: HookPool, app: FastAPI) -> None:
+        self.pool = pool
         self.app = app
         self._client = client
         self._tokens = tokens
@@ -78,7 +78,7 @@ _TOKENS: dict[str, str] = {}
 
 
 @contextmanager
-def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
+def serving(folder: Path, pool: HookPool | None = None) -> Iterator[Page]:
     """Serve the page with a user of each role; the configuration is in the environment already."""
     from airflow.api_fastapi.app import init_auth_manager, purge_cached_app
 
@@ -93,16 +93,16 @@ def serving(folder: Path, asking: Asking | None = None) -> Iterator[Page]:
             AIRFLOW__API_AUTH__JWT_SECRET=secrets.token_hex(32),
         )
     # a user's five seconds may not be enough for a machine that runs tests
-    root, asking = FastAPI(), asking or Asking(reading=60)
+    root, pool = FastAPI(), pool or HookPool(seconds=60)
     init_auth_manager(root)
-    root.mount(PREFIX, create(asking))
+    root.mount(PREFIX, create(pool))
     try:
         with TestClient(root) as client:
             if alone:
                 _TOKENS.update({role: _token(client, role, password) for role, password in passwords.items()})
-            yield Page(client, _TOKENS, asking, root)
+            yield Page(client, _TOKENS, pool, root)
     finally:
-        asking.close()
+        pool.close()
         if alone:
             _TOKENS.clear()
             purge_cached_app()
@@ -154,4 +154,4 @@ def page_fixture(served_page: Page, store: Store, monkeypatch: pytest.MonkeyPatc
     """The page of one store."""
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", store.conn_id)
     yield served_page
-    served_page.asking.close()
+    served_page.pool.close()

@@ -10,7 +10,7 @@ from contextlib import closing
 from datetime import datetime
 
 from airflow_delayed.message import DelayedMessage, from_microseconds, microseconds, utcnow
-from airflow_delayed.store.protocol import LEASE, HeldMessage, UnsupportedConsistency
+from airflow_delayed.store.protocol import LEASE, LeasedMessage, UnsupportedConsistency
 
 
 class FileStore:
@@ -25,7 +25,7 @@ class FileStore:
     def set_up_infrastructure(self) -> None:
         self._run(
             "CREATE TABLE IF NOT EXISTS messages"
-            " (id TEXT PRIMARY KEY, due INTEGER, held INTEGER, failures INTEGER, content TEXT, body BLOB)"
+            " (id TEXT PRIMARY KEY, due INTEGER, leased INTEGER, failures INTEGER, content TEXT, body BLOB)"
         )
 
     def store(self, message: DelayedMessage) -> None:
@@ -38,35 +38,37 @@ class FileStore:
         row = message.message_id, microseconds(message.due_at), json.dumps(content), message.body
         self._run("INSERT OR IGNORE INTO messages VALUES (?, ?, 0, 0, ?, ?)", *row)
 
-    def fetch_batch(self, at: datetime, limit: int) -> Sequence[HeldMessage]:
+    def fetch_batch(self, at: datetime, limit: int) -> Sequence[LeasedMessage]:
         now = self.clock()
         rows = self._run(
-            "UPDATE messages SET held = ? WHERE id IN"
-            " (SELECT id FROM messages WHERE due <= ? AND held <= ? ORDER BY due LIMIT ?) RETURNING *",
+            "UPDATE messages SET leased = ? WHERE id IN"
+            " (SELECT id FROM messages WHERE due <= ? AND leased <= ? ORDER BY due LIMIT ?) RETURNING *",
             *(microseconds(now + LEASE), microseconds(at), microseconds(now), limit),
         )
-        return [_held(*row) for row in sorted(rows, key=lambda row: row[1])]
+        return [_leased(*row) for row in sorted(rows, key=lambda row: row[1])]
 
-    def fetch_next_due(self, at: datetime) -> HeldMessage | None:
+    def fetch_next_due(self, at: datetime) -> LeasedMessage | None:
         return next(iter(self.fetch_batch(at, 1)), None)
 
     def next_due(self) -> datetime | None:
         ((due,),) = self._run("SELECT min(due) FROM messages")
         return None if due is None else from_microseconds(due)
 
-    def remove(self, held: HeldMessage) -> bool:
-        return bool(self._run("DELETE FROM messages WHERE id = ? RETURNING id", held.message.message_id))
+    def remove(self, leased: LeasedMessage) -> bool:
+        return bool(self._run("DELETE FROM messages WHERE id = ? RETURNING id", leased.message.message_id))
 
-    def increment_failure_count(self, held: HeldMessage) -> bool:
-        name = held.message.message_id
-        return bool(self._run("UPDATE messages SET failures = failures + 1, held = 0 WHERE id = ? RETURNING id", name))
+    def increment_failure_count(self, leased: LeasedMessage) -> bool:
+        name = leased.message.message_id
+        return bool(
+            self._run("UPDATE messages SET failures = failures + 1, leased = 0 WHERE id = ? RETURNING id", name)
+        )
 
     def _run(self, statement: str, *values: object) -> list[tuple]:
         with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
             return connection.execute(statement, values).fetchall()
 
 
-def _held(name: str, due: int, _: int, failures: int, content: str, body: bytes) -> HeldMessage:
+def _leased(name: str, due: int, _: int, failures: int, content: str, body: bytes) -> LeasedMessage:
     fields = json.loads(content)
     expires = fields["expires"]
     message = DelayedMessage(
@@ -78,7 +80,7 @@ def _held(name: str, due: int, _: int, failures: int, content: str, body: bytes)
         tag=fields["tag"],
         expires_at=None if expires is None else from_microseconds(expires),
     )
-    return HeldMessage(message=message, failures=failures)
+    return LeasedMessage(message=message, failures=failures)
 
 
 def at_environment() -> FileStore:

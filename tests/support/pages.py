@@ -32,8 +32,8 @@ def run(page: Path, change: Callable[[str], str] = str) -> Iterator[None]:
         printed.clear()
         exec(compile(change(text), f"{page.name}, block {number}", "exec"), names)
         after = found[number + 1] if number + 1 < len(found) else ("", "")
-        told, wanted = "".join(printed), after[1] if after[0] == "text" else ""
-        assert told == wanted, f"{page.name}, block {number} printed\n{told}and the page says\n{wanted}"
+        output, wanted = "".join(printed), after[1] if after[0] == "text" else ""
+        assert output == wanted, f"{page.name}, block {number} printed\n{output}and the page says\n{wanted}"
         yield
 
 

@@ -18,6 +18,8 @@ class Proxy:
     def __init__(self, target: int, host: str = "127.0.0.1") -> None:
         #: How many connections were taken so far.
         self.taken = 0
+        #: What clients of AMQP sent to log in, with the names of their connections.
+        self.greetings: list[bytes] = []
         self._target = host, target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -43,6 +45,12 @@ class Proxy:
         """Pass nothing on any more over the connections that there are; return how many. New ones work."""
         with self._lock:
             self._silent.update(end for pair in self._pairs for end in pair)
+            return len(self._pairs)
+
+    def swallow_answers(self) -> int:
+        """Pass on only what clients send, over the connections that there are; return how many. New ones work."""
+        with self._lock:
+            self._silent.update(server for _, server in self._pairs)
             return len(self._pairs)
 
     def hang(self) -> None:
@@ -80,6 +88,8 @@ class Proxy:
     def _pass_on(self, one: socket.socket, other: socket.socket, both: threading.Barrier) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65_536):
+                if b"connection_name" in data:
+                    self.greetings.append(data)
                 self._flowing.wait()
                 # what comes after it fell silent is swallowed
                 if one not in self._silent:

@@ -19,9 +19,12 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq.properties import DUE_AT
 
 UTC = timezone.utc
+#: The header with the due time, ISO 8601 in UTC with microseconds.
+DUE_AT = "airflow-delayed-due-at"
+#: The header with the destination.
+DESTINATION = "airflow-delayed-destination"
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,18 @@ class VirtualHost:
         return manage(self.url, method, path.replace("{vhost}", quote(self.name, safe="")), body)
 
 
+def split_key(key: str) -> tuple[int, str]:
+    """Return the delay in seconds and the destination of a routing key: 28 bits, the highest first, and a name."""
+    *bits, destination = key.split(".", 28)
+    assert len(bits) == 28, key
+    return int("".join(bits), 2), destination
+
+
 def management_url(url: str) -> str:
     """Return where a broker's management API is: RABBITMQ_MANAGEMENT_URL tells it of the broker at RABBITMQ_URL."""
-    told = os.environ.get("RABBITMQ_MANAGEMENT_URL")
-    if told and url == os.environ.get("RABBITMQ_URL"):
-        return told.rstrip("/")
+    configured = os.environ.get("RABBITMQ_MANAGEMENT_URL")
+    if configured and url == os.environ.get("RABBITMQ_URL"):
+        return configured.rstrip("/")
     return _default_management_url(url)
 
 

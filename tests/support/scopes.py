@@ -10,7 +10,8 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-#: Folders and files that one process plays, by what they share. Longest first: the run ends when the last one does.
+#: Folders and files that one process plays, by what they share. Longest first: the run ends when the last one does. But
+#: the demo comes late, for the live Airflow and Spark need all cores in the beginning.
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
     "one Spark": (
@@ -18,34 +19,70 @@ GROUPS = {
         "tests/integration/test_docs_spark.py",
         "tests/integration/test_flight_reminders_",
     ),
-    "the demo": ("tests/acceptance/test_demo.py",),
-    "a broker that is stopped": (
-        "tests/integration/test_rabbitmq_alarms.py",
-        "tests/integration/test_rabbitmq_faults.py",
-        "tests/integration/test_rabbitmq_tls.py",
-    ),
     "a fork server, for processes that are killed": (
         "tests/integration/test_dispatch_faults.py",
+        "tests/integration/test_dispatcher_service.py",
+        "tests/integration/test_queue_table_killed.py",
+        "tests/integration/test_rabbitmq_bridge.py",
         "tests/integration/test_store_adopt.py",
         "tests/integration/test_store_stay.py",
         "tests/integration/test_sqs_cycle.py",
+        "tests/integration/test_sqs_cycle_faults.py",
         "tests/integration/test_sqs_killed.py",
         "tests/integration/test_sqs_life.py",
     ),
+    "a broker that is stopped": (
+        "tests/integration/test_rabbitmq_alarms.py",
+        "tests/integration/test_rabbitmq_bridge_faults.py",
+        "tests/integration/test_rabbitmq_faults.py",
+        "tests/integration/test_rabbitmq_tls.py",
+    ),
+    "the demo": ("tests/acceptance/test_demo.py",),
     "DAGs that run in the test's process": (
+        "tests/integration/test_change_tasks.py",
         "tests/integration/test_dag_author.py",
         "tests/integration/test_delayed_fixture.py",
+        "tests/integration/test_docs_examples.py",
         "tests/integration/test_docs_sqs.py",
         "tests/integration/test_docs_store.py",
+        "tests/integration/test_docs_store_nservicebus.py",
         "tests/integration/test_docs_testing.py",
+        "tests/integration/test_install_topology_dag.py",
         "tests/integration/test_links.py",
         "tests/integration/test_metrics.py",
+        "tests/integration/test_notifications.py",
         "tests/integration/test_openlineage.py",
+        "tests/integration/test_row_sources.py",
+        "tests/integration/test_sqs_long_delays_dag.py",
         "tests/integration/test_sqs_sensor.py",
         "tests/integration/test_store_dags.py",
     ),
     "the page": ("tests/integration/test_ui_",),
 }
+
+#: Files of which each is played alone and takes more than 15 s, longest first.
+LONG_FILES = (
+    "tests/integration/test_rabbitmq_migrate.py",
+    "tests/integration/test_rabbitmq.py",
+    "tests/integration/test_rabbitmq_topologies.py",
+    "tests/integration/test_docs_site.py",
+    "tests/integration/test_dispatch_standstill.py",
+    "tests/integration/test_rabbitmq_uninstall.py",
+    "tests/integration/test_rabbitmq_entry.py",
+    "tests/integration/test_rabbitmq_hosts.py",
+    "tests/integration/test_store_large_rows.py",
+    "tests/integration/test_store_unreadable.py",
+    "tests/integration/test_rabbitmq_poison.py",
+    "tests/integration/test_docs_rabbitmq.py",
+    "tests/integration/test_oldest_airflow.py",
+    "tests/integration/test_store_operations.py",
+    "tests/integration/test_sqs_queues.py",
+    "tests/integration/test_rabbitmq_verify.py",
+    "tests/integration/test_store_history.py",
+    "tests/integration/test_store_model.py",
+    "tests/integration/test_rabbitmq_redrive.py",
+    "tests/integration/test_rabbitmq_sending.py",
+)
 
 
 def scope_of(nodeid: str) -> str:
@@ -57,12 +94,12 @@ def scope_of(nodeid: str) -> str:
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Sort tests: the groups as they are listed, then the files with the most tests."""
-    groups, tests = list(GROUPS), Counter(scope_of(item.nodeid) for item in items)
+    """Sort tests: the groups and the long files as they are listed, then the files with the most tests."""
+    first, tests = [*GROUPS, *LONG_FILES], Counter(scope_of(item.nodeid) for item in items)
 
     def rank(item: pytest.Item) -> tuple[int, int]:
         scope = scope_of(item.nodeid)
-        return groups.index(scope) if scope in GROUPS else len(groups), -tests[scope]
+        return first.index(scope) if scope in first else len(first), -tests[scope]
 
     items.sort(key=rank)
 

@@ -16,12 +16,16 @@ from botocore.loaders import JSONFileLoader, Loader
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.sqs.entries import Arrived, decode
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
+from airflow_delayed.sqs.entries import DecodedMessage, decode
 from services import sqs
+
+#: The attribute with the seconds that a message in a delay queue still has to wait.
+DELAY = "NServiceBus.AmazonSQS.DelaySeconds"
 
 
 class _Remembering(JSONFileLoader):
-    """Reads each of botocore's files once in this process: every hook has a session, which would read them anew."""
+    """Reads each of botocore's files once in this process: every hook has a session, which would read them again."""
 
     def load_file(self, file_path: str) -> Any:
         return _read(file_path)
@@ -98,7 +102,7 @@ class World:
                 self.client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         return received
 
-    def arrived(self) -> list[Arrived]:
+    def arrived(self) -> list[DecodedMessage]:
         return [decode(message) for message in self.raw()]
 
     def ids(self) -> list[str]:
@@ -123,6 +127,14 @@ class ClockedWorld(World):
 
     def advance(self, seconds: float) -> None:
         self.server.advance(seconds)
+
+
+def sensor_of(world: ClockedWorld, **fields: Any) -> FifoCycleSensor:
+    """Return a sensor for the delay queue of a world's destination, which goes by the server's clock."""
+    arguments = {"task_id": "cycle", "conn_id": world.conn_id, "destination": world.destination, "wait_time_seconds": 0}
+    sensor = FifoCycleSensor(**{**arguments, **fields})
+    sensor.hook = world.hook
+    return sensor
 
 
 # fixtures under other names, so that files which import them can use theirs as parameters

@@ -26,7 +26,7 @@ from airflow_delayed.delivery import SendReport, TopologyReport
 from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed, TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.store.dispatch import Dispatcher
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from support.lengths import LONG
 from support.table_pools import FilePool, ServerPool, StoreSchema, TablePool
 
@@ -46,6 +46,7 @@ class Store:
     def __init__(self, conn_id: str, schema: str | None = None, *, pool: TablePool | None = None) -> None:
         self.conn_id = conn_id
         self.hooks: list[DelayedStoreHook] = []
+        self._dispatchers: list[Dispatcher] = []
         self._schema = schema
         self._pool = pool
         self._lent: StoreSchema | None = None
@@ -73,7 +74,10 @@ class Store:
         return self.hook(deliver_conn_id)
 
     def close(self) -> None:
-        """Close its hooks, and leave its tables to the next test."""
+        """Close its dispatchers and hooks, and leave its tables to the next test."""
+        for dispatcher in self._dispatchers:
+            # one of which a test called only once() would write its next heartbeat into the tables of another test
+            dispatcher.close()
         for hook in self.hooks:
             hook.close()
         if self._pool is not None and self._lent is not None:
@@ -95,7 +99,9 @@ class Store:
             "time_to_trigger_dispatch_circuit_breaker": timedelta(0),
             **options,
         }
-        return Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, **arguments)
+        made = Dispatcher(hook.engine, hook.tables, conn_id=hook.conn_id, **arguments)
+        self._dispatchers.append(made)
+        return made
 
     def rows(self, hook: DelayedStoreHook, queue: str) -> list[tuple[str, bytes]]:
         """Headers and bodies of a queue table, in order."""
@@ -127,7 +133,7 @@ class Store:
             found = connection.execute(select(failed.c.Id, failed.c.Reason, failed.c.RetryCount, failed.c.LastError))
             return {row.Id: (row.Reason, row.RetryCount, row.LastError) for row in found}
 
-    def held(self, hook: DelayedStoreHook) -> set[str]:
+    def leased(self, hook: DelayedStoreHook) -> set[str]:
         """Ids of messages that a dispatcher holds."""
         past, messages = hook.tables.past, hook.tables.messages
         with hook.engine.connect() as connection:

@@ -1,6 +1,6 @@
 """Tables of a store for a test, made once in each process and emptied for the next test.
 
-To make them takes longer than most tests: seven tables with their indexes, each looked for before.
+To make them takes longer than most tests: eight tables with their indexes, each looked for before.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, delete, select, text
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.engine import engine_options, prepare
-from airflow_delayed.store.schema import Tables, store_tables
-from airflow_delayed.store.versions import VERSION
+from airflow_delayed.store.schema import VERSION, Tables, store_tables
+from airflow_delayed.store.transport import engine_options, prepare
 from support.servers import SERVERS
 
 #: What tells whether a test has changed a table: its columns, indexes and constraints, each with the table's name.

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.triggers.shared_stream import SharedStreamManager
 
+from airflow_delayed.triggers.message_stream import MessageStreamTrigger
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 SECONDS = 60
@@ -23,19 +24,19 @@ class Triggerer:
 
     def __init__(self) -> None:
         self.manager = SharedStreamManager()
-        self.told: list[tuple[int, dict[str, Any]]] = []
+        self.received: list[tuple[int, dict[str, Any]]] = []
         self.failed: dict[int, BaseException] = {}
         self.fired_at: list[float] = []
         #: The events as Airflow logs them.
         self.texts: list[str] = []
         self.hold: set[int] = set()
-        self.held: list[int] = []
+        self.unstored: list[int] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def watch(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
+    def watch(self, trigger_id: int, trigger: MessageStreamTrigger) -> None:
         self._tasks[trigger_id] = asyncio.create_task(self._run(trigger_id, trigger))
 
-    async def _run(self, trigger_id: int, trigger: RabbitMQMessageTrigger) -> None:
+    async def _run(self, trigger_id: int, trigger: MessageStreamTrigger) -> None:
         key = trigger.shared_stream_key()
         stream = self.manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
         try:
@@ -44,8 +45,8 @@ class Triggerer:
                 assert seq is not None
                 self.fired_at.append(asyncio.get_running_loop().time())
                 self.texts.append(str(event))
-                self.told += [(trigger_id, message) for message in event.payload["messages"]]
-                self.held.append(seq)
+                self.received += [(trigger_id, message) for message in event.payload["messages"]]
+                self.unstored.append(seq)
                 if trigger_id not in self.hold:
                     # Airflow's supervisor answers some time later
                     asyncio.get_running_loop().call_later(0.05, self.store, [seq])
@@ -57,14 +58,14 @@ class Triggerer:
     def store(self, seqs: Sequence[int]) -> None:
         """Have events be in the database."""
         self.manager.confirm_persisted(seqs)
-        self.held = [seq for seq in self.held if seq not in seqs]
+        self.unstored = [seq for seq in self.unstored if seq not in seqs]
 
     def ids(self, trigger_id: int = 1) -> list[str]:
-        return [message["message_id"] for each, message in self.told if each == trigger_id]
+        return [message["message_id"] for each, message in self.received if each == trigger_id]
 
     async def until(self, *ids: str, trigger_id: int = 1) -> None:
-        """Wait until these have been told, in this order, and all is stored that is not held."""
-        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids) and (self.hold or not self.held))
+        """Wait until these events came, in this order, and all is stored that may be."""
+        await eventually(lambda: len(self.ids(trigger_id)) >= len(ids) and (self.hold or not self.unstored))
         assert self.ids(trigger_id) == list(ids)
         # the acknowledgement is on its way
         await asyncio.sleep(0.2)
@@ -78,7 +79,7 @@ class Triggerer:
 
 
 @asynccontextmanager
-async def triggerer(*watchers: RabbitMQMessageTrigger) -> AsyncIterator[Triggerer]:
+async def triggerer(*watchers: MessageStreamTrigger) -> AsyncIterator[Triggerer]:
     made = Triggerer()
     for number, watcher in enumerate(watchers, start=1):
         made.watch(number, watcher)

@@ -7,23 +7,25 @@ import json
 from urllib.parse import quote
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
+from support.send_runs import run_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed import lineage
 from airflow_delayed.addresses import is_secret, secrets_of, shown, without_secrets
 from airflow_delayed.errors import InputError, SourceError
-from airflow_delayed.intake.columns import Wanted
-from airflow_delayed.intake.rejects import Rejects
-from airflow_delayed.intake.sources import open_source
-from airflow_delayed.operators.send_arguments import file_system
+from airflow_delayed.intake.columns import ColumnRules
+from airflow_delayed.intake.sources import Rejects, open_source
 
 
 @pytest.mark.parametrize(
     ("url", "wanted", "secrets"),
     [
         ("/data/me:hush@x?y", "/data/me:hush@x?y", []),
+        ("/data/me:hush@x", "/data/me:hush@x", []),
+        ("s3://conn_id@bucket/a?b=c", "s3://bucket/a", []),
         ("data/day=1", "data/day=1", []),
         ("s3://aws_default@bucket/a", "s3://bucket/a", []),
         ("s3://bucket/a@b/c", "s3://bucket/a@b/c", []),
@@ -118,29 +120,32 @@ SIGNED = "https://me:hush@host/rows.jsonl?sv=1&sig=hush"
 def test_errors_of_a_signed_source_do_not_show_the_signature():
     source = open_source(Signed(), SIGNED, shown_as=shown(SIGNED))
     with pytest.raises(SourceError, match=r"https://host/rows\.jsonl cannot be read") as caught:
-        list(source.batches(Wanted()))
+        list(source.batches(ColumnRules()))
     assert "hush" not in str(caught.value)
 
 
 def test_rows_and_rejects_of_a_signed_source_do_not_show_the_signature(monkeypatch):
     content = json.dumps({"value": "x"}).encode()
     monkeypatch.setattr(Signed, "_open", lambda self, path, mode="rb", **options: io.BytesIO(content))
-    (batch,) = open_source(Signed(), SIGNED, shown_as=shown(SIGNED)).batches(Wanted())
+    (batch,) = open_source(Signed(), SIGNED, shown_as=shown(SIGNED)).batches(ColumnRules())
     assert batch.place(0) == "https://host/rows.jsonl row 1"
     with pytest.raises(InputError, match=r"rejects=https://host/rows\.jsonl is there already") as caught:
         Rejects(Signed(), SIGNED, "run")
     assert "hush" not in str(caught.value)
 
 
-def test_a_scheme_that_nothing_opens_is_told_without_the_login():
-    with pytest.raises(SourceError, match="nonsense://host/rows cannot be opened") as caught:
-        file_system("nonsense://me:hush-hush@host/rows")
+def test_a_scheme_that_nothing_opens_is_named_without_the_login(run):
+    with pytest.raises(AirflowFailException, match="nonsense://host/rows cannot be opened") as caught:
+        run.execute(source="nonsense://me:hush-hush@host/rows")
     assert "hush" not in str(caught.value)
-    assert caught.value.__cause__ is None
+    source_error = caught.value.__cause__
+    assert isinstance(source_error, SourceError)
+    assert source_error.__cause__ is None
 
 
-def test_what_others_log_of_an_address_is_masked_in_the_tasks_log():
+def test_what_others_log_of_an_address_is_masked_in_the_tasks_log(run):
     from airflow.sdk.log import redact
 
-    file_system("memory://me:hush-of-mine@host/rows?sig=hush-signed")
+    with pytest.raises(AirflowFailException, match="memory://host/rows"):
+        run.execute(source="memory://me:hush-of-mine@host/rows?sig=hush-signed")
     assert redact("GET /rows?sig=hush-signed as me:hush-of-mine") == "GET /rows?sig=*** as me:***"

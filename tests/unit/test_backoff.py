@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.backoff import Backoff, next_sleep
+from airflow_delayed.clock import Backoff, next_sleep
 
 DAY = 86_400.0
 

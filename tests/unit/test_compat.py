@@ -9,7 +9,7 @@ import pytest
 from airflow_delayed import compat
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.ui import app
-from airflow_delayed.ui.lazy import LazyApp
+from airflow_delayed.ui.plugin import LazyApp
 
 
 @pytest.fixture

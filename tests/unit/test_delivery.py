@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_delayed import delivery
-from airflow_delayed.delivery import BUILT_IN, DelayedDelivery, delivery_for
+from airflow_delayed.delivery import BUILT_IN, DelayedDelivery, SendReport, TopologyReport, delivery_for
 from airflow_delayed.message import utcnow
-from airflow_delayed.reports import SendReport, TopologyReport
-from airflow_delayed.route import Route
+from airflow_delayed.sending import Route
 
 
 class Plain:

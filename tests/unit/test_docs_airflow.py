@@ -11,7 +11,9 @@ from airflow.sdk import Asset
 from pika import BasicProperties
 from support import pages
 
-from airflow_delayed.rabbitmq.event import told
+from airflow_delayed import sources
+from airflow_delayed.notifications.notifiers import DelayedNotifier
+from airflow_delayed.rabbitmq.consumer import event_payload
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
 WATCH = Path(__file__).resolve().parents[2] / "docs" / "airflow" / "watch.md"
@@ -36,6 +38,22 @@ def test_the_code_makes_a_dag_with_a_watcher_and_amazons_watcher() -> None:
     assert sqs.watchers[0].trigger.serialize()[1]["waiter_delay"] == 1
 
 
+def test_the_pages_of_notifiers_make_dags_and_name_every_parameter() -> None:
+    page = WATCH.with_name("notifiers.md")
+    assert list(pages.run(page)) == [None, None]
+    parameters = set(inspect.signature(DelayedNotifier).parameters) - {"context"}
+    assert {name for name in parameters if f"`{name}`" in page.read_text()} == parameters
+
+
+def test_the_page_of_sources_and_its_code() -> None:
+    page = WATCH.with_name("sources.md")
+    names: dict[str, object] = {}
+    for language, text in pages.blocks(page):
+        assert language == "python"
+        exec(compile(text, str(page), "exec"), names)
+    assert set(sources.__all__) == set(re.findall(r"^\| `(\w+Source)\(", page.read_text(), re.MULTILINE))
+
+
 def test_the_page_of_security_and_its_code() -> None:
     page = WATCH.parents[1] / "security.md"
     assert list(pages.run(page)) == [None]
@@ -58,6 +76,6 @@ def test_links_lead_somewhere_and_the_index_names_the_page(page: Path) -> None:
 
 
 def test_every_field_and_every_parameter_is_named() -> None:
-    fields = {*told(BasicProperties(), b"", redelivered=False), "body", "body_base64"}
+    fields = {*event_payload(BasicProperties(), b"", redelivered=False), "body", "body_base64"}
     parameters = set(inspect.signature(RabbitMQMessageTrigger).parameters)
     assert set(first_cells("What an event says")) == fields | parameters

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,16 +8,13 @@ from airflow.models.trigger import Trigger
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.test_kept_triggers import kept
 
+from airflow_delayed.clock import EXACT
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, utcnow
-from airflow_delayed.pauses import EXACT
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-#: What tasks that earlier releases have deferred have in the database.
-KEPT = kept("due_time")
 
 
 async def fired(trigger):
@@ -124,22 +120,6 @@ def test_goes_through_the_database_and_comes_back_the_same():
     again = DueTimeTrigger(**stored(arguments))
     assert again.moment == trigger.moment == START + timedelta(microseconds=123456)
     assert again.serialize() == trigger.serialize()
-
-
-@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept["release"])
-def test_task_that_an_earlier_release_has_deferred_goes_on(kept):
-    arguments = Trigger._decrypt_kwargs(json.dumps(kept["kwargs"]))
-    clock = Clock()
-    asyncio.run(fired(clock.trigger(**arguments)))
-    assert clock.now == datetime.fromisoformat(kept["fires_at"])
-
-
-def test_arguments_of_a_later_release_are_handed_on(capsys):
-    clock = Clock()
-    trigger = clock.trigger(START, of_later=True)
-    assert trigger.serialize()[1]["of_later"] is True
-    assert asyncio.run(fired(trigger)) == [TriggerEvent(START)]
-    assert "arguments of a later version are not understood: of_later" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -64,18 +66,22 @@ def test_namespace_and_name_of_an_sqs_queue_are_its_arn():
     assert ":".join(found) == "arn:aws-cn:sqs:cn-north-1:123456789012:a-delay.fifo"
 
 
-def test_each_is_named_once_and_no_more_than_a_hundred():
+def test_each_is_named_once_and_no_more_than_a_hundred(monkeypatch):
+    monkeypatch.setattr(lineage, "wanted", lambda: True)
     traced = Traced()
-    traced._trace([Dataset("n", "a")] * 2, (Dataset("n", str(number)) for number in range(300)))
+    traced._trace(lambda: ([Dataset("n", "a")] * 2, (Dataset("n", str(number)) for number in range(300))))
     assert traced._inputs == [Dataset("n", "a")]
     assert len(traced._outputs) == 100
 
 
-def test_what_cannot_be_named_fails_no_task_and_shows_no_text_of_others(caplog):
-    with lineage.never_failing():
-        raise SourceError("is not there")
-    with lineage.never_failing():
-        raise RuntimeError("amqp://user:secret@host")
+def test_what_cannot_be_named_fails_no_task_and_shows_no_text_of_others(caplog, monkeypatch):
+    monkeypatch.setattr(lineage, "wanted", lambda: True)
+
+    def failing(error: Exception) -> Any:
+        raise error
+
+    for error in (SourceError("is not there"), RuntimeError("amqp://user:secret@host")):
+        Traced()._trace(partial(failing, error))
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "is not there" in caplog.text
     assert "RuntimeError" in caplog.text

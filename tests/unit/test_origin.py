@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.origin import MAX_NAME, Origin
+from airflow_delayed.identity import MAX_NAME, Origin
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=4)
 ORIGINS = st.builds(Origin, dag_id=NAMES, run_id=NAMES, task_id=NAMES, map_index=st.integers(-1, 20))

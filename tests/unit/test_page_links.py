@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_delayed.links import base_path, page_link
 from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
 from airflow_delayed.provider_info import get_provider_info
-from airflow_delayed.ui.links import base_path, page_link
 
 
 @pytest.mark.parametrize(

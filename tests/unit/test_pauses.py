@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.pauses import EXACT, LONGEST, pause
+from airflow_delayed.clock import EXACT, LONGEST, pause
 
 YEAR = 365 * 86_400.0
 

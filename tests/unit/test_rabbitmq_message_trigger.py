@@ -12,20 +12,18 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome
-from unit.test_kept_triggers import kept
 
 from airflow_delayed import compat
-from airflow_delayed.triggers import rabbitmq_message
+from airflow_delayed.triggers import message_stream
 from airflow_delayed.triggers.rabbitmq_message import MessageEvent, RabbitMQMessageProducer, RabbitMQMessageTrigger
 
 PATH = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
-#: What a watcher of the first version has in the database.
-FIRST_VERSION = kept("rabbitmq_message")[0]["kwargs"]
+ARGUMENTS = {"conn_id": "c", "queue": "q", "prefetch": 7, "pause": 2.5, "body": True, "body_limit": 9}
 
 
 def test_arguments_are_stored_and_read_back():
-    stored = RabbitMQMessageTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(FIRST_VERSION)))
-    assert stored.serialize() == (PATH, FIRST_VERSION)
+    stored = RabbitMQMessageTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(ARGUMENTS)))
+    assert stored.serialize() == (PATH, ARGUMENTS)
     plain = RabbitMQMessageTrigger("c", "q")
     # so that a watcher is the same one when there are more arguments
     assert plain.serialize() == (PATH, {"conn_id": "c", "queue": "q"})
@@ -57,15 +55,15 @@ def test_the_queue_of_triggerers_is_not_rabbitmqs(monkeypatch):
 
 def test_a_stream_is_shared_by_connection_and_queue():
     keys = [
-        RabbitMQMessageTrigger(*given).shared_stream_key()
-        for given in [("c", "q"), ("c", "q", 3), ("c", "r"), ("d", "q")]
+        RabbitMQMessageTrigger(*arguments).shared_stream_key()
+        for arguments in [("c", "q"), ("c", "q", 3), ("c", "r"), ("d", "q")]
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "arguments, problem",
     [
         ({"conn_id": ""}, "conn_id and queue must not be empty"),
         ({"queue": ""}, "conn_id and queue must not be empty"),
@@ -77,9 +75,9 @@ def test_a_stream_is_shared_by_connection_and_queue():
         ({"body_limit": 1_048_577}, "body_limit=1048577 must be 0 to 1048576 bytes"),
     ],
 )
-def test_a_wrong_argument_is_named_when_the_dag_is_parsed(given, told):
-    with pytest.raises(ValueError, match=told):
-        RabbitMQMessageTrigger(**{"conn_id": "c", "queue": "q", **given})
+def test_a_wrong_argument_is_named_when_the_dag_is_parsed(arguments, problem):
+    with pytest.raises(ValueError, match=problem):
+        RabbitMQMessageTrigger(**{"conn_id": "c", "queue": "q", **arguments})
 
 
 def test_an_event_does_not_show_its_body():
@@ -116,7 +114,7 @@ def test_a_message_is_acknowledged_only_when_a_subscriber_has_made_its_event(mon
     )
     producer = RabbitMQMessageProducer(settled, pause=0)
     trigger = RabbitMQMessageTrigger("c", "q")
-    monkeypatch.setattr(trigger, "_told", lambda found: {"message_id": found})
+    monkeypatch.setattr(trigger, "_payload", lambda found: {"message_id": found})
 
     async def play() -> None:
         stream = producer.open_stream()
@@ -138,7 +136,7 @@ def test_a_message_is_acknowledged_only_when_a_subscriber_has_made_its_event(mon
 def test_before_airflow_3_3_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "airflow.triggers.shared_stream", None)
     # a copy, so that the module stays as others have it
-    spec = importlib.util.spec_from_file_location("copy", rabbitmq_message.__file__)
+    spec = importlib.util.spec_from_file_location("copy", message_stream.__file__)
     assert spec is not None
     assert spec.loader is not None
     with pytest.raises(AirflowOptionalProviderFeatureException, match=r"needs Airflow 3\.3 or later"):

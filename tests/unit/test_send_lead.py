@@ -9,22 +9,12 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 from support.recorder import Recorder
-from unit.test_send_operator import NOW, Log, Run, rows
+from support.send_runs import NOW, Run, log_fixture, rows, run_fixture  # noqa: F401 - two are fixtures
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-def run(monkeypatch):
-    return Run(monkeypatch)
-
-
-@pytest.fixture
-def log(capsys):
-    return Log(capsys)
 
 
 class Short(Recorder):
@@ -53,17 +43,17 @@ def resumed(run: Run, **arguments):
 
 
 def test_waits_in_the_triggerer_until_the_lead_and_sends_then(run):
-    given = {"messages": rows(3, delay_seconds=None, due_at=NOW + 5 * HOUR), "lead": MINUTE}
-    trigger = deferred(run, **given)
+    parameters = {"messages": rows(3, delay_seconds=None, due_at=NOW + 5 * HOUR), "lead": MINUTE}
+    trigger = deferred(run, **parameters)
     assert (trigger.moment, trigger.lead) == (NOW + 5 * HOUR, MINUTE)
     run.now = NOW + 5 * HOUR - MINUTE
-    assert resumed(run, **given)["sent"] == 3
+    assert resumed(run, **parameters)["sent"] == 3
     assert run.slept == []
 
 
 def test_one_trigger_for_a_batch_and_no_body_in_it(run):
-    given = [{"value": f"secret {hours}", "delay_seconds": hours * 3600} for hours in (7, 3, 5)]
-    trigger = deferred(run, messages=given, headers={"h": "hidden"}, lead=MINUTE)
+    messages = [{"value": f"secret {hours}", "delay_seconds": hours * 3600} for hours in (7, 3, 5)]
+    trigger = deferred(run, messages=messages, headers={"h": "hidden"}, lead=MINUTE)
     assert trigger.moment == NOW + 3 * HOUR
     _, arguments = trigger.serialize()
     assert "secret" not in json.dumps(arguments)
@@ -71,10 +61,10 @@ def test_one_trigger_for_a_batch_and_no_body_in_it(run):
 
 
 def test_relative_delays_count_from_before_the_wait(run):
-    given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
-    deferred(run, **given)
+    parameters = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
+    deferred(run, **parameters)
     run.now += 5 * HOUR
-    resumed(run, **given)
+    resumed(run, **parameters)
     assert run.transport.sent[0].due_at == NOW + 5 * HOUR
 
 
@@ -90,47 +80,47 @@ def test_before_airflow_3_3_the_wait_takes_along_what_relative_delays_count_from
 
 
 def test_woken_early_it_waits_anew(run):
-    given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
-    deferred(run, **given)
+    parameters = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
+    deferred(run, **parameters)
     run.now += HOUR
     with pytest.raises(TaskDeferred) as caught:
-        resumed(run, **given)
+        resumed(run, **parameters)
     assert caught.value.trigger.moment == NOW + 5 * HOUR
     assert run.transport.sent == []
     # by a clock that goes a little behind the triggerer's, it is not worth another wait there
     run.now = NOW + 5 * HOUR - MINUTE - timedelta(seconds=2)
-    assert resumed(run, **given)["sent"] == 1
+    assert resumed(run, **parameters)["sent"] == 1
     assert sum(run.slept) == 2
 
 
 def test_resumed_hours_late_it_still_sends_what_it_has_waited_for(run):
-    given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
-    deferred(run, **given)
+    parameters = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
+    deferred(run, **parameters)
     run.now += 30 * HOUR
-    assert resumed(run, **given)["sent"] == 1
+    assert resumed(run, **parameters)["sent"] == 1
 
 
 def test_marked_failed_while_it_waits_and_cleared_a_month_later_it_sends_nothing_stale(run):
-    given = {"value": "x", "due_at": NOW + 5 * HOUR, "lead": MINUTE}
-    deferred(run, **given)
+    parameters = {"value": "x", "due_at": NOW + 5 * HOUR, "lead": MINUTE}
+    deferred(run, **parameters)
     run.clear()
     run.now += timedelta(days=30)
     with pytest.raises(AirflowFailException, match="were due more than"):
-        run.execute(**given)
+        run.execute(**parameters)
     assert run.transport.sent == []
 
 
 def test_cleared_after_its_send_failed_it_still_sends_what_has_fallen_due_meanwhile(run):
-    given = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
-    deferred(run, **given)
+    parameters = {"value": "x", "delay": 5 * HOUR, "lead": MINUTE}
+    deferred(run, **parameters)
     run.now += 5 * HOUR
     run.transport.fail_after = 0
     with pytest.raises(SendFailed):
-        resumed(run, **given)
+        resumed(run, **parameters)
     run.transport.fail_after = None
     run.clear()
     run.now += 5 * HOUR  # the broker was repaired
-    assert run.execute(**given)["sent"] == 1
+    assert run.execute(**parameters)["sent"] == 1
 
 
 def test_what_is_wrong_is_told_before_the_wait(run):
@@ -155,16 +145,16 @@ def test_what_the_transport_would_refuse_now_is_judged_by_when_it_is_sent(run, l
 
 def test_rows_that_have_changed_meanwhile_are_read_and_checked_again(run, tmp_path):
     source = tmp_path / "rows.jsonl"
-    given = {"source": str(source), "lead": MINUTE}
+    parameters = {"source": str(source), "lead": MINUTE}
     source.write_text(json.dumps({"value": "old", "due_at": f"{NOW + HOUR}"}))
-    deferred(run, **given)
+    deferred(run, **parameters)
     run.now += HOUR - MINUTE
     source.write_text(json.dumps({"value": "new", "due_at": f"{NOW + 2 * HOUR}"}))
     with pytest.raises(TaskDeferred) as caught:
-        resumed(run, **given)
+        resumed(run, **parameters)
     assert caught.value.trigger.moment == NOW + 2 * HOUR
     run.now += HOUR
-    resumed(run, **given)
+    resumed(run, **parameters)
     assert [message.body for message in run.transport.sent] == [b"new"]
 
 
@@ -182,15 +172,15 @@ def test_nothing_to_send_is_not_waited_for(run):
 
 
 def test_a_wait_of_seconds_is_no_deferral(run):
-    given = {"value": "x", "due_at": NOW + MINUTE + timedelta(seconds=8), "lead": MINUTE}
-    assert run.execute(**given, deferrable=True)["sent"] == 1
+    parameters = {"value": "x", "due_at": NOW + MINUTE + timedelta(seconds=8), "lead": MINUTE}
+    assert run.execute(**parameters, deferrable=True)["sent"] == 1
     assert sum(run.slept) == 8
 
 
 def test_without_a_triggerer_it_waits_on_the_worker(run):
     assert run.execute(value="x", delay=5 * HOUR, lead=MINUTE)["sent"] == 1
     assert run.now == NOW + 5 * HOUR - MINUTE
-    assert run.transport.closed >= 2  # none is held open meanwhile
+    assert run.transport.closed >= 2  # none is kept open meanwhile
 
 
 def test_without_a_lead_nothing_waits_whatever_is_deferrable(run):
@@ -211,15 +201,15 @@ def test_dry_run_tells_until_when_it_would_wait_and_does_not(run, log):
 
 
 def test_far_ones_of_a_batch_wait_in_the_store_once_the_first_is_near(run):
-    given = {
+    parameters = {
         "messages": [{"value": str(hours), "delay_seconds": hours * 3600} for hours in (3, 9)],
         "lead": MINUTE,
         "store_conn_id": "store",
     }
-    deferred(run, **given)
+    deferred(run, **parameters)
     assert run.store.sent == []
     run.now += 3 * HOUR - MINUTE
-    assert resumed(run, **given)["held"] == 1
+    assert resumed(run, **parameters)["stored"] == 1
 
 
 def test_killed_while_it_sends_it_tells_what_cannot_be_recalled(run, log):
@@ -267,22 +257,22 @@ def test_a_retry_of_a_cleared_task_means_the_new_ids(run):
 
 
 def test_cleared_for_new_ids_it_sends_nothing_stale_whatever_became_of_the_first(run):
-    given = {"value": "x", "due_at": NOW + MINUTE, "on_clear": "new_ids"}
+    parameters = {"value": "x", "due_at": NOW + MINUTE, "on_clear": "new_ids"}
     run.transport.fail_after = 0
     with pytest.raises(SendFailed):
-        run.execute(**given)
+        run.execute(**parameters)
     run.transport.fail_after = None
     run.clear()
     run.now += timedelta(days=30)
     with pytest.raises(AirflowFailException, match="were due more than"):
-        run.execute(**given)
+        run.execute(**parameters)
 
 
 def test_new_ids_of_a_cleared_task_are_new_also_where_times_are_absolute(run):
-    given = {"value": "x", "due_at": NOW + HOUR, "on_clear": "new_ids"}
-    run.execute(**given)
+    parameters = {"value": "x", "due_at": NOW + HOUR, "on_clear": "new_ids"}
+    run.execute(**parameters)
     run.clear()
-    run.execute(**given)
+    run.execute(**parameters)
     assert len(set(run.ids())) == 2
 
 

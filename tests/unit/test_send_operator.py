@@ -2,118 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.recorder import Recorder
+from support.send_runs import NOW, States, log_fixture, rows, run_fixture  # noqa: F401 - two are fixtures
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import send_arguments
-from airflow_delayed.operators.send import DelayedSendOperator
-
-NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-
-
-class States(dict):
-    """A task state store: survives retries."""
-
-    def set(self, key, value, retention=None):
-        self[key] = value
-
-    def delete(self, key):
-        self.pop(key, None)
-
-
-class Run:
-    """One task instance that may be tried again; its clock is moved by hand."""
-
-    def __init__(self, monkeypatch):
-        self.now = NOW
-        self.transport = Recorder()
-        self.store = Recorder("store", destinations=())
-        self.states = States()
-        self.run_id = "run-1"
-        self.max_tries = 0
-        self.map_index = -1
-        self.try_number = 0
-        self.xcoms = {}
-        self.slept = []
-        self.options = None
-        monkeypatch.setattr(send_arguments, "delivery_for", self.delivery)
-        monkeypatch.setattr(send_arguments, "store_for", self.holding)
-
-    def holding(self, conn_id, deliver_conn_id, *, on_conflict):
-        self.options = {"on_conflict": on_conflict}
-        return self.store
-
-    def delivery(self, conn_id, **options):
-        self.options = options
-        return self.transport
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.now += timedelta(seconds=seconds)
-
-    def clear(self):
-        """Do what Airflow does with a task that is cleared after its first try."""
-        self.max_tries += 1
-
-    def task(self, **arguments):
-        given = {"conn_id": "recorder", "destination": "mail", **arguments}
-        return DelayedSendOperator(task_id="send", clock=lambda: self.now, sleep=self.sleep, **given)
-
-    @property
-    def context(self):
-        ti = SimpleNamespace(
-            dag_id="dag",
-            run_id=self.run_id,
-            task_id="send",
-            map_index=self.map_index,
-            max_tries=self.max_tries,
-            try_number=self.try_number,
-            xcom_push=lambda key, value: self.xcoms.update({key: value}),
-        )
-        return {"ti": ti, "task_state_store": self.states}
-
-    def execute(self, **arguments):
-        """Run the next try."""
-        self.try_number += 1
-        return self.task(**arguments).execute(self.context)
-
-    def ids(self):
-        return [message.message_id for message in self.transport.sent]
-
-
-@pytest.fixture
-def run(monkeypatch):
-    return Run(monkeypatch)
-
-
-class Log:
-    """What a task logged; Airflow writes its log lines to the standard output."""
-
-    def __init__(self, capsys):
-        self._capsys = capsys
-        self._seen = ""
-
-    @property
-    def text(self):
-        self._seen += self._capsys.readouterr().out
-        return self._seen
-
-
-@pytest.fixture
-def log(capsys):
-    return Log(capsys)
-
-
-def rows(count, **fields):
-    return [{"value": f"body {number}", "delay_seconds": 60 + number, **fields} for number in range(count)]
 
 
 def test_one_message(run):
@@ -122,15 +21,16 @@ def test_one_message(run):
     assert (message.body, message.due_at, message.tag) == (b"hello", NOW + timedelta(seconds=90), "customer")
     assert summary == {
         "sent": 1,
-        "held": 0,
+        "stored": 0,
         "replaced": 0,
-        "refused": 0,
+        "not_replaced": 0,
         "duplicates": 0,
-        "set_aside": 0,
+        "rejected": 0,
         "skipped": 0,
         "earlier_tries": 0,
         "first_due": "2026-03-01T12:01:30+00:00",
         "last_due": "2026-03-01T12:01:30+00:00",
+        "message_ids": [message.message_id],
     }
     assert run.transport.closed == 1
 
@@ -166,59 +66,6 @@ def test_bad_row_stops_everything_before_anything_is_sent(run):
     assert run.transport.sent == []
 
 
-def test_bad_rows_are_set_aside_and_can_be_mended(run, tmp_path, log):
-    rejects = tmp_path / "new" / "rejects.jsonl"
-    bad = [{"value": "x", "delay_seconds": -1}, *rows(2), {"value": "y" * 101, "delay_seconds": 1, "tag": "t"}]
-    summary = run.execute(messages=bad, invalid_rows="set_aside", rejects=str(rejects))
-    assert (summary["sent"], summary["set_aside"]) == (2, 2)
-    assert [message.body for message in run.transport.sent] == [b"body 0", b"body 1"]
-    first, second = (json.loads(line) for line in rejects.read_text().splitlines())
-    assert (first["delay_seconds"], first["rejected"]["place"]) == (-1, "messages row 1")
-    assert (first["rejected"]["column"], second["rejected"]["column"]) == ("delay_seconds", "body")
-    assert str(rejects) in log.text
-    # mended, they are sent by themselves, with the ids that they had
-    mended = tmp_path / "mended.jsonl"
-    mended.write_text("\n".join(json.dumps({**row, "value": "m", "delay_seconds": 1}) for row in (first,)))
-    run.transport.sent.clear()
-    assert run.execute(source=str(mended))["sent"] == 1
-    # and the next try leaves no old file behind
-    run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(rejects))
-    assert not rejects.exists()
-
-
-def test_rejects_of_another_run_are_kept_beside(run, tmp_path, log):
-    rejects = tmp_path / "rejects.jsonl"
-    given = {"invalid_rows": "set_aside", "rejects": str(rejects)}
-    run.execute(messages=[{"value": "of yesterday", "delay_seconds": -1}], **given)
-    run.run_id, run.try_number = "run 2", 0
-    run.execute(messages=[{"value": "of today", "delay_seconds": -1}], **given)
-    kept = tmp_path / "rejects.dag.run-1.send.jsonl"
-    assert f"an earlier run set aside are in {kept} now" in log.text
-    assert [json.loads(file.read_text())["value"] for file in (kept, rejects)] == ["of yesterday", "of today"]
-    # a retry writes its own anew
-    run.clear()
-    run.execute(messages=[{"value": "of today again", "delay_seconds": -1}], **given)
-    assert json.loads(rejects.read_text())["value"] == "of today again"
-
-
-def test_rejects_of_mapped_tasks_are_files_of_their_own(run, tmp_path):
-    for index in (0, 1):
-        run.map_index, run.try_number = index, 0
-        bad = [{"value": str(index), "delay_seconds": -1}]
-        run.execute(messages=bad, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == ["rejects-0.jsonl", "rejects-1.jsonl"]
-    assert [json.loads(file.read_text())["value"] for file in files] == ["0", "1"]
-
-
-def test_rejects_overwrite_nothing_else(run, tmp_path):
-    file = tmp_path / "notes.txt"
-    file.write_text("mine")
-    with pytest.raises(AirflowFailException, match="holds no rejected rows"):
-        run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(file))
-    assert file.read_text() == "mine"
-
-
 @pytest.mark.parametrize("name", ["destination", "tag", "message_id", "conn_id", "timezone"])
 @pytest.mark.parametrize("value, says", [("None", "render to nothing"), (" ", "render to nothing"), ([1], "is a list")])
 def test_a_template_that_renders_to_nothing_is_an_error(run, name, value, says):
@@ -236,14 +83,6 @@ def test_what_native_rendering_makes_of_numbers_and_of_nothing(run):
     operator.execute(run.context)
     [message] = run.transport.sent
     assert (message.message_id, message.tag, run.store.sent) == ("7", "42", [])
-
-
-def test_rejects_never_overwrite_the_source(run, tmp_path):
-    source = tmp_path / "rows.jsonl"
-    source.write_text('{"value": "x", "delay_seconds": -1}')
-    with pytest.raises(AirflowFailException, match="lies in the source"):
-        run.execute(source=str(source), invalid_rows="set_aside", rejects=str(source))
-    assert source.read_text()
 
 
 def test_missing_destination_is_named_before_anything_is_sent(run):
@@ -281,10 +120,13 @@ def test_stale_rows_are_refused_with_count_and_first_row(run):
     assert run.transport.sent == []
 
 
-def test_stale_rows_can_be_skipped_or_sent(run):
+def test_stale_rows_can_be_skipped_or_sent(run, log):
     assert run.execute(messages=past(), past_due="skip")["skipped"] == 1
+    assert "1 past due, which are skipped" in log.text
     assert [message.body for message in run.transport.sent] == [b"recent", b"new"]
     run.transport.sent.clear()
+    assert run.execute(messages=past(), past_due="send", dry_run=True)["sent"] == 3
+    assert "1 past due, which are sent at once" in log.text
     assert run.execute(messages=past(), past_due="send")["sent"] == 3
 
 
@@ -340,12 +182,12 @@ def test_cleared_task_means_the_same_messages(run):
 
 
 def test_other_content_under_an_id_of_the_store_is_an_error_before_anything_is_sent(run):
-    held = [{"value": "x", "delay_seconds": 3600, "message_id": "order-7"}, *rows(2, message_id="near")[:1]]
-    run.execute(messages=held, store_conn_id="store")
+    stored = [{"value": "x", "delay_seconds": 3600, "message_id": "order-7"}, *rows(2, message_id="near")[:1]]
+    run.execute(messages=stored, store_conn_id="store")
     run.transport.sent.clear()
-    held[0]["value"] = "y"
+    stored[0]["value"] = "y"
     with pytest.raises(AirflowFailException, match=r"under the same ids: order-7\. Nothing was sent"):
-        run.execute(messages=held, store_conn_id="store")
+        run.execute(messages=stored, store_conn_id="store")
     assert run.transport.sent == []
     assert len(run.store.sent) == 1
 
@@ -353,16 +195,16 @@ def test_other_content_under_an_id_of_the_store_is_an_error_before_anything_is_s
 def test_what_is_due_later_waits_in_the_store(run):
     due = [{"value": str(minutes), "due_at": NOW + timedelta(minutes=minutes)} for minutes in (1, 5, 6, 60)]
     summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(minutes=5))
-    assert (summary["sent"], summary["held"]) == (2, 2)
+    assert (summary["sent"], summary["stored"]) == (2, 2)
     assert [message.body for message in run.transport.sent] == [b"1", b"5"]
     assert [message.body for message in run.store.sent] == [b"6", b"60"]
 
 
-def test_what_the_transport_cannot_delay_by_itself_is_held_in_any_case(run, log):
+def test_what_the_transport_cannot_delay_by_itself_is_stored_in_any_case(run, log):
     run.transport.horizon = timedelta(seconds=870)
     due = [{"value": "x", "delay_seconds": seconds} for seconds in (870, 871, 900)]
     summary = run.execute(messages=due, store_conn_id="store", hold_over=timedelta(hours=1))
-    assert (summary["sent"], summary["held"]) == (1, 2)
+    assert (summary["sent"], summary["stored"]) == (1, 2)
     assert "hold_over is 0:14:30" in log.text
 
 
@@ -389,7 +231,7 @@ def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
 
 def test_connection_that_is_a_store_holds_all_by_itself(run):
     run.transport.horizon = timedelta(0)
-    assert run.execute(messages=rows(3))["held"] == 3
+    assert run.execute(messages=rows(3))["stored"] == 3
     with pytest.raises(AirflowFailException, match="leave store_conn_id= out"):
         run.execute(messages=rows(3), store_conn_id="store")
 
@@ -412,9 +254,27 @@ def test_what_verify_doubts_is_told_and_the_messages_are_sent(run, log, monkeypa
     )
     monkeypatch.setattr(run.transport, "verify", lambda names, max_delay=None: report)
     assert run.execute(messages=rows(2))["sent"] == 2
-    said = [line for line in log.text.splitlines() if "WARNING: " in line or "BLOCKED: " in line or "UNKNOWN: " in line]
-    assert ["warning" in line for line in said] == [True, True, False]
+    logged = [
+        line for line in log.text.splitlines() if "WARNING: " in line or "BLOCKED: " in line or "UNKNOWN: " in line
+    ]
+    assert ["warning" in line for line in logged] == [True, True, False]
     assert "is fine" not in log.text
+
+
+def test_messages_are_stored_although_no_dispatcher_is_at_work(run, log, monkeypatch):
+    silent = Finding(state=State.BLOCKED, resource="store", found="no dispatcher", code="no-dispatcher")
+    monkeypatch.setattr(run.store, "verify", lambda names: TopologyReport((silent,)))
+    far = [{"value": "x", "delay_seconds": 86_400}]
+    assert run.execute(messages=far, store_conn_id="store")["stored"] == 1
+    assert "store: no dispatcher" in log.text
+
+
+def test_more_messages_than_an_installation_allows_are_refused_before_the_first(run, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__MAX_MESSAGES_PER_RUN", "3")
+    with pytest.raises(AirflowFailException, match=r"4 messages are more than the 3 that .* nothing was sent"):
+        run.execute(messages=rows(4))
+    assert run.transport.sent == []
+    assert run.execute(messages=rows(3))["sent"] == 3
 
 
 def test_dry_run_sends_nothing_and_tells_where_and_when(run, log):
@@ -442,7 +302,7 @@ def test_failed_send_says_what_was_confirmed(run, log):
     run.transport.fail_after = 2
     with pytest.raises(SendFailed, match="confirmed 2 messages and not 1"):
         run.execute(messages=rows(3))
-    assert "confirmed: 2 sent, 0 held" in log.text
+    assert "confirmed: 2 sent, 0 stored" in log.text
     assert run.transport.closed == 1
 
 
@@ -510,3 +370,22 @@ def test_timezone_takes_naive_times_and_counts_shifts(run, log):
 def test_contradiction_is_an_error_when_the_dag_is_parsed(run, arguments, says):
     with pytest.raises(ValueError, match=says):
         run.task(**arguments)
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+@pytest.mark.parametrize("count", [1, 100, 101])
+def test_the_ids_of_up_to_100_messages_are_in_the_result(run, tmp_path, count, parquet):
+    if parquet:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(rows(count)), path)
+        summary = run.execute(source=str(path))
+    else:
+        summary = run.execute(messages=rows(count))
+    assert summary["message_ids"] == (run.ids() if count <= 100 else None)
+
+
+def test_ids_of_copies_are_named_once_and_those_that_are_not_sent_are_not(run):
+    late = {"value": "late", "due_at": (NOW - timedelta(days=1)).isoformat()}
+    summary = run.execute(messages=[*rows(2), *rows(1), late], past_due="skip")
+    assert summary["message_ids"] == run.ids()
+    assert len(run.ids()) == 2

@@ -15,11 +15,10 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from hypothesis import given
 from hypothesis import strategies as st
 from support.recorder import Recorder
-from unit.test_send_operator import NOW, Log, Run, rows
+from support.send_runs import NOW, Run, log_fixture, rows  # noqa: F401 - one is a fixture
 
 from airflow_delayed import sending
 from airflow_delayed.errors import LimitExceeded, SendFailed
-from airflow_delayed.mark import Mark
 
 CHUNK = 10
 
@@ -56,11 +55,6 @@ def run(monkeypatch):
     return run
 
 
-@pytest.fixture
-def log(capsys):
-    return Log(capsys)
-
-
 def killed(run, after, transport=None, **arguments):
     transport = transport or run.transport
     transport.kill_after = after
@@ -82,7 +76,7 @@ def test_a_retry_goes_on_after_the_last_confirmed_batch(run, log):
     assert (summary["sent"], summary["earlier_tries"]) == (100, 30)
     assert summary["first_due"] == (NOW + timedelta(seconds=60)).isoformat()
     assert summary["last_due"] == (NOW + timedelta(seconds=159)).isoformat()
-    assert "confirmed: 70 sent, 0 held in the store; beside the 30 of earlier tries" in log.text
+    assert "confirmed: 70 sent, 0 stored; beside the 30 of earlier tries" in log.text
 
 
 def test_each_try_begins_where_the_last_one_ended(run):
@@ -105,20 +99,20 @@ def test_a_send_that_fails_half_way_goes_on_likewise(run):
 
 def test_what_is_in_the_store_is_not_stored_again(run):
     mixed = [{"value": str(number), "delay_seconds": 3600 if number % 3 else 60} for number in range(90)]
-    given = {"messages": mixed, "store_conn_id": "store"}
-    killed(run, 32, run.store, **given)
-    summary = run.execute(**given)
+    parameters = {"messages": mixed, "store_conn_id": "store"}
+    killed(run, 32, run.store, **parameters)
+    summary = run.execute(**parameters)
     sent = [message.message_id for message in run.transport.sent]
-    held = [message.message_id for message in run.store.sent]
-    assert (len(set(sent)), len(set(held))) == (30, 60)
-    assert len(sent) + len(held) - 90 <= CHUNK
+    stored = [message.message_id for message in run.store.sent]
+    assert (len(set(sent)), len(set(stored))) == (30, 60)
+    assert len(sent) + len(stored) - 90 <= CHUNK
     # what the first try had sent beyond its mark, the store had been told
-    assert (len(sent), summary["sent"] + summary["duplicates"], summary["held"]) == (30, 30, 60)
+    assert (len(sent), summary["sent"] + summary["duplicates"], summary["stored"]) == (30, 30, 60)
     assert summary["earlier_tries"] == 45
 
 
-def test_rows_that_are_set_aside_skipped_or_copies_move_no_mark(run, tmp_path):
-    given = {
+def test_rows_that_are_rejected_skipped_or_copies_move_no_mark(run, tmp_path):
+    parameters = {
         "messages": [
             *rows(15),
             {"value": "bad", "delay_seconds": -1},
@@ -130,10 +124,10 @@ def test_rows_that_are_set_aside_skipped_or_copies_move_no_mark(run, tmp_path):
         "rejects": str(tmp_path / "rejects.jsonl"),
         "past_due": "skip",
     }
-    killed(run, 33, **given)
-    summary = run.execute(**given)
+    killed(run, 33, **parameters)
+    summary = run.execute(**parameters)
     assert (len(set(run.ids())), twice(run)) == (45, 3)
-    names = ("sent", "duplicates", "set_aside", "skipped", "earlier_tries")
+    names = ("sent", "duplicates", "rejected", "skipped", "earlier_tries")
     assert [summary[name] for name in names] == [45, 15, 1, 1, 30]
     assert json.loads((tmp_path / "rejects.jsonl").read_text())["value"] == "bad"
 
@@ -217,7 +211,7 @@ def test_a_source_that_cannot_be_read_for_a_while_ends_nothing(run, tmp_path):
     assert twice(run) == 0
 
 
-def test_a_row_that_was_set_aside_and_fits_later_is_sent(run, tmp_path, monkeypatch):
+def test_a_row_that_was_rejected_and_fits_later_is_sent(run, tmp_path, monkeypatch):
     """A limit may move with time, as that of a delay does."""
     far = NOW + timedelta(minutes=20)
 
@@ -227,10 +221,10 @@ def test_a_row_that_was_set_aside_and_fits_later_is_sent(run, tmp_path, monkeypa
 
     monkeypatch.setattr(run.transport, "check", check)
     messages = [*rows(10), {"value": "far", "due_at": far}, *rows(40)[10:]]
-    given = {"messages": messages, "invalid_rows": "set_aside", "rejects": str(tmp_path / "rejects.jsonl")}
-    killed(run, 25, **given)
+    parameters = {"messages": messages, "invalid_rows": "set_aside", "rejects": str(tmp_path / "rejects.jsonl")}
+    killed(run, 25, **parameters)
     run.now += timedelta(minutes=6)
-    assert run.execute(**given)["sent"] == 41
+    assert run.execute(**parameters)["sent"] == 41
     assert {message.body for message in run.transport.sent} >= {b"far"}
 
 
@@ -246,14 +240,40 @@ def test_rows_that_were_skipped_as_stale_are_sent_when_that_is_asked_for(run, ch
 
 def test_the_event_tells_of_all_tries(run):
     asset = Asset("reminders")
-    given = {"messages": [*rows(30), *rows(20, destination="sms")], "outlets": [asset]}
+    parameters = {"messages": [*rows(30), *rows(20, destination="sms")], "outlets": [asset]}
     run.transport.destinations.add("sms")
-    killed(run, 35, **given)
+    killed(run, 35, **parameters)
     events = OutletEventAccessors()
-    run.task(**given).execute({**run.context, "outlet_events": events})
+    run.task(**parameters).execute({**run.context, "outlet_events": events})
     extra = events[asset].extra
     assert (extra["sent"], extra["earlier_tries"]) == (50, 30)
+    assert "message_ids" not in extra
     assert extra["destinations"] == {"mail": 30, "sms": 20}
+
+
+def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_others(run):
+    """Of earlier tries, of this one, and of what is stored."""
+    asset, names = Asset("reminders"), [f"q{number:03}" for number in range(120)]
+    run.transport.destinations |= {"first", *names}
+    to_store = [{"value": "x", "delay_seconds": 86_400 + number} for number in range(18)]
+    parameters = {
+        "messages": [
+            *rows(10, destination="first"),
+            *({"value": "x", "delay_seconds": 60, "destination": name} for name in [*names, "q119"]),
+            {"value": "y", "delay_seconds": 60, "destination": "q119"},
+            *({**row, "destination": "q000" if number < 15 else "first"} for number, row in enumerate(to_store)),
+        ],
+        "store_conn_id": "store",
+        "outlets": [asset],
+    }
+    killed(run, 15, **parameters)
+    events = OutletEventAccessors()
+    run.task(**parameters).execute({**run.context, "outlet_events": events})
+    extra = events[asset].extra
+    named = extra["destinations"]
+    assert {name: named[name] for name in list(named)[:4]} == {"q000": 16, "first": 13, "q119": 2, "q001": 1}
+    assert (list(named)[:3], len(named)) == (["q000", "first", "q119"], 100)
+    assert (extra["other_destinations"], extra["earlier_tries"], extra["stored"]) == (21, 10, 18)
 
 
 def test_a_dry_run_neither_takes_nor_moves_a_mark(run, log):
@@ -279,7 +299,7 @@ def test_before_airflow_3_3_a_retry_sends_all_and_says_so_once(run, log):
 def test_a_mark_that_airflow_does_not_take_fails_nothing(run, log):
     class Away(type(run.states)):
         def set(self, key, value, retention=None):
-            if "mark" in key:
+            if "checkpoint" in key:
                 raise AirflowRuntimeError(ErrorResponse())
             super().set(key, value)
 
@@ -291,15 +311,37 @@ def test_a_mark_that_airflow_does_not_take_fails_nothing(run, log):
 @pytest.mark.parametrize(
     "state", [None, 7, "x", [], {}, {"rows": 5}, {"fingerprint": 5}, {"fingerprint": "x", "rows": "5"}]
 )
-def test_what_is_no_mark_is_none(state):
-    assert Mark.restored(state) is None
+def test_what_is_no_mark_is_none(run, state):
+    killed(run, 15, messages=rows(25))
+    [key] = [key for key in run.states if "checkpoint" in key]
+    run.states[key] = state
+    assert run.execute(messages=rows(25))["earlier_tries"] == 0
+    assert (len(set(run.ids())), twice(run)) == (25, 15)
 
 
-def test_a_mark_may_grow():
-    mark = Mark(fingerprint="f", rows=9, sent=5, held=4)
-    assert Mark.restored(json.loads(json.dumps(mark.state()))) == mark
-    assert Mark.restored({**mark.state(), "of_later": 1}) == mark
-    assert Mark.restored({"fingerprint": "f", "rows": 9}) == Mark(fingerprint="f", rows=9)
+@pytest.mark.parametrize(
+    ("change", "earlier"),
+    [
+        (dict, 15),
+        (lambda mark: {**mark, "of_later": 1}, 15),
+        # the rows count, and no message is known of them
+        (lambda mark: {name: mark[name] for name in ("fingerprint", "rows")}, 0),
+    ],
+    ids=["as it was", "of a later release", "of an earlier release"],
+)
+def test_a_mark_may_grow(run, change, earlier):
+    mixed = [{"value": str(number), "delay_seconds": 3600 if number % 3 == 1 else 60} for number in range(30)]
+    parameters = {"messages": mixed, "store_conn_id": "store"}
+    killed(run, 11, **parameters)
+    [key] = [key for key in run.states if "checkpoint" in key]
+    mark = json.loads(json.dumps(run.states[key]))
+    assert (mark["rows"], mark["sent"], mark["stored"]) == (15, 10, 5)
+    run.states[key] = change(mark)
+    before = len(run.transport.sent) + len(run.store.sent)
+    summary = run.execute(**parameters)
+    # the rows up to the mark are not sent again
+    assert len(run.transport.sent) + len(run.store.sent) - before == 15
+    assert (summary["earlier_tries"], summary["sent"] + summary["stored"]) == (earlier, earlier + 15)
 
 
 def test_what_is_kept_between_tries_shows_no_body(run):
@@ -343,7 +385,7 @@ def test_whatever_ends_its_tries_nothing_is_lost_and_each_costs_one_batch_at_mos
                 break
         if not ended:
             summary = run.execute(messages=messages, store_conn_id="store")
-            done = summary["sent"] + summary["held"]
+            done = summary["sent"] + summary["stored"]
             assert done <= len({row["value"] for row in messages}) <= done + summary["duplicates"]
         assert {message.body.decode() for message in [*run.transport.sent, *run.store.sent]} == {
             row["value"] for row in messages

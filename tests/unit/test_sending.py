@@ -2,25 +2,23 @@ from __future__ import annotations
 
 import gc
 import logging
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
 
 import pytest
+from support.memory import peak
 from support.recorder import Recorder
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import Interrupted, SourceError
-from airflow_delayed.intake.batch import Batch
-from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.columns import ColumnRules, RowBatch, RowRules
+from airflow_delayed.intake.duplicates import DuplicateFilter
 from airflow_delayed.intake.rows import RowReader
-from airflow_delayed.intake.sieve import Sieve
 from airflow_delayed.intake.sources import ListSource
 from airflow_delayed.message import UTC
-from airflow_delayed.route import Route
-from airflow_delayed.sending import Sending
+from airflow_delayed.sending import Route, Sending
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOG = logging.getLogger("test")
@@ -48,7 +46,7 @@ class Generated:
         for start in range(0, self.count, 4000):
             numbers = range(start, min(start + 4000, self.count))
             columns = {"value": [str(number) for number in numbers], "delay_seconds": [60] * len(numbers)}
-            yield Batch(columns=columns, size=len(numbers), origin="generated", first_row=start + 1)
+            yield RowBatch(columns=columns, size=len(numbers), origin="generated", first_row=start + 1)
 
     def check_unchanged(self):
         pass
@@ -57,18 +55,14 @@ class Generated:
 def sending(source, transport=None, clock=lambda: NOW, **options):
     rules = RowRules(anchor=NOW, destination="mail")
     route = options.pop("route", None) or Route(delivery=transport or Counting())
-    wanted = Wanted(destination=True)
+    wanted = ColumnRules(destination=True)
     return Sending(source, wanted, lambda: RowReader(rules), route, began=NOW, clock=clock, log=LOG, **options)
 
 
-def peak(count):
-    tracemalloc.start()
+def send_generated(count):
     job = sending(Generated(count))
-    job.deliver(job.survey())
-    size = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    job.deliver(job.preflight())
     assert job.sent.sent == count
-    return size
 
 
 class Slow(Counting):
@@ -91,7 +85,7 @@ def test_threads_that_send_leave_the_collector_of_garbage_as_it_was():
         running = []
         for transport in (first, second):
             job = sending(Generated(10), transport)
-            running.append(threads.submit(job.deliver, job.survey()))
+            running.append(threads.submit(job.deliver, job.preflight()))
             assert transport.sends.wait(60)
         raised = gc.get_threshold()
         # who began first ends first
@@ -106,13 +100,13 @@ def test_threads_that_send_leave_the_collector_of_garbage_as_it_was():
 
 
 def test_memory_does_not_grow_with_the_rows(monkeypatch):
-    monkeypatch.setattr("airflow_delayed.sending.Sieve", partial(Sieve, memory=50_000))
-    small = peak(5_000)
-    # 10,000 more rows held as ids alone would be 0.8 MB more
-    assert peak(15_000) - small < 400_000
+    monkeypatch.setattr("airflow_delayed.sending.DuplicateFilter", partial(DuplicateFilter, memory=50_000))
+    small = peak(partial(send_generated, 5_000))
+    # 10,000 more rows kept as ids alone would be 0.8 MB more
+    assert peak(partial(send_generated, 15_000)) - small < 400_000
 
 
-def test_rows_set_aside_are_the_same_in_both_passes_although_the_clock_goes_on():
+def test_rejected_rows_are_the_same_in_both_passes_although_the_clock_goes_on():
     class Picky(Recorder):
         def check(self, message, now):
             from airflow_delayed.errors import LimitExceeded
@@ -124,11 +118,11 @@ def test_rows_set_aside_are_the_same_in_both_passes_although_the_clock_goes_on()
     transport = Picky()
     rows = [{"value": str(seconds), "delay_seconds": seconds} for seconds in (50, 101, 150)]
     job = sending(ListSource(rows), transport, clock=lambda: now)
-    aside = []
-    found = job.survey(set_aside=aside.append)
+    rejected = []
+    found = job.preflight(reject=rejected.append)
     now += timedelta(seconds=60)
     job.deliver(found)
-    assert [problem.row["value"] for problem in aside] == [b"101", b"150"]
+    assert [problem.row["value"] for problem in rejected] == [b"101", b"150"]
     assert [message.body for message in transport.sent] == [b"50"]
 
 
@@ -139,7 +133,7 @@ def test_source_that_changed_is_not_sent():
 
     transport = Recorder()
     job = sending(Changed([{"value": "x", "delay_seconds": 1}]), transport)
-    found = job.survey()
+    found = job.preflight()
     with pytest.raises(SourceError):
         job.deliver(found)
     assert transport.sent == []
@@ -155,10 +149,10 @@ class Shrinking(ListSource):
 
 def test_source_that_lost_rows_while_it_was_sent_is_no_success():
     job = sending(ListSource([{"value": str(number), "delay_seconds": 1} for number in range(3)]))
-    job.deliver(job.survey())
+    job.deliver(job.preflight())
     job = sending(Shrinking([{"value": str(number), "delay_seconds": 1} for number in range(3)]))
     with pytest.raises(Interrupted, match="had 3 good rows when it was checked, and then 2"):
-        job.deliver(job.survey())
+        job.deliver(job.preflight())
 
 
 def test_source_that_changed_while_it_was_sent_is_no_success():
@@ -172,13 +166,13 @@ def test_source_that_changed_while_it_was_sent_is_no_success():
 
     job = sending(Changing([{"value": "x", "delay_seconds": 1}]))
     with pytest.raises(Interrupted, match="after 1 messages were sent and 0 stored: source changed"):
-        job.deliver(job.survey())
+        job.deliver(job.preflight())
 
 
 def test_longest_past_is_no_overflow():
     old = [{"value": "x", "due_at": datetime(1, 1, 1, tzinfo=UTC)}]
     job = sending(ListSource(old), max_past=timedelta.max)
-    assert job.survey().past_due == 0
+    assert job.preflight().past_due == 0
 
 
 def test_message_that_came_near_while_others_were_sent_goes_to_the_broker():
@@ -190,8 +184,8 @@ def test_message_that_came_near_while_others_were_sent_goes_to_the_broker():
         clock=lambda: now,
         route=Route(delivery=broker, store=store, hold_over=timedelta(seconds=300)),
     )
-    found = job.survey()
-    assert (found.direct.sent, found.held.sent) == (0, 2)
+    found = job.preflight()
+    assert (found.direct.sent, found.stored.sent) == (0, 2)
     now += timedelta(seconds=200)
     job.deliver(found)
     assert [message.body for message in broker.sent] == [b"a"]

@@ -15,12 +15,11 @@ from support.recorder import Recorder
 
 from airflow_delayed.errors import InputError
 from airflow_delayed.intake.arrow import to_batch
-from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.message import UTC, microseconds
-from airflow_delayed.route import Route
-from airflow_delayed.sending import Sending
+from airflow_delayed.sending import Route, Sending
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -71,7 +70,7 @@ def records(rows, *, ids):
     )
 
 
-def outcome(batches, *, columns, kind, past_due, set_aside, stored=(), dry_run=False):
+def outcome(batches, *, columns, kind, past_due, reject, stored=(), dry_run=False):
     """Return all that can be told of one send."""
     transport, store = Bounded(horizon=HOUR / 2), Bounded("store", destinations=())
     store.sent += stored
@@ -82,7 +81,7 @@ def outcome(batches, *, columns, kind, past_due, set_aside, stored=(), dry_run=F
     }
     job = Sending(
         Arrow(batches, columns=columns),
-        Wanted(),
+        ColumnRules(),
         lambda: RowReader(RowRules(anchor=NOW)),
         routes[kind],
         began=NOW,
@@ -91,13 +90,13 @@ def outcome(batches, *, columns, kind, past_due, set_aside, stored=(), dry_run=F
         clock=lambda: NOW,
         log=logging.getLogger("test"),
     )
-    aside = []
+    rejected = []
     try:
-        found = job.survey(set_aside=aside.append if set_aside else None)
+        found = job.preflight(reject=rejected.append if reject else None)
         job.deliver(found, dry_run=dry_run)
     except InputError as error:
-        return str(error), [str(problem) for problem in aside]
-    return found, aside, transport.sent, store.sent, job.sent, job.held, job.skipped
+        return str(error), [str(problem) for problem in rejected]
+    return found, rejected, transport.sent, store.sent, job.sent, job.stored, job.skipped
 
 
 DUES = st.sampled_from([timedelta(minutes=minutes) for minutes in (1, 10, 20, 40, 100)])
@@ -120,10 +119,10 @@ ODD = st.tuples(
     st.booleans(),
     st.booleans(),
 )
-def test_columns_and_rows_are_sent_alike(parts, odd, ids, kind, past_due, set_aside, dry_run):
+def test_columns_and_rows_are_sent_alike(parts, odd, ids, kind, past_due, reject, dry_run):
     parts[-1] += odd
     batches = [records(part, ids=ids) for part in parts]
-    options = {"kind": kind, "past_due": past_due, "set_aside": set_aside, "dry_run": dry_run}
+    options = {"kind": kind, "past_due": past_due, "reject": reject, "dry_run": dry_run}
     assert outcome(batches, columns=True, **options) == outcome(batches, columns=False, **options)
 
 
@@ -132,16 +131,16 @@ ROWS = [(3, "mail", HOUR, str(number)) for number in range(20)]
 
 @pytest.mark.parametrize("kind", ["direct", "store", "all"])
 def test_rows_within_the_limits_are_not_asked_for_one_by_one(kind):
-    found, _, direct, held, *_ = outcome(
-        [records(ROWS, ids=True)], columns=True, kind=kind, past_due="fail", set_aside=False
+    found, _, direct, to_store, *_ = outcome(
+        [records(ROWS, ids=True)], columns=True, kind=kind, past_due="fail", reject=False
     )
-    assert (found.good, len(direct) + len(held), found.far) == (20, 20, 20 if kind == "direct" else 0)
+    assert (found.good, len(direct) + len(to_store), found.far) == (20, 20, 20 if kind == "direct" else 0)
 
 
 def test_copies_and_conflicts_are_found_across_batches():
-    options = {"columns": True, "kind": "direct", "past_due": "fail", "set_aside": False}
+    options = {"columns": True, "kind": "direct", "past_due": "fail", "reject": False}
     found, _, sent, *_ = outcome([records(ROWS, ids=True), records(ROWS[5:7], ids=True)], **options)
-    assert (found.repeats.copies, len(sent)) == ({20, 21}, 20)
+    assert (found.duplicates.copies, len(sent)) == ({20, 21}, 20)
     other = [(4, "mail", HOUR, "7")]
     text, _ = outcome([records(ROWS, ids=True), records(other, ids=True)], **options)
     assert "rows row 8 and rows row 21" in text
@@ -150,6 +149,6 @@ def test_copies_and_conflicts_are_found_across_batches():
 def test_conflict_with_what_the_store_has_is_found():
     there = RowReader(RowRules(anchor=NOW)).read(to_batch(records([(9, "mail", HOUR, "7")], ids=True), FILE, 1))
     text, _ = outcome(
-        [records(ROWS, ids=True)], columns=True, kind="store", past_due="fail", set_aside=False, stored=list(there)
+        [records(ROWS, ids=True)], columns=True, kind="store", past_due="fail", reject=False, stored=list(there)
     )
     assert "under the same ids: 7" in text

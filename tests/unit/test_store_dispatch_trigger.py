@@ -6,15 +6,47 @@ from types import SimpleNamespace
 import pytest
 from airflow.models.trigger import Trigger
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
-from unit.test_kept_triggers import kept
 
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
+from airflow_delayed.store.dispatch.report import DispatchReport
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.report import DispatchReport
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
-#: What a task that was deferred by the first version has in the database.
-FIRST_VERSION = kept("store_dispatch")[0]["kwargs"]
+ARGUMENTS = {
+    "conn_id": "store",
+    "deliver_conn_ids": ["broker", "store"],
+    "until": "2030-01-01T00:00:00+00:00",
+    "table": "reminders",
+    "schema": "airflow",
+    "policy": {
+        "lookahead": 15.0,
+        "batch_size": 100,
+        "consistency": "at_least_once",
+        "number_of_retries": 3,
+        "error_destination": "errors",
+        "time_to_trigger_store_circuit_breaker": 30.0,
+        "time_to_trigger_fetch_circuit_breaker": 31.0,
+        "time_to_trigger_dispatch_circuit_breaker": 32.0,
+        "maximum_recovery_failures_per_second": 2,
+        "max_rate": 500,
+        "remember": 86400.0,
+        "claim_timeout": 20.0,
+    },
+    "summary": {
+        "dispatched": 5,
+        "retried": 4,
+        "failed": 1,
+        "expired": 2,
+        "error_destination": 3,
+        "forgotten": 6,
+        "left_to_others": 7,
+        "by_connection": {"broker": 5},
+        "first_due": "2029-01-01T00:00:00+00:00",
+        "last_due": "2029-01-02T00:00:00+00:00",
+    },
+    "failures": {"m1": "refused"},
+    "began": "2028-12-31T23:00:00+00:00",
+}
 #: What a policy has had since then.
 SINCE = {"allowed_destinations": None}
 
@@ -26,22 +58,20 @@ def stored(trigger: StoreDispatchTrigger) -> StoreDispatchTrigger:
 
 
 def test_arguments_are_stored_and_read_back():
-    arguments = stored(StoreDispatchTrigger(**FIRST_VERSION)).serialize()[1]
-    assert arguments == FIRST_VERSION
+    arguments = stored(StoreDispatchTrigger(**ARGUMENTS)).serialize()[1]
+    assert arguments == ARGUMENTS
     policy = DispatchPolicy.restored(arguments["policy"])
     assert (policy.lookahead, policy.claim_timeout) == (timedelta(seconds=15), timedelta(seconds=20))
-    assert policy.state() == {**FIRST_VERSION["policy"], **SINCE}
+    assert policy.state() == {**ARGUMENTS["policy"], **SINCE}
     report = DispatchReport.restored(arguments["summary"])
     assert report.first_due == datetime(2029, 1, 1, tzinfo=timezone.utc)
-    assert report.summary() == FIRST_VERSION["summary"]
+    assert report.summary() == ARGUMENTS["summary"]
 
 
-def test_arguments_may_grow():
-    # of an earlier version, which had fewer; and of a later one, which has more
+def test_what_is_left_out_is_as_by_default():
     assert stored(StoreDispatchTrigger("store", ["broker"])).serialize()[1]["until"] == "empty"
-    later = {**FIRST_VERSION, "version": 2, "of_later": True, "policy": {**FIRST_VERSION["policy"], "of_later": 1}}
-    assert stored(StoreDispatchTrigger(**later)).serialize()[1] == later
-    assert DispatchPolicy.restored(later["policy"]).state() == {**FIRST_VERSION["policy"], **SINCE}
+    later = {**ARGUMENTS["policy"], "of_later": 1}
+    assert DispatchPolicy.restored(later).state() == {**ARGUMENTS["policy"], **SINCE}
     assert DispatchPolicy.restored({}) == DispatchPolicy()
     assert DispatchReport.restored({}) == DispatchReport()
 
@@ -61,7 +91,7 @@ CARRIED = {
 
 
 def event(status: str, error: str | None = None) -> dict:
-    return {"version": 1, "status": status, "summary": DispatchReport(dispatched=9).summary(), "error": error}
+    return {"status": status, "summary": DispatchReport(dispatched=9).summary(), "error": error}
 
 
 def test_the_task_resumes_with_what_the_trigger_did():
@@ -97,19 +127,19 @@ def test_deferrable_is_as_airflow_is_set_up(monkeypatch):
 
 def test_nothing_but_names_and_counts_goes_to_the_triggerer():
     arguments = SimpleNamespace(**StoreDispatchTrigger("store", ["broker"]).serialize()[1])
-    assert sorted(vars(arguments)) == sorted(FIRST_VERSION)
+    assert sorted(vars(arguments)) == sorted(ARGUMENTS)
 
 
 def test_what_the_trigger_did_is_a_line_of_the_log(capsys):
     due = "2030-01-31T09:30:00+00:00"
     done = {"dispatched": 3002, "retried": 1, "failed": 0, "error_destination": 2, "forgotten": 1000}
-    done |= {"by_connection": {"broker": 3000, "store": 2}, "first_due": due, "last_due": due, "left_for_others": 4}
+    done |= {"by_connection": {"broker": 3000, "store": 2}, "first_due": due, "last_due": due, "left_to_others": 4}
     for summary, line in (
         ({"dispatched": 0}, "0 messages dispatched"),
         (
             done,
             f"3,002 messages dispatched (broker: 3,000, store: 2), due from {due} to {due}; 1 retried;"
-            " 2 sent to the error destination; 4 left for other dispatchers; 1,000 ids forgotten",
+            " 2 sent to the error destination; 4 left to other dispatchers; 1,000 ids forgotten",
         ),
     ):
         event = {"status": "done", "summary": summary, "error": ""}

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from unit.test_send_operator import NOW, Run, States
+from support.send_runs import NOW, Run, States
 
 from airflow_delayed.errors import SendFailed
-from airflow_delayed.origin import Origin
+from airflow_delayed.identity import Origin
 
 DUE = [{"value": "the same in each iteration", "due_at": NOW + timedelta(minutes=50)}]
 

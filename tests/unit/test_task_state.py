@@ -7,17 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from unit.test_send_operator import NOW, Run, States, rows
+from support.send_runs import NOW, Run, States, rows, run_fixture  # noqa: F401 - one is a fixture
 
 from airflow_delayed import compat
 from airflow_delayed.errors import SendFailed
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def run(monkeypatch):
-    return Run(monkeypatch)
 
 
 def due_times(run):

@@ -1,4 +1,4 @@
-// Changing messages: what would happen is counted and asked first, what did happen is told message by message.
+// Changing messages: what would happen is counted and asked first, what did happen is shown message by message.
 
 import { post } from "./api.js";
 import { open } from "./dialog.js";
@@ -8,13 +8,13 @@ import { LATEST, absolute, fromField, zone } from "./time.js";
 const SAYS = {
   cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
   reschedule: { title: "Reschedule messages", go: "Reschedule them", ask: "They will be delivered then." },
-  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again and are tried anew." },
+  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again and are retried." },
   erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone." },
 };
 const SHOWN = 100;
 const DONE = new Set(["cancelled", "rescheduled", "retried", "erased"]);
 
-/** Ask, do, and tell; resolves to whether anything may have changed. */
+/** Ask, do, and show the result; resolves to whether anything may have changed. */
 export async function act(name, store, path, selection) {
   const says = SAYS[name];
   const title = `${says.title} in ${store}`;
@@ -36,9 +36,9 @@ export async function act(name, store, path, selection) {
     return undefined;
   });
   if (work === null) return false;
-  const told = await work;
-  // closed meanwhile: what was done is told nevertheless
-  if (!told.seen) await open(title, (content, close) => show(content, told.nodes(close)));
+  const done = await work;
+  // closed meanwhile: the result is shown nevertheless
+  if (!done.seen) await open(title, (content, close) => show(content, done.nodes(close)));
   return true;
 }
 
@@ -65,7 +65,7 @@ function when(content) {
       event.preventDefault();
       resolve({ due_at: fromField(field.value) });
     } }, h("label", {}, `New due time (${zone()})`, field),
-    h("p", { class: "muted" }, "What is past is handed over at once."),
+    h("p", { class: "muted" }, "A time in the past is dispatched at once."),
     h("footer", {}, h("button", { type: "button", onclick: () => resolve({ delay_seconds: 0 }) }, "Due now"),
       h("button", { class: "primary" }, "Go on"))));
     field.focus();
@@ -81,9 +81,9 @@ function question(says, would, close, go) {
   const least = would.matching_at_least ? "At least " : "";
   const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
   return [
-    h("p", {}, `${least}${count(would.matching, "message is", "messages are")} meant. ${says.ask}`),
+    h("p", {}, `${least}${count(would.matching, "message matches", "messages match")}. ${says.ask}`),
     would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
-    others && [h("p", {}, would.next ? "What would become of the first of them:" : "What would become of them:"), outcomes(would.outcomes)],
+    others && [h("p", {}, would.next ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
       h("button", { type: "button", class: "primary", disabled: !would.changed && !would.next, onclick: go }, says.go)),
   ];
@@ -91,7 +91,7 @@ function question(says, would, close, go) {
 
 /** By a filter the server works on some thousand messages a call; on no more in all than there were when it was asked. */
 async function all(content, path, asked, would) {
-  const sum = { total: 0, changed: 0, outcomes: {}, messages: [], left: false };
+  const sum = { total: 0, changed: 0, outcomes: {}, messages: [], more: false };
   const most = asked.filter && !would.matching_at_least ? would.matching : null;
   let after = null;
   do {
@@ -110,7 +110,7 @@ async function all(content, path, asked, would) {
     sum.messages.push(...answer.messages);
     after = answer.next;
   } while (after && (most === null || sum.total < most) && content.isConnected);
-  sum.left = after !== null;
+  sum.more = after !== null;
   return sum;
 }
 
@@ -120,11 +120,11 @@ function result(sum, close) {
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
-    sum.left && h("p", { class: "notice warn" }, "More match by now, and were left as they are: look again."),
+    sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
     outcomes(sum.outcomes),
     h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
       named.map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome)))))),
-      sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are named.`)),
+      sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are listed.`)),
     h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Done")),
   ];
 }

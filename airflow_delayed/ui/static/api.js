@@ -1,6 +1,6 @@
-// The page's questions to its server; addresses are relative to the page, wherever Airflow is mounted.
+// The page's requests to its server; addresses are relative to the page, wherever Airflow is mounted.
 
-/** What went wrong, with a text for people. */
+/** An error, with a text for people. */
 export class Fault extends Error {
   constructor(status, code, message) {
     super(message);
@@ -40,3 +40,10 @@ async function ask(address, options) {
 
 /** A part of a path. */
 export const part = encodeURIComponent;
+
+/** The path of a connection. */
+export const pathOf = ({ kind, connection_id, queue }) => ({
+  store: `stores/${part(connection_id)}`,
+  rabbitmq: `rabbitmq/${part(connection_id)}`,
+  sqs: `sqs/${part(connection_id)}/${part(queue ?? "")}`,
+})[kind];

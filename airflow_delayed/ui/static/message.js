@@ -1,12 +1,25 @@
-// Everything that is known of one message.
+// One message: its state, its task, and everything that is known of it.
 
-import { get } from "./api.js";
+import { get, part } from "./api.js";
 import { open } from "./dialog.js";
 import { h, show } from "./dom.js";
-import { badge, taskAddress } from "./messages.js";
 import { leave } from "./theme.js";
 import { absolute, relative, span } from "./time.js";
 
+const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
+
+/** A state as a coloured word. */
+export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}` }, state);
+
+/** Where Airflow shows the task that sent a message; the page is mounted one level below Airflow itself. */
+export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {
+  // Airflow's address of one iteration of a task loop holds a region that a message does not know
+  const mapped = map_index >= 0 ? `/mapped/${map_index}` : "";
+  const task = iteration === null ? `/tasks/${part(task_id)}${mapped}` : "";
+  return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}${task}`, document.baseURI).pathname;
+}
+
+/** Show one message in a dialog. */
 export function detail(path, id, may) {
   return open("Message", async (content) => {
     show(content, h("p", { role: "status" }, "Looking …"));
@@ -28,7 +41,7 @@ function facts(id, { message, remembered, at }) {
     add("Destination", message.destination);
     add("Delivered by", message.deliver_conn_id ?? "a queue table in the same database");
     add("Tag", message.tag);
-    add("Not handed over after", absolute(message.expires_at));
+    add("Not dispatched after", absolute(message.expires_at));
     add("Failed tries", message.retry_count || null);
     add("Next try", message.next_try && `${absolute(message.next_try)}, ${relative(message.next_try, at)}`);
     add("Last error", message.last_error);
@@ -43,7 +56,7 @@ function facts(id, { message, remembered, at }) {
     add("Destination", remembered.destination);
   }
   return [
-    !message && !remembered && h("p", { class: "notice" }, "Nothing is known of this id: it was never stored here, or has been forgotten since."),
+    !message && !remembered && h("p", { class: "notice" }, "This store does not know the id: it was never stored here, or it is remembered no longer."),
     h("dl", { class: "facts" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
   ];
 }
@@ -79,7 +92,7 @@ function body(path, id, { body_bytes: size }, may) {
       show(place, h("p", { class: "notice error", role: "alert" }, fault.message));
     }
   };
-  show(place, may.bodies ? h("button", { type: "button", onclick: load }, "Show the body")
+  show(place, may.read ? h("button", { type: "button", onclick: load }, "Show the body")
     : h("p", { class: "muted" }, "It is shown to those who may read the connection."));
   return [h("h3", {}, `Body${size_text}`), place];
 }

@@ -1,28 +1,17 @@
-// Finding messages of a store: a filter, one page of a list, and what can be done with those that were chosen.
+// Finding messages of a store: a filter, one page of a list, and the actions on the chosen messages.
 
 import { act } from "./actions.js";
 import { get, part } from "./api.js";
 import { h, show } from "./dom.js";
-import { detail } from "./message.js";
+import { badge, detail, taskAddress } from "./message.js";
 import { leave } from "./theme.js";
 import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js";
 
 export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
-const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
-/** What is in the page's address: the filter, so that it can be kept and sent on. */
+/** The fields of the filter; they are in the page's address, so that it can be kept and sent on. */
 export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index"];
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
 const LIMIT = 50;
-
-export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}` }, state);
-
-/** Where Airflow shows the task that sent a message; the page is mounted one level below Airflow itself. */
-export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {
-  // Airflow's address of one iteration of a task loop holds a region that a message does not know
-  const mapped = map_index >= 0 ? `/mapped/${map_index}` : "";
-  const task = iteration === null ? `/tasks/${part(task_id)}${mapped}` : "";
-  return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}${task}`, document.baseURI).pathname;
-}
 
 export class Messages {
   constructor(element, stores, { changed, asked }) {
@@ -42,13 +31,13 @@ export class Messages {
     return `stores/${part(this.store.connection_id)}`;
   }
 
-  /** Show what a filter means, from its first page on. */
+  /** Show the messages that match a filter, from the first page on. */
   find(store, filter) {
     this.store = store ?? this.store;
     this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
     this.trail = [];
     this.after = null;
-    // what is seen until the answer comes must not be acted on: it may be of another store
+    // until the answer comes no action may reach the old list: it may be of another store
     this.page = null;
     this.fault = null;
     this.choose(() => false);
@@ -97,7 +86,7 @@ export class Messages {
       event.preventDefault();
       const given = Object.fromEntries(new FormData(event.currentTarget));
       for (const name of ["due_from", "due_until"]) {
-        // what was not touched stays exact
+        // a time that the user did not touch stays exact
         given[name] = given[name] && given[name] === toField(f[name]) ? f[name] : fromField(given[name]) ?? "";
       }
       this.find(null, given);
@@ -124,13 +113,13 @@ export class Messages {
   empty() {
     const asked = Object.values(this.filter).some((value) => value !== "");
     return h("p", { class: "empty", role: "status" }, asked
-      ? "No message in this store matches. Messages that were handed over or cancelled are found by their id, for as long as the dispatcher remembers them."
+      ? "No message in this store matches. Messages that were dispatched or cancelled are found by their id, for as long as the dispatcher remembers them."
       : "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here.");
   }
 
   actions() {
     const { messages } = this.page;
-    if (!messages.length || !this.store.may.act) return null;
+    if (!messages.length || !this.store.may.edit) return null;
     const more = this.page.next !== null || this.trail.length > 0;
     const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value !== "");
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
@@ -161,7 +150,7 @@ export class Messages {
 
   table() {
     const { messages, remembered, at } = this.page;
-    const may = this.store.may.act;
+    const may = this.store.may.edit;
     const toggle = (id) => (event) => {
       if (event.target.checked) this.chosen.add(id);
       else this.chosen.delete(id);

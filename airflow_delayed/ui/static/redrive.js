@@ -1,9 +1,8 @@
 // Moving back what could not be delivered: counted and asked first.
 
-import { post } from "./api.js";
+import { pathOf, post } from "./api.js";
 import { open } from "./dialog.js";
 import { h, show } from "./dom.js";
-import { pathOf } from "./overview.js";
 
 export function redrive({ connection, reload }, label) {
   const path = `${pathOf(connection)}/redrive`;
@@ -23,7 +22,7 @@ function ask(content, close, path, kind, reload, found) {
     const destinations = choices.filter(({ box }) => box.checked).map(({ name }) => name);
     show(content, h("p", { role: "status" }, "Moving …"));
     try {
-      show(content, told(await post(path, kind === "rabbitmq" ? { dry_run: false, destinations } : { dry_run: false })));
+      show(content, outcome(await post(path, kind === "rabbitmq" ? { dry_run: false, destinations } : { dry_run: false })));
     } catch (fault) {
       show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
     }
@@ -36,7 +35,7 @@ function ask(content, close, path, kind, reload, found) {
   show(content,
     h("p", {}, question(found)),
     choices.length > 0 && h("fieldset", {}, h("legend", {}, "Send to"), choices.map(({ line }) => line)),
-    stayed(found.left),
+    stayed(found.remaining),
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them"), button));
   (button.disabled ? content.querySelector("button") : button).focus();
 }
@@ -55,14 +54,14 @@ function choice({ name, messages, problem }) {
   return { name, box, line };
 }
 
-function told({ moved, left, task }) {
+function outcome({ moved, remaining, task }) {
   return [
     task ? h("p", { class: "notice good", role: "status" }, "SQS is moving them by itself; the figures follow within minutes.")
       : h("p", { class: "notice good", role: "status" }, `${moved.toLocaleString()} messages were moved.`),
-    stayed(left),
+    stayed(remaining),
   ];
 }
 
-function stayed(left) {
-  return Object.entries(left).map(([why, count]) => h("p", { class: "notice warn" }, `${count.toLocaleString()} stay: ${why}`));
+function stayed(remaining) {
+  return Object.entries(remaining).map(([why, count]) => h("p", { class: "notice warn" }, `${count.toLocaleString()} stay in the queue: ${why}`));
 }

@@ -70,7 +70,7 @@ export function relative(text, now) {
 
 /** What a field for date and time holds, read as a time in the chosen zone; null if it is empty.
  *
- * Of a time that happens twice the first is meant; one that clocks skip is as far behind the gap. */
+ * Of a time that happens twice the first is taken; a time that clocks skip is as far behind the gap. */
 export function fromField(value) {
   if (!value) return null;
   const wanted = Date.parse(`${value}Z`);

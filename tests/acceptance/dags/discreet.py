@@ -1,4 +1,4 @@
-"""Sends of what nobody but its receiver may see, most of which go wrong, and a dispatcher that cannot hand it over.
+"""Sends of what nobody but its receiver may see, most of which go wrong, and a dispatcher that cannot send it.
 
 Bodies and header values come from files that only the tasks read, so neither this DAG nor Airflow's database has them
 unless a task puts them there.
@@ -39,7 +39,7 @@ with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret"
     for name in ("rows.jsonl", "types.jsonl", "types.parquet", "rows.parquet"):
         DelayedSendOperator(task_id=f"refused_{name.replace('.', '_')}", source=f"{FOLDER}/{name}", **common)
     DelayedSendOperator(
-        task_id="set_aside",
+        task_id="rejected",
         source=f"{FOLDER}/rows.jsonl",
         invalid_rows="set_aside",
         rejects=f"{FOLDER}/rejects.jsonl",

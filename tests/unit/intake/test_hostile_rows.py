@@ -1,24 +1,20 @@
-"""Rows that are nested too deep or hold numbers without end: one row is set aside, and the others are sent."""
+"""Rows that are nested too deep or hold numbers without end: one row is rejected, and the others are sent."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from types import SimpleNamespace
 
 import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.recorder import Recorder
+from support.send_runs import Run
 
-from airflow_delayed.intake.batch import batch_of
-from airflow_delayed.intake.columns import RowRules
-from airflow_delayed.intake.rejects import Rejects
+from airflow_delayed.intake.columns import RowRules, batch_of
 from airflow_delayed.intake.rows import Problem, RowReader
+from airflow_delayed.intake.sources import Rejects
 from airflow_delayed.message import UTC
-from airflow_delayed.operators import send_arguments
-from airflow_delayed.operators.send import DelayedSendOperator
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 GOOD = {"value": "x", "delay_seconds": 1}
@@ -37,54 +33,40 @@ def deep_list(depth):
 
 @pytest.fixture
 def sent(monkeypatch, tmp_path):
-    """Send as a task does, setting aside what is wrong; return the bodies that were sent and the rows set aside."""
+    """Send as a task does, rejecting what is wrong; return the bodies that were sent and the rejected rows."""
 
-    def send(**given):
-        transport = Recorder()
-        transport.check = lambda message, now: None
-        monkeypatch.setattr(send_arguments, "delivery_for", lambda conn_id, **options: transport)
+    def send(**parameters):
+        run = Run(monkeypatch)
+        run.transport.check = lambda message, now: None
         rejects = tmp_path / "rejects.jsonl"
-        task = DelayedSendOperator(
-            task_id="send",
-            conn_id="recorder",
-            destination="mail",
-            clock=lambda: NOW,
+        task = run.task(
             invalid_rows="set_aside",
             rejects=str(rejects),
-            **({**given, "messages": []} if "messages" in given else given),
+            **({**parameters, "messages": []} if "messages" in parameters else parameters),
         )
         # as what another task has returned takes its place
-        task.messages = given.get("messages")
+        task.messages = parameters.get("messages")
         # as what another task has returned is not rendered
         task.render_template = lambda content, context: content
-        ti = SimpleNamespace(dag_id="d", run_id="r", task_id="send", map_index=-1, max_tries=0, try_number=1)
-        ti.xcom_push = lambda key, value: None
-        task.execute({"ti": ti, "task_state_store": States()})
-        aside = [json.loads(line) for line in rejects.read_text().splitlines()] if rejects.exists() else []
-        return [message.body for message in transport.sent], aside
+        run.try_number = 1
+        task.execute(run.context)
+        rejected = [json.loads(line) for line in rejects.read_text().splitlines()] if rejects.exists() else []
+        return [message.body for message in run.transport.sent], rejected
 
     return send
 
 
-class States(dict):
-    def set(self, key, value, retention=None):
-        self[key] = value
-
-    def delete(self, key):
-        self.pop(key, None)
-
-
 @pytest.mark.parametrize("depth", [201, 300, 500, 800, 900, 950, 980, 985, 990, 992, 995, 1000, 2000, 100_000])
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")])
-def test_a_line_that_is_nested_too_deep_is_set_aside_as_it_was(sent, tmp_path, depth, brackets):
+def test_a_line_that_is_nested_too_deep_is_rejected_as_it_was(sent, tmp_path, depth, brackets):
     opening, closing = brackets
     content = opening * depth + ("1" if opening != "[" else "") + closing * depth
     line = f'{{"value": {content}, "delay_seconds": 1}}'
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n{json.dumps(GOOD | {'value': 'y'})}\n")
-    bodies, [aside] = sent(source=str(tmp_path / "rows.jsonl"))
+    bodies, [rejected] = sent(source=str(tmp_path / "rows.jsonl"))
     assert bodies == [b"x", b"y"]
-    assert aside["line"] == line
-    assert aside["rejected"]["column"] == "line"
+    assert rejected["line"] == line
+    assert rejected["rejected"]["column"] == "line"
 
 
 def test_what_is_nested_less_deep_is_sent(sent, tmp_path):
@@ -95,23 +77,23 @@ def test_what_is_nested_less_deep_is_sent(sent, tmp_path):
 
 @pytest.mark.parametrize("depth", [201, 500, 900, 990, 5000])
 @pytest.mark.parametrize("field", ["value", "headers", "tag", "destination", "due_at", "unknown"])
-def test_a_message_of_a_list_that_is_nested_too_deep_is_set_aside(sent, depth, field):
-    bodies, [aside] = sent(messages=[GOOD, {**GOOD, field: deep_list(depth)}, {**GOOD, "value": "y"}])
+def test_a_message_of_a_list_that_is_nested_too_deep_is_rejected(sent, depth, field):
+    bodies, [rejected] = sent(messages=[GOOD, {**GOOD, field: deep_list(depth)}, {**GOOD, "value": "y"}])
     assert bodies == [b"x", b"y"]
-    assert aside["rejected"]["place"] == "messages row 2"
+    assert rejected["rejected"]["place"] == "messages row 2"
 
 
 @pytest.mark.parametrize("field", ["value", "delay_seconds", "headers", "order", "unknown"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_whole_number_without_end_is_set_aside(sent, field, sign):
+def test_a_whole_number_without_end_is_rejected(sent, field, sign):
     number = sign * 10**5000
     rows = [
         {"order": 1, **GOOD},
         {"order": 2, **GOOD, field: {"n": number} if field in ("value", "headers") else number},
     ]
-    bodies, [aside] = sent(messages=rows, id_columns=["order"])
+    bodies, [rejected] = sent(messages=rows, id_columns=["order"])
     assert bodies == [b"x"]
-    assert aside["rejected"]["place"] == "messages row 2"
+    assert rejected["rejected"]["place"] == "messages row 2"
 
 
 ANYTHING = st.recursive(

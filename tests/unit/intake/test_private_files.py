@@ -10,11 +10,10 @@ import fsspec
 import pytest
 
 from airflow_delayed.errors import InputError
-from airflow_delayed.intake.ledger import Ledger
-from airflow_delayed.intake.rejects import Rejects
+from airflow_delayed.intake.duplicates import DuplicateFilter, DuplicateIndex
 from airflow_delayed.intake.rows import Problem
-from airflow_delayed.intake.sieve import Sieve
-from airflow_delayed.spark.places import Place
+from airflow_delayed.intake.sources import Rejects
+from airflow_delayed.spark.reporting import SharedFolder
 
 LOCAL = fsspec.filesystem("file")
 PROBLEM = Problem("rows row 1", "value", "is null", {"headers": {"token": "secret"}})
@@ -79,7 +78,7 @@ def test_rejects_of_an_earlier_run_are_moved_into_no_folder(tmp_path):
 def test_spools_are_for_their_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    ledger, sieve = Ledger(memory=40), Sieve(memory=8)
+    ledger, sieve = DuplicateIndex(memory=40), DuplicateFilter(memory=8)
     for number in range(10):
         ledger.add("same", b"0" * 16, number)
         sieve.add(["same"])
@@ -95,8 +94,8 @@ def test_what_spark_attempts_tell_is_written_through_no_link(tmp_path, monkeypat
     class Known:
         hex = "0123456789abcdef"
 
-    monkeypatch.setattr("airflow_delayed.spark.places.uuid4", Known)
+    monkeypatch.setattr("airflow_delayed.spark.reporting.uuid4", Known)
     (tmp_path / "1.json.01234567.unfinished").symlink_to(tmp_path / "other")
     with pytest.raises(FileExistsError):
-        Place(str(tmp_path / "1.json")).write({})
+        SharedFolder(str(tmp_path / "1.json")).write({})
     assert not (tmp_path / "other").exists()

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from airflow_delayed.intake.batch import batch_of
-from airflow_delayed.intake.columns import RowRules
+from airflow_delayed.clock import zone
+from airflow_delayed.intake.columns import RowRules, batch_of
 from airflow_delayed.intake.rows import Problem, RowReader, Shifts
-from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC
 
 ANCHOR = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -67,8 +66,8 @@ def test_naive_key_means_the_given_zone():
 
 
 def test_null_takes_what_is_given_for_all_rows_and_headers_join():
-    given = {"due_at": DUE, "tag": "all", "headers": {"a": "all", "b": "all"}}
-    found = one({"value": "x", "destination": None, "due_at": None, "tag": None, "headers": {"a": "row"}}, **given)
+    defaults = {"due_at": DUE, "tag": "all", "headers": {"a": "all", "b": "all"}}
+    found = one({"value": "x", "destination": None, "due_at": None, "tag": None, "headers": {"a": "row"}}, **defaults)
     assert (found.destination, found.due_at, found.tag) == ("mail", DUE, "all")
     assert dict(found.headers) == {"a": "row", "b": "all"}
 
@@ -158,3 +157,31 @@ def test_naive_times_mean_the_given_zone_and_shifts_are_counted():
     dues = [message.due_at for message in reader.read(batch_of(rows, "rows"))]
     assert [due.strftime("%m-%d %H:%M") for due in dues] == ["03-29 01:30", "10-25 00:30", "07-01 10:00", "07-01 12:00"]
     assert reader.shifts == Shifts(gaps=1, folds=1)
+
+
+@pytest.mark.parametrize("rules", [{}, {"zone": zone("Asia/Tokyo")}])
+def test_a_row_may_have_a_zone_of_its_own(rules):
+    local = datetime(2026, 3, 29, 2, 30)
+    berlin = {"value": "x", "due_at": local, "timezone": "Europe/Berlin", "expires_at": "2026-03-29T04:30:00"}
+    reader = RowReader(RowRules(anchor=ANCHOR, destination="mail", **rules))
+    [message] = reader.read(batch_of([berlin], "rows"))
+    assert (f"{message.due_at:%H:%M}", f"{message.expires_at:%H:%M}") == ("01:30", "02:30")
+    assert reader.shifts == Shifts(gaps=1)
+    # its offset wins over a zone
+    aware = {"value": "x", "due_at": "2026-03-29T02:30:00+00:00", "timezone": "no zone at all"}
+    assert f"{one(aware, **rules).due_at:%H:%M}" == "02:30"
+    keyed = {"value": "x", "due_at": DUE, "at": datetime(2026, 3, 1, 13), "timezone": "Europe/Berlin"}
+    same = {"value": "x", "due_at": DUE, "at": ANCHOR}
+    assert one(keyed, id_columns=("at",), **rules).message_id == one(same, id_columns=("at",)).message_id
+
+
+@pytest.mark.parametrize("name", ["Mars", "", "Europe", "../etc/passwd", 5, "Europe/Berlin\0"])
+def test_a_zone_that_is_none(name):
+    problem = one({"value": "x", "due_at": "2026-03-29T02:30:00", "timezone": name})
+    assert problem.column == "timezone"
+    assert problem.problem.endswith("is not an IANA time zone; write it as 'Europe/Berlin' or 'UTC'")
+
+
+def test_a_row_without_a_zone_and_no_rule_is_refused():
+    problem = one({"value": "x", "due_at": "2026-03-29T02:30:00", "timezone": None})
+    assert (problem.column, "has no time zone" in problem.problem) == ("due_at", True)

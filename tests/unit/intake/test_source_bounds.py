@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_delayed.errors import SourceError
-from airflow_delayed.intake import lines
-from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake import files
+from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
 from airflow_delayed.message import UTC
@@ -37,7 +37,7 @@ def count(found, wanted=None):
     """Read all rows as a task does, and return how many are messages and the problems of the others."""
     reader = RowReader(RowRules(anchor=DUE))
     good, problems = 0, []
-    for batch in found.batches(wanted or Wanted()):
+    for batch in found.batches(wanted or ColumnRules()):
         for item in reader.read(batch):
             if isinstance(item, Problem):
                 problems.append(item)
@@ -72,9 +72,9 @@ def test_rows_with_keys_of_their_own_take_memory_by_their_number(tmp_path, liste
     assert peak.mb < 100
     assert (good, len(problems)) == (0, 4000)
     assert "unknown columns 7-0, 7-1" in problems[7].problem
-    # what is set aside is the row as it was, and no column of another
+    # what is rejected is the row as it was, and no column of another
     assert problems[7].row == rows[7]
-    assert count(source(path), Wanted(ignore_others=True)) == (4000, [])
+    assert count(source(path), ColumnRules(ignore_others=True)) == (4000, [])
 
 
 def test_a_row_with_very_many_columns_has_a_short_problem(tmp_path):
@@ -106,8 +106,8 @@ def test_the_longest_line_is_read_and_one_byte_more_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     good = json.dumps(GOOD)
     longest = json.dumps({**GOOD, "value": ""})
-    longest = longest.replace('""', '"' + "x" * (lines.MAX_LINE - len(longest) - 1) + '"') + "\n"
-    assert len(longest) == lines.MAX_LINE
+    longest = longest.replace('""', '"' + "x" * (files.MAX_LINE - len(longest) - 1) + '"') + "\n"
+    assert len(longest) == files.MAX_LINE
     path.write_text(f"{good}\n{longest}{good}\n")
     assert count(source(path)) == (3, [])
     path.write_text(f"{good}\n {longest}{good}\n")
@@ -126,7 +126,7 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path):
 
 
 def test_a_file_that_unpacks_to_more_than_is_ever_read_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "MAX_UNPACKED", 10_000)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 10_000)
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(os.urandom(10_001).replace(b"\n", b"-")))
     with pytest.raises(SourceError, match="unpacks to more than 10,000 bytes"):
@@ -177,7 +177,7 @@ def test_a_text_that_many_rows_share_does_not_multiply(tmp_path):
     parquet(tmp_path / "rows.parquet", shared("x" * 1_000_000, 5000, 8000), store_schema=False)
     pool = pa.default_memory_pool()
     before, found = pool.bytes_allocated(), 0
-    for batch in source(tmp_path).batches(Wanted()):
+    for batch in source(tmp_path).batches(ColumnRules()):
         found += batch.size
         assert batch.records.nbytes < 80 * MB
         assert pool.bytes_allocated() - before < 250 * MB
@@ -188,7 +188,7 @@ def test_a_text_that_many_rows_share_does_not_multiply(tmp_path):
 
 def test_large_values_of_parquet_come_in_small_batches(tmp_path):
     parquet(tmp_path / "rows.parquet", ["a"] * 5000 + ["x" * 100_000] * 2000, use_dictionary=False)
-    batches = list(source(tmp_path).batches(Wanted()))
+    batches = list(source(tmp_path).batches(ColumnRules()))
     assert max(batch.records.nbytes for batch in batches) < 64 * MB
     assert [batch.first_row for batch in batches[1:]] == [batch.first_row + batch.size for batch in batches[:-1]]
     assert sum(batch.size for batch in batches) == 7000
@@ -211,19 +211,19 @@ def test_a_value_of_parquet_that_unpacks_to_far_more_than_its_size_is_refused(tm
     parquet(tmp_path / "rows.parquet", ["a"])
     table = pq.read_table(tmp_path / "rows.parquet").append_column("more", pa.array([b"x" * (100 * MB)]))
     pq.write_table(table, tmp_path / "rows.parquet", compression=compression, use_dictionary=dictionary)
-    assert count(source(tmp_path), Wanted(ignore_others=True)) == (1, [])
+    assert count(source(tmp_path), ColumnRules(ignore_others=True)) == (1, [])
 
 
 def test_short_rows_of_parquet_come_in_large_batches(tmp_path):
     parquet(tmp_path / "rows.parquet", [f"text {number}" for number in range(100_000)])
-    assert max(batch.size for batch in source(tmp_path).batches(Wanted())) == 8192
+    assert max(batch.size for batch in source(tmp_path).batches(ColumnRules())) == 8192
 
 
 def test_headers_that_rows_share_do_not_multiply(tmp_path):
     names, values = shared("h", 0, 5000), shared("x" * 100_000, 0, 5000)
     headers = pa.MapArray.from_arrays(pa.array(range(5001), pa.int32()), names, values)
     pq.write_table(pa.table({"value": ["a"] * 5000, "headers": headers}), tmp_path / "rows.parquet", store_schema=False)
-    batch = next(source(tmp_path).batches(Wanted(destination=True, due=True)))
+    batch = next(source(tmp_path).batches(ColumnRules(destination=True, due=True)))
     assert batch.records.schema.field("headers").type == pa.map_(pa.string(), pa.string())
     assert batch.records.nbytes < 80 * MB
 
@@ -238,7 +238,7 @@ def test_a_long_value_that_equals_the_one_before_does_not_multiply(tmp_path):
     assert (tmp_path / "rows.parquet").stat().st_size < 5000
     pool = pa.default_memory_pool()
     before, found = pool.bytes_allocated(), 0
-    for batch in source(tmp_path).batches(Wanted()):
+    for batch in source(tmp_path).batches(ColumnRules()):
         found += batch.size
         assert pool.bytes_allocated() - before < 250 * MB
         assert batch.records.nbytes < 80 * MB
@@ -250,7 +250,7 @@ def test_a_long_value_that_equals_the_one_before_does_not_multiply(tmp_path):
 def test_short_values_of_that_encoding_come_in_large_batches(tmp_path):
     values = [f"text {number}" for number in range(20_000)]
     parquet(tmp_path / "rows.parquet", values, **DELTA)
-    batches = list(source(tmp_path).batches(Wanted()))
+    batches = list(source(tmp_path).batches(ColumnRules()))
     assert max(batch.size for batch in batches) > 7000
     assert [value for batch in batches for value in batch.values("value")] == values
     assert [batch.first_row for batch in batches[1:]] == [batch.first_row + batch.size for batch in batches[:-1]]
@@ -272,7 +272,7 @@ def test_a_row_of_very_many_headers_is_a_problem_and_they_are_not_made(tmp_path)
     assert peak.mb < 20
     assert good == 2
     assert "row 2, column headers: has 1,000,000 headers, and a row may have 10,000 at most" in str(problem)
-    # set aside without them
+    # rejected without them
     assert str(problem.row["headers"]) == "1,000,000 headers"
 
 
@@ -296,7 +296,7 @@ def test_more_headers_than_a_file_of_its_size_may_have_are_refused_before_they_a
 
 def test_rows_of_many_headers_come_in_small_batches(tmp_path):
     with_headers(tmp_path / "rows.parquet", [5000] * 300)
-    batches = list(source(tmp_path).batches(Wanted()))
+    batches = list(source(tmp_path).batches(ColumnRules()))
     assert len(batches) > 1
     assert sum(batch.size for batch in batches) == 300
 

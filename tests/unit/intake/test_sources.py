@@ -13,18 +13,18 @@ import fsspec.implementations.local
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.send_runs import run_fixture  # noqa: F401 - a fixture
 
+from airflow_delayed.clock import zone
 from airflow_delayed.errors import SourceError, UnsupportedColumns
-from airflow_delayed.intake.columns import RowRules, Wanted
+from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
-from airflow_delayed.localtime import zone
 from airflow_delayed.message import UTC, DelayedMessage
-from airflow_delayed.operators.send_arguments import file_system
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOCAL = fsspec.filesystem("file")
-NONE_GIVEN = Wanted()
+NONE_GIVEN = ColumnRules()
 
 
 def source(path, **options):
@@ -99,8 +99,12 @@ def test_naive_spark_column_is_refused_with_what_to_set(tmp_path):
         ({"due_at": None}, NONE_GIVEN, "no column due_at or delay_seconds"),
         ({"body": pa.array(["a", "b"])}, NONE_GIVEN, "both value and body"),
         ({"price": pa.array([1, 2])}, NONE_GIVEN, "unknown columns price"),
-        ({}, Wanted(id_columns=("order",)), "no column order, which id_columns= names"),
-        ({"message_id": pa.array(["a", "b"]), "order": pa.array([1, 2])}, Wanted(id_columns=("order",)), "message_id"),
+        ({}, ColumnRules(id_columns=("order",)), "no column order, which id_columns= names"),
+        (
+            {"message_id": pa.array(["a", "b"]), "order": pa.array([1, 2])},
+            ColumnRules(id_columns=("order",)),
+            "message_id",
+        ),
         ({"value": pa.array([1, 2])}, NONE_GIVEN, "column value is int64, and must be text or binary"),
         ({"due_at": pa.array(["2026", "2027"])}, NONE_GIVEN, "column due_at is string, and must be a timestamp"),
         ({"headers": pa.array(["a", "b"])}, NONE_GIVEN, "column headers is string, and must be a map of text to text"),
@@ -117,7 +121,7 @@ def test_wrong_columns_are_refused_by_name(tmp_path, columns, wanted, says):
 
 def test_unknown_columns_can_be_ignored(tmp_path):
     folder = spark_folder(tmp_path, table(price=pa.array([1, 2])))
-    assert len(messages(source(folder), Wanted(ignore_others=True))) == 2
+    assert len(messages(source(folder), ColumnRules(ignore_others=True))) == 2
 
 
 def test_partition_folders_add_their_column(tmp_path):
@@ -218,15 +222,15 @@ def test_folder_of_two_kinds_and_unknown_endings_are_refused(tmp_path):
     (folder / "more.jsonl").write_text("{}")
     with pytest.raises(SourceError, match="json and parquet"):
         source(folder)
-    (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(SourceError, match=r"rows\.csv is neither"):
-        source(tmp_path / "rows.csv")
+    (tmp_path / "rows.orc").write_text("a,b")
+    with pytest.raises(SourceError, match=r"rows\.orc is neither"):
+        source(tmp_path / "rows.orc")
 
 
 def test_list_takes_dictionaries_of_different_fields_and_messages():
     ready = DelayedMessage(destination="q", body=b"z", due_at=DUE, message_id="ready")
     rows = [{"value": "a", "delay_seconds": 1}, {"body": b"b", "due_at": DUE, "destination": "sms"}, ready]
-    found = messages(ListSource(rows), Wanted(destination=True), destination="mail")
+    found = messages(ListSource(rows), ColumnRules(destination=True), destination="mail")
     assert [(m.destination, m.body) for m in found] == [("mail", b"a"), ("sms", b"b"), ("q", b"z")]
     assert found[2] == ready
 
@@ -243,13 +247,13 @@ def test_field_missing_in_one_entry_of_a_list_names_it():
 
 
 @pytest.mark.parametrize("written", ["out", "./out", "../rows/out", "{}/rows/../rows/out/"])
-def test_folder_is_read_however_its_path_is_written(tmp_path, monkeypatch, written):
+def test_folder_is_read_however_its_path_is_written(run, tmp_path, monkeypatch, written):
     # a folder above that looks like one that Spark is writing must hide nothing
     rows = tmp_path / "_temporary" / "rows"
     spark_folder(rows, table())
     monkeypatch.chdir(rows)
-    fs, path = file_system(written.format(rows.parent))
-    assert len(messages(open_source(fs, path, shown_as=written))) == 2
+    run.transport.destinations.add("sms")
+    assert run.execute(source=written.format(rows.parent))["sent"] == 2
 
 
 def test_file_that_is_named_is_read_whatever_its_name(tmp_path):

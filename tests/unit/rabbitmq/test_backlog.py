@@ -37,6 +37,17 @@ def test_a_lost_connection_is_the_cause_also_after_a_message_had_failed() -> Non
     assert dict(error.value.failures)["m2"] == str(LOST)
 
 
+def test_a_reason_that_many_messages_share_stands_once() -> None:
+    made, entries = backlog(9)
+    made.published = True
+    made.fail(entries[0], DestinationMissing("rabbit", ["q"], "declare it"))
+    made.put_back(entries[1:])
+    made.give_up(LOST)
+    with pytest.raises(SendFailed, match=r"message m0: .*; messages m1, m2, m3, m4, m5, and 3 more: ") as error:
+        made.outcome()
+    assert str(error.value).count(str(LOST)) == 1
+
+
 def test_a_lost_connection_is_told_if_nothing_was_published() -> None:
     made, entries = backlog(2)
     made.put_back(entries)

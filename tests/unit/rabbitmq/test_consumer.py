@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pika import BasicProperties, ConnectionParameters
 
 from airflow_delayed.rabbitmq import consumer
-from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage
-from airflow_delayed.rabbitmq.link import Arrival
+from airflow_delayed.rabbitmq.consumer import Arrival, Consumer, ReceivedMessage
 
 
 class ModelLink:
@@ -35,7 +34,7 @@ async def never() -> list[ConnectionParameters]:
 
 
 class AnyMoment(RuleBasedStateMachine):
-    """Messages are handed over, done, and handed over again after a loss of the connection at any moment."""
+    """Messages are delivered, done, and delivered again after a loss of the connection at any moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,29 +43,29 @@ class AnyMoment(RuleBasedStateMachine):
         self.sent = 0
         self.again: list[str] = []
         self.acked: list[str] = []
-        self.told: Counter[str] = Counter()
+        self.reports: Counter[str] = Counter()
         self.in_hand: list[tuple[str, ReceivedMessage]] = []
         self.done: list[str] = []
         self.tag = 0
 
-    def hand_over(self, name: str, redelivered: bool) -> None:
+    def deliver(self, name: str, redelivered: bool) -> None:
         self.tag += 1
         self.link.unacked[self.tag] = name
         # every third has no id: it cannot be recognised
         properties = BasicProperties(message_id=None if int(name) % 3 == 0 else name)
         found = self.consumer._take(self.link, Arrival.of(self.tag, redelivered, properties, name.encode()))
         if found is not None:
-            self.told[name] += 1
+            self.reports[name] += 1
             self.in_hand.append((name, found))
 
     @precondition(lambda self: not self.in_hand)
     @rule(new=st.integers(0, 3), again=st.integers(0, 3))
     def a_batch(self, new: int, again: int) -> None:
         for _ in range(min(again, len(self.again))):
-            self.hand_over(self.again.pop(0), redelivered=True)
+            self.deliver(self.again.pop(0), redelivered=True)
         for _ in range(new):
             self.sent += 1
-            self.hand_over(str(self.sent), redelivered=False)
+            self.deliver(str(self.sent), redelivered=False)
 
     @precondition(lambda self: self.in_hand)
     @rule(data=st.data())
@@ -91,7 +90,7 @@ class AnyMoment(RuleBasedStateMachine):
         known = Counter([*self.acked, *self.link.acked, *self.link.unacked.values(), *self.again])
         assert known == Counter(map(str, range(1, self.sent + 1)))
         # one that was in hand when the connection was lost is done before it comes again
-        for name, times in self.told.items():
+        for name, times in self.reports.items():
             assert times == 1 or int(name) % 3 == 0, f"{name} was told {times} times"
 
     def teardown(self) -> None:
@@ -102,7 +101,7 @@ class AnyMoment(RuleBasedStateMachine):
             self.in_hand.clear()
             self.a_batch(0, len(self.again))
         assert self.link.unacked == {}
-        assert self.told.keys() == set(map(str, range(1, self.sent + 1)))
+        assert self.reports.keys() == set(map(str, range(1, self.sent + 1)))
 
 
 TestAnyMoment = AnyMoment.TestCase
@@ -143,12 +142,12 @@ def test_pauses_grow_to_half_a_minute_and_never_end(caplog: pytest.LogCaptureFix
 
     caplog.set_level(logging.INFO)
     assert pauses(45, clock) == [1, 2, 4, 8, 16] + [30] * 40
-    told = [record.getMessage() for record in caplog.records]
-    assert told[0] == (
-        "connection 'c': cannot watch queue 'q': 127.0.0.1:1: nothing listens on that host and port. Trying on"
+    reports = [record.getMessage() for record in caplog.records]
+    assert reports[0] == (
+        "connection 'c': cannot watch queue 'q': 127.0.0.1:1: nothing listens on that host and port. Still trying"
     )
     # 45 rounds of half a minute: told at once, and every ten minutes
-    assert len(told) == 3
+    assert len(reports) == 3
 
 
 def test_consumers_that_lost_their_broker_together_do_not_come_back_together():

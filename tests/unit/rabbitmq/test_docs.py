@@ -35,9 +35,9 @@ def codes() -> set[str]:
     for path in (ROOT / "airflow_delayed" / "rabbitmq").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                given = [each.value for each in node.keywords if each.arg == "code"]
-                given += node.args[:1] if node.func.id == "_unknown" else []
-                found |= {each.value for each in given if isinstance(each, ast.Constant)}
+                arguments = [each.value for each in node.keywords if each.arg == "code"]
+                arguments += node.args[:1] if node.func.id in ("unknown", "warning") else []
+                found |= {each.value for each in arguments if isinstance(each, ast.Constant)}
             # those of what AMQP tells
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "codes":
                 found |= set(re.findall(r"'([a-z-]+)'", ast.unparse(node.value)))

@@ -8,9 +8,17 @@ from hypothesis import assume, given
 from support.topics import delays, destinations, matches
 
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.rabbitmq import levels, properties
-from airflow_delayed.rabbitmq.plan import Binding, Declaration, Exchange, Queue, plan
-from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, TOPOLOGIES, Topology, topology_of
+from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.topology import (
+    CELERY,
+    DELAYED,
+    NSERVICEBUS,
+    TOPOLOGIES,
+    PublishAddress,
+    Topology,
+    topology_of,
+)
 
 ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-bit", "top-level")]
 ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-level"), *ENTRIES)
@@ -19,7 +27,7 @@ each_topology = pytest.mark.parametrize(
 )
 
 
-def deliver(parts: Iterable[Declaration], way: properties.Address) -> list[tuple[int, str]]:
+def deliver(parts: Iterable[Declaration], way: PublishAddress) -> list[tuple[int, str]]:
     """Follow a message through a plan as a broker routes it: milliseconds waited and last queue, of each copy.
 
     By the bindings, queue arguments and alternate exchanges that the plan declares, and the default exchange. A message
@@ -67,13 +75,13 @@ def test_a_message_waits_for_its_delay_and_ends_at_its_destination_alone(
     parts = plan(topology, names)
     for default_exchange in (True, False):
         for direct in (True, False):
-            way = properties.address(topology, destination, delay, default_exchange=default_exchange, direct=direct)
+            way = topology.address(destination, delay, default_exchange=default_exchange, direct=direct)
             assert deliver(parts, way) == [(delay * 1000, destination)]
 
 
 @pytest.mark.parametrize("delay", [0, 5])
 def test_a_message_whose_queue_is_gone_ends_as_unroutable(delay: int) -> None:
-    way = properties.address(DELAYED, "gone", delay, default_exchange=False)
+    way = DELAYED.address("gone", delay, default_exchange=False)
     assert deliver(plan(DELAYED, ["Sales"]), way) == [(delay * 1000, "delayed.unroutable")]
 
 
@@ -197,6 +205,7 @@ def test_a_topologys_own_parts_are_no_destinations(topology: str) -> None:
     "choice, routing, problem",
     [
         ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, nservicebus-v1, celery"),
+        ("x-delayed-message", None, "no client can read what waits inside such an exchange"),
         ("delayed", "conventional", "'delayed' has no routing 'conventional'"),
         ("nservicebus", "fanout", "'nservicebus' has no routing 'fanout'"),
     ],
@@ -217,8 +226,8 @@ def test_choices_that_do_not_exist(choice: str, routing: str | None, problem: st
     ],
 )
 def test_where_a_message_is_published(topology: str, routing: str | None, delay: int, exchange: str, key: str) -> None:
-    found = properties.address(topology_of(topology, routing), "Sales", delay)
-    assert found == properties.Address(exchange, key)
+    found = topology_of(topology, routing).address("Sales", delay)
+    assert found == PublishAddress(exchange, key)
 
 
 KEY = "0." * 24 + "1.0.1.0.Sales"
@@ -227,18 +236,18 @@ KEY = "0." * 24 + "1.0.1.0.Sales"
 @pytest.mark.parametrize(
     "default_exchange, direct, delay, to",
     [
-        (True, True, 10, properties.Address("", KEY, "delayed.level-03")),
-        (True, False, 10, properties.Address("delayed.level-03", KEY)),
-        (False, True, 10, properties.Address("delayed.level-03", KEY)),
-        (True, False, 0, properties.Address("", "Sales")),
+        (True, True, 10, PublishAddress("", KEY, "delayed.level-03")),
+        (True, False, 10, PublishAddress("delayed.level-03", KEY)),
+        (False, True, 10, PublishAddress("delayed.level-03", KEY)),
+        (True, False, 0, PublishAddress("", "Sales")),
         # by all the exchanges, and in none of their queues
-        (False, True, 0, properties.Address("delayed.level-00", "0." * 28 + "Sales")),
+        (False, True, 0, PublishAddress("delayed.level-00", "0." * 28 + "Sales")),
     ],
 )
 def test_the_direct_entry_and_what_stands_in_for_it(
-    default_exchange: bool, direct: bool, delay: int, to: properties.Address
+    default_exchange: bool, direct: bool, delay: int, to: PublishAddress
 ) -> None:
-    found = properties.address(DELAYED, "Sales", delay, default_exchange=default_exchange, direct=direct)
+    found = DELAYED.address("Sales", delay, default_exchange=default_exchange, direct=direct)
     assert found == to
 
 
@@ -246,6 +255,6 @@ def test_the_direct_entry_and_what_stands_in_for_it(
 def test_a_second_routing_key_leads_nowhere_else(delay: int, destination: str) -> None:
     """RabbitMQ routes by all keys of a message, each time it is dead-lettered."""
     assume(not destination.startswith("delayed."))
-    level = properties.address(DELAYED, destination, max(1, delay)).level
+    level = DELAYED.address(destination, max(1, delay)).level
     keys = [part.key for part in plan(DELAYED) if isinstance(part, Binding) and part.source.type == "topic"]
     assert not [key for key in (*keys, DELAYED.binding_key(destination)) if matches(key, str(level))]

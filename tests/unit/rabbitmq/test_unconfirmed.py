@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from airflow_delayed.message import EPOCH, DelayedMessage
-from airflow_delayed.rabbitmq.backlog import Entry
-from airflow_delayed.rabbitmq.unconfirmed import Unconfirmed
+from airflow_delayed.rabbitmq.backlog import Entry, Unconfirmed
 
 
 def published(*ids: str) -> Unconfirmed:

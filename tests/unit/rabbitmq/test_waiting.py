@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.topics import delays
 
 from airflow_delayed.rabbitmq import levels
-from airflow_delayed.rabbitmq.facts import QueueFacts
+from airflow_delayed.rabbitmq.management import QueueFacts
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS_V1
 from airflow_delayed.rabbitmq.waiting import latest, waiting
 
@@ -81,3 +81,30 @@ def test_a_queue_that_is_missing_holds_nothing() -> None:
 def test_classic_queues_keep_nothing_back() -> None:
     counts = {NSERVICEBUS_V1.level_name(level): 0 for level in range(levels.BITS)}
     assert waiting(NSERVICEBUS_V1, NOW, counts, None, "there is no list").stuck == 0
+
+
+@pytest.mark.parametrize("name", ["delayed.level-05", "delayed.unroutable"])
+def test_what_waits_in_a_queue_without_a_leader_is_unknown(name: str) -> None:
+    members = ("rabbit@a", "rabbit@b", "rabbit@c")
+    queue = QueueFacts(name=name, type="quorum", members=members, online=members[:1])
+    # AMQP counts 0 in it
+    found = waiting(DELAYED, NOW, counted(level_03=2), {**listed(), name: queue})
+    assert (found.unavailable, found.missing, found.messages) == ((name,), (), 2)
+    assert [finding.code for finding in found.findings] == ["no-quorum"]
+    assert found.why_unknown == "1 have no leader, or too few members that run"
+    unroutable = name == "delayed.unroutable"
+    assert found.unroutable == (None if unroutable else 0)
+    assert (found.levels[5].messages, found.stuck) == ((0, 0) if unroutable else (None, None))
+    lines = str(found).splitlines()
+    assert "no such queue" not in str(found)
+    assert next(line for line in lines if line.startswith(name)).split()[1] == "unknown"
+    assert lines[-1] == "messages of some queues are not counted: 1 have no leader, or too few members that run"
+
+
+def test_a_classic_queue_whose_node_is_down_is_not_missing() -> None:
+    names = [NSERVICEBUS_V1.level_name(level) for level in range(levels.BITS)]
+    # AMQP knows no such queue then, and the management API lists it
+    queue = QueueFacts(name=names[3], state="down", node="rabbit@b")
+    found = waiting(NSERVICEBUS_V1, NOW, {**dict.fromkeys(names, 0), names[3]: None}, {queue.name: queue})
+    assert (found.unavailable, found.missing) == ((names[3],), ())
+    assert [(finding.code, finding.remedy) for finding in found.findings] == [("queue-down", "start rabbit@b")]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_delayed.delivery import Connection
 from airflow_delayed.errors import InputError, UnsupportedConnection
-from airflow_delayed.spark.connections import ConnectionNotFound, find, parse
-from airflow_delayed.spark.databases import engine_of
+from airflow_delayed.spark.connections import ConnectionNotFound, engine_of, find, parse
 
 FIELDS = {"conn_type": "rabbitmq", "host": "h", "port": 5, "login": "l", "password": "hush", "extra": {"ssl": True}}
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from support.stores import Transport
 
-from airflow_delayed.route import Route
-from airflow_delayed.sending import PROGRESS_SECONDS
-from airflow_delayed.spark.counts import Counts
+from airflow_delayed.sending import PROGRESS_SECONDS, Route
 from airflow_delayed.spark.options import settings_of
 from airflow_delayed.spark.partition import PartitionFailed, PartitionSend, place_of
+from airflow_delayed.spark.reporting import PartitionCounts
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -51,7 +50,7 @@ class Attempt:
     def __init__(self, broker: Transport, store: StoreOf | None = None, dry: bool = False, **options: str) -> None:
         settings = settings_of({"deliver": "broker", "destination": "mail", **options}, NOW)
         route = Route(delivery=broker, store=store, hold_over=settings.hold_over)
-        self.told: list[int] = []
+        self.progress: list[int] = []
         self.time = 0.0
         self.sending = PartitionSend(
             settings,
@@ -59,11 +58,11 @@ class Attempt:
             place=place_of(4, 0),
             clock=lambda: NOW,
             log=logging.getLogger("test"),
-            going=lambda counts: self.told.append(counts.out),
+            progress=lambda counts: self.progress.append(counts.out),
             monotonic=lambda: self.time,
         )
 
-    def run(self, rows: Iterator[pa.RecordBatch]) -> Counts:
+    def run(self, rows: Iterator[pa.RecordBatch]) -> PartitionCounts:
         return self.sending.run(rows)
 
 
@@ -73,7 +72,7 @@ def test_near_and_far_and_what_the_store_knows() -> None:
     assert (broker.ids, sorted(store.ids)) == (["near"], ["far", "known"])
     # so that no later job sends it again
     assert store.noted == ["near"]
-    assert (counts.sent.sent, counts.held.sent, counts.rows) == (1, 2, 3)
+    assert (counts.sent.sent, counts.stored.sent, counts.rows) == (1, 2, 3)
     assert broker.sent[0].due_at == NOW + HOUR / 10
     assert broker.sent[0].destination == "mail"
 
@@ -83,7 +82,7 @@ def test_messages_go_in_batches_across_those_of_arrow() -> None:
     attempt = Attempt(broker, batch_rows="4")
     attempt.run(batches({f"m{number}": HOUR for number in range(10)}))
     assert broker.ids == [f"m{number}" for number in range(10)]
-    assert attempt.told == [4, 8, 10]
+    assert attempt.progress == [4, 8, 10]
 
 
 def test_progress_is_told_at_a_rate(caplog: pytest.LogCaptureFixture) -> None:

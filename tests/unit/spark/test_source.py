@@ -21,8 +21,7 @@ from pyspark.sql.types import (
 
 import pyspark_delayed
 from airflow_delayed.errors import DelayedError, InputError
-from airflow_delayed.identity import scope_of
-from airflow_delayed.origin import Origin
+from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
 from airflow_delayed.spark.sink import DelayedDataSource
 
@@ -51,8 +50,8 @@ CONNECTIONS = {
 def writer(tmp_path: Path, schema: str = SCHEMA, overwrite: bool = False, **options: str):
     file = tmp_path / "connections.json"
     file.write_text(json.dumps(CONNECTIONS))
-    given = {"deliver": "broker", "connections_file": str(file), **options}
-    return DelayedDataSource(given).writer(struct(schema), overwrite)
+    all_options = {"deliver": "broker", "connections_file": str(file), **options}
+    return DelayedDataSource(all_options).writer(struct(schema), overwrite)
 
 
 def struct(text: str) -> StructType:
@@ -68,7 +67,7 @@ def test_spark_finds_the_format_by_the_name_of_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "problem"),
     [
         (f"{SCHEMA}, colour string", "unknown columns colour"),
         (SCHEMA.replace("value string, ", ""), "no column value"),
@@ -82,14 +81,14 @@ def test_spark_finds_the_format_by_the_name_of_a_module() -> None:
         (f"{SCHEMA}, delay_seconds string", "column delay_seconds is string, and must be a number"),
     ],
 )
-def test_columns_that_cannot_be(tmp_path: Path, schema: str, said: str) -> None:
+def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         writer(tmp_path, schema)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"colour": "red"}, "unknown options colour; known are deliver, "),
         ({"deliver": ""}, "the option deliver is missing"),
@@ -117,16 +116,16 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, said: str) -> None:
         ({"envelope": "nservicebus"}, "has no envelope"),
         ({"on_conflict": "keep"}, "has no on_conflict"),
         ({"deliver": "aws", "window": "10"}, "has no window"),
-        ({"deliver": "db", "store": "aws"}, "holds its messages itself; leave the option store out"),
+        ({"deliver": "db", "store": "aws"}, "stores its messages itself; leave the option store out"),
         ({"store": "aws"}, "'aws' is of type 'aws', which no transport serves"),
         ({"deliver": "http"}, "'http' is of type 'http', which no transport serves"),
         ({"deliver": "role"}, "takes on a role, which is not done here"),
     ],
 )
-def test_options_that_cannot_be(tmp_path: Path, options: dict[str, str], said: str) -> None:
+def test_options_that_cannot_be(tmp_path: Path, options: dict[str, str], problem: str) -> None:
     with pytest.raises(DelayedError) as caught:
         writer(tmp_path, **options)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "hush" not in str(caught.value)
 
 

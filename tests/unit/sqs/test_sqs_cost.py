@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.sqs import cost
-from airflow_delayed.sqs.cost import estimate
+from airflow_delayed.sqs import stats
 from airflow_delayed.sqs.hops import hop_of
+from airflow_delayed.sqs.stats import estimate
 
 YEAR = timedelta(seconds=31_536_000)
 
@@ -20,9 +20,9 @@ def test_a_year_as_the_documentation_counts_it_and_as_it_is():
     assert year.fifo_single is not None
     assert year.fifo_single.requests == 105_118  # with the deletes, which the formula leaves out
     assert year.fifo_single.dollars == pytest.approx(0.05256, abs=5e-6)
-    assert year.held.requests == 1
+    assert year.stored.requests == 1
     assert year.direct is None
-    assert estimate(YEAR, 10).fifo_batched == cost.Cost(105_118, year.fifo_single.dollars)  # 10,512 a message
+    assert estimate(YEAR, 10).fifo_batched == year.fifo_single  # 10,512 a message
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ def test_requests_of_one_message(seconds, rounds, formula, single):
 @pytest.mark.parametrize("delay", [0, 1, 900])
 def test_up_to_900_s_there_is_only_the_send(delay):
     found = estimate(timedelta(seconds=delay), 1001)
-    assert found.direct == found.held == cost.Cost(101, 101 * 0.40 / 1e6)
+    assert found.direct == found.stored == stats.Prices().cost(standard=101)
+    assert (found.stored.requests, found.stored.dollars) == (101, 101 * 0.40 / 1e6)
     assert found.fifo_single is found.fifo_batched is found.fifo_formula is None
 
 
@@ -61,7 +62,7 @@ def test_rounds_are_those_that_a_message_makes(seconds):
     while hop.through_fifo:
         made += 1
         hop = hop_of(hop.delay_seconds - 900)
-    assert cost.rounds(seconds) == made
+    assert stats.rounds(seconds) == made
 
 
 @given(seconds=st.integers(901, 10**8), messages=st.integers(1, 10**6))
@@ -70,7 +71,7 @@ def test_batches_save_and_a_store_saves_more(seconds, messages):
     assert found.fifo_single is not None
     assert found.fifo_batched is not None
     assert found.fifo_single.requests == messages * (3 * found.rounds + 1)
-    assert found.held.requests < found.fifo_batched.requests <= found.fifo_single.requests
+    assert found.stored.requests < found.fifo_batched.requests <= found.fifo_single.requests
     assert found.fifo_batched.requests * 10 >= found.fifo_single.requests
 
 
@@ -81,9 +82,15 @@ def test_nothing_negative(delay, messages):
 
 
 def test_advice_only_where_it_is_worth_it():
-    assert cost.advice(0, timedelta(0)) is None
-    assert cost.advice(19, 19 * YEAR) is None  # $0.9986
-    told = cost.advice(20, 20 * YEAR)
-    assert told is not None
-    assert "35,039 times: 2,102,360 requests, $1.05, or 210,236 requests, $0.1051 if every batch" in told
-    assert "store_conn_id=) they would wait for 2 requests, under $0.0001" in told
+    assert stats.advice(0, timedelta(0)) is None
+    assert stats.advice(19, 19 * YEAR) is None  # $0.9986
+    advice = stats.advice(20, 20 * YEAR)
+    assert advice is not None
+    assert "35,039 times: 2,102,360 requests ($1.05), or 210,236 ($0.1051) if every batch" in advice
+    assert "store_conn_id=) they would need 2 requests (under $0.0001). Prices of 2026-11-21" in advice
+
+
+def test_an_amount_never_stands_without_the_day_of_its_prices():
+    cost = estimate(YEAR, 1000, prices=stats.Prices(standard=4, fifo=5, as_of=date(2027, 1, 31))).fifo_single
+    assert str(cost) == "105,118,000 requests ($525.59 at prices of 2027-01-31)"
+    assert str(estimate(YEAR).stored) == "1 requests (under $0.0001 at prices of 2026-11-21)"

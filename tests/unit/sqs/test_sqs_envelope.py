@@ -21,8 +21,8 @@ from airflow_delayed.sqs.entries import (
     pack,
     string,
     through_fifo,
+    unwrap,
 )
-from airflow_delayed.sqs.envelope import unwrap
 
 DUE = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
 

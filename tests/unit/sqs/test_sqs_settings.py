@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delayed.delivery import State
-from airflow_delayed.sqs.compare import (
+from airflow_delayed.sqs.settings import (
+    QueueSettings,
     compare_dead_letter_queue,
     compare_delay_queue,
     compare_destination,
     delay_queue_attributes,
     destination_attributes,
 )
-from airflow_delayed.sqs.settings import QueueSettings
 
 NONE = QueueSettings()
 KEY = "1234abcd-12ab-34cd-56ef-1234567890ab"
@@ -86,7 +86,7 @@ def test_a_new_delay_queue():
 
 
 @pytest.mark.parametrize(
-    "setting, told, repair",
+    "setting, problem, repair",
     [
         (
             {"DelaySeconds": "899"},
@@ -106,12 +106,12 @@ def test_a_new_delay_queue():
         ({"FifoQueue": "false"}, r"FifoQueue: wanted 'true', found 'false' \(.*install again\)$", {}),
     ],
 )
-def test_each_wrong_setting_of_a_delay_queue(setting, told, repair):
+def test_each_wrong_setting_of_a_delay_queue(setting, problem, repair):
     (difference,) = compare_delay_queue({**delay_queue_attributes(NONE), **setting}, NONE)
     finding = difference.finding("q", "orders")
     assert (finding.state, finding.destination) == (State.DIFFERS, "orders")
     assert difference.attributes == repair
-    assert re.search(told, str(finding)), str(finding)
+    assert re.search(problem, str(finding)), str(finding)
 
 
 def test_four_days_of_retention_are_enough():
@@ -138,7 +138,7 @@ def test_all_wrong_settings_are_named_at_once():
             "kept longer",
             {"MessageRetentionPeriod": "432000"},
         ),
-        ({"retention": 3600}, {}, "deletes those that are older", {"MessageRetentionPeriod": "3600"}),
+        ({"retention": 3600}, {}, "deletes older ones", {"MessageRetentionPeriod": "3600"}),
         ({"visibility_timeout": 60}, {}, "those in flight keep", {"VisibilityTimeout": "60"}),
         ({"receive_wait": 20}, {}, "touches no message", {"ReceiveMessageWaitTimeSeconds": "20"}),
         ({"delay": 5}, {}, "not to those already there", {"DelaySeconds": "5"}),

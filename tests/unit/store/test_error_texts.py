@@ -8,7 +8,7 @@ from airflow_delayed.store.engine import first_line
 
 
 @pytest.mark.parametrize(
-    "said, shown",
+    "arguments, shown",
     [
         # PostgreSQL tells values in further lines
         (("duplicate key\nDETAIL:  Key (x)=(hush) already exists.",), "duplicate key"),
@@ -25,7 +25,7 @@ from airflow_delayed.store.engine import first_line
         ((), "ValueError"),
     ],
 )
-def test_an_errors_text_quotes_no_row(said, shown):
-    line = first_line(ValueError(*said))
+def test_an_errors_text_quotes_no_row(arguments, shown):
+    line = first_line(ValueError(*arguments))
     assert "hush" not in line
     assert shown is None or line == shown

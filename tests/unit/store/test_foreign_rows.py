@@ -11,8 +11,9 @@ from sqlalchemy.types import NullType
 from support.msmq import headers_xml
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.store import adopt
-from airflow_delayed.store.foreign import SEEDS_COLUMNS, Reader, queue_of
+from airflow_delayed.store.dialects import dialect_for
+from airflow_delayed.store.nservicebus import adopt
+from airflow_delayed.store.nservicebus.foreign_table import NSERVICEBUS_COLUMNS, Reader, queue_of
 
 DUE = datetime(2030, 1, 31, 8, 30, 0, 3000, tzinfo=timezone.utc)
 ROW = {
@@ -38,7 +39,7 @@ ROW = {
             postgresql.dialect(),
             '"my ] schema"."Sales.timeouts"',
             'SELECT "Id", "Destination", "State", "Time", "Headers", "RetryCount" FROM TABLE WHERE ("Id" NOT IN'
-            ' (__[POSTCOMPILE_Id_1])) ORDER BY "Time" LIMIT %(param_1)s::INTEGER FOR UPDATE SKIP LOCKED',
+            ' (__[POSTCOMPILE_Id_1])) ORDER BY "Time" LIMIT %(param_1)s FOR UPDATE SKIP LOCKED',
         ),
         (
             mysql.dialect(),
@@ -59,13 +60,14 @@ def test_a_batch_is_locked_and_locked_rows_are_passed_over(dialect, name, wanted
     source = Table(
         "Sales.timeouts",
         MetaData(),
-        *(Column(name, NullType(), quote=True) for name in SEEDS_COLUMNS),
+        *(Column(name, NullType(), quote=True) for name in NSERVICEBUS_COLUMNS),
         schema="my ] schema",
         quote=True,
         quote_schema=True,
     )
-    statement = " ".join(str(adopt.due(source, ["a"], 500).compile(dialect=dialect)).split())
-    assert statement.replace(f"{name}.", "").replace(name, "TABLE") == wanted
+    statement = " ".join(str(adopt.due(dialect_for(dialect), source, ["a"], 500).compile(dialect=dialect)).split())
+    # SQLAlchemy 2.1 casts the limit
+    assert statement.replace(f"{name}.", "").replace(name, "TABLE").replace("::INTEGER", "") == wanted
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.msmq import headers_xml
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.store import header_xml
+from airflow_delayed.store.nservicebus.foreign_table import read_headers_xml
 
 NIL = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:nil'
 
@@ -36,7 +36,7 @@ def test_what_was_written_is_read(headers):
 
     wanted = {read_by_xml(key): read_by_xml(value) for key, value in headers.items()}
     if len(wanted) == len(headers):
-        assert header_xml.read(headers_xml(headers)) == wanted
+        assert read_headers_xml(headers_xml(headers)) == wanted
 
 
 @given(st.binary() | st.text("<>/&;#x0! []'\"ABCKHDeyadrInfoVlu-").map(str.encode))
@@ -44,7 +44,7 @@ def test_anything_else_is_refused_and_does_no_harm(data):
     for given_data in (data, document(data.decode(errors="replace"))):
         # any other error fails the test
         with contextlib.suppress(InvalidMessage):
-            header_xml.read(given_data)
+            read_headers_xml(given_data)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_anything_else_is_refused_and_does_no_harm(data):
     ],
 )
 def test_forms(data, headers):
-    assert header_xml.read(data) == headers
+    assert read_headers_xml(data) == headers
 
 
 LAUGHS = (
@@ -108,5 +108,5 @@ LAUGHS = (
 )
 def test_what_is_refused(data, problem):
     with pytest.raises(InvalidMessage, match=problem) as caught:
-        header_xml.read(data)
+        read_headers_xml(data)
     assert "hush" not in str(caught.value)

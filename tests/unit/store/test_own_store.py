@@ -1,4 +1,4 @@
-"""A store of one's own, held to what every store must do."""
+"""A store of one's own, tested for what every store must do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Forgetful(FileStore):
 
     def fetch_batch(self, at, limit):
         found = super().fetch_batch(at, limit)
-        self._run("UPDATE messages SET held = 0")
+        self._run("UPDATE messages SET leased = 0")
         return found
 
 
@@ -45,15 +45,15 @@ class Holding(FileStore):
 
     def fetch_batch(self, at, limit):
         found = super().fetch_batch(at, limit)
-        self._run("UPDATE messages SET held = 1 << 62 WHERE held > 0")
+        self._run("UPDATE messages SET leased = 1 << 62 WHERE leased > 0")
         return found
 
 
 class Newest(FileStore):
     def fetch_next_due(self, at):
-        held = super().fetch_batch(at, 99)
-        self._run("UPDATE messages SET held = 0 WHERE id != ?", held[-1].message.message_id if held else "")
-        return held[-1] if held else None
+        leased = super().fetch_batch(at, 99)
+        self._run("UPDATE messages SET leased = 0 WHERE id != ?", leased[-1].message.message_id if leased else "")
+        return leased[-1] if leased else None
 
 
 class Coarse(FileStore):
@@ -71,14 +71,14 @@ class Careless(FileStore):
     def initialize(self, name, consistency):
         pass
 
-    def remove(self, held):
-        super().remove(held)
+    def remove(self, leased):
+        super().remove(leased)
         return True
 
 
 class Uncounted(FileStore):
-    def increment_failure_count(self, held):
-        return bool(self._run("UPDATE messages SET held = 0 WHERE id = ? RETURNING id", held.message.message_id))
+    def increment_failure_count(self, leased):
+        return bool(self._run("UPDATE messages SET leased = 0 WHERE id = ? RETURNING id", leased.message.message_id))
 
 
 class Fresh(FileStore):
@@ -105,9 +105,9 @@ class Folding(FileStore):
         (Coarse, "nothing_is_fetched_early"),
         (Coarse, "a_message_comes_back_as_it_was"),
         (Newest, "what_is_due_the_longest_comes_first"),
-        (Forgetful, "what_is_held_is_passed_over"),
+        (Forgetful, "what_is_leased_is_passed_over"),
         (Forgetful, "a_batch_is_what_one_after_the_other_would_be"),
-        (Holding, "what_a_dead_dispatcher_held_is_fetched_again"),
+        (Holding, "what_a_dead_dispatcher_leased_is_fetched_again"),
         (Careless, "it_refuses_a_consistency_that_it_cannot_keep"),
         (Careless, "removing"),
         (Careless, "what_was_fetched_twice_is_removed_once"),

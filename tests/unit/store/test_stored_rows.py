@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store.clock import CarriedClock
-from airflow_delayed.store.queue_table import row_id
-from airflow_delayed.store.rows import digest_of, to_message, to_row
+from airflow_delayed.store.dispatch.queue_tables import row_id
+from airflow_delayed.store.engine import CarriedClock
+from airflow_delayed.store.records import to_message, to_row
 
 UTC = timezone.utc
 DUE = datetime(2030, 1, 1, tzinfo=UTC)

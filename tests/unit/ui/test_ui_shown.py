@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.provider_info import get_provider_info
-from airflow_delayed.ui import sites
+from airflow_delayed.ui.models import text_of
 from airflow_delayed.ui.plugin import DelayedPlugin, views
-from airflow_delayed.ui.shown import text_of
+from airflow_delayed.ui.security import csrf_problem
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=50), st.integers(0, 200))
@@ -54,7 +54,7 @@ def test_what_is_no_text():
     ],
 )
 def test_where_a_request_comes_from(site, origin, refused):
-    assert (sites.problem(site, origin, ["airflow.example", ""]) is not None) is refused
+    assert (csrf_problem(site, origin, ["airflow.example", ""]) is not None) is refused
 
 
 def test_the_pages_places_have_routes_of_their_own(monkeypatch: pytest.MonkeyPatch):
@@ -77,8 +77,7 @@ def test_the_plugin_is_light_for_all_who_load_it(fresh):
     loaded = fresh["imported by the plugin"]
     assert all(name.partition(".")[0] in ("airflow_delayed", "airflow") for name in loaded), loaded
     assert {name for name in loaded if name.startswith("airflow_delayed.")} == {
+        "airflow_delayed.links",
         "airflow_delayed.ui",
-        "airflow_delayed.ui.lazy",
-        "airflow_delayed.ui.links",
         "airflow_delayed.ui.plugin",
     }

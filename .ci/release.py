@@ -1,0 +1,235 @@
+"""What a release has to show: make release-check.
+
+Each step prints one line with its seconds; what it printed itself is in .run/release. All steps run, whatever the
+others showed, and the last line says whether this version is ready. The steps, in their order:
+
+tests: make test, with the linters.
+docs: make docs.
+build: the sdist, and the wheel made of it, into dist/.
+twine: what a package index would refuse.
+wheel: the wheel alone, in a new environment without constraints, runs dags/quickstart.py from an empty Airflow home.
+units: the tests in tests/unit of the unpacked sdist, on each Python of PYTHONS that is on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+FOLDER = TOP / ".run" / "release"
+DIST = TOP / "dist"
+UV = TOP / ".venv" / "bin" / "uv"
+#: From the oldest that the package is made for to the newest that Airflow 3.3 runs on.
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+
+class Problem(Exception):
+    """Why a step did not show what it should."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("steps", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)}; by default all")
+    asked = arguments.parse_args().steps
+    if unknown := set(asked) - set(STEPS):
+        arguments.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(STEPS)}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    missing = []
+    for name, step in STEPS.items():
+        if asked and name not in asked:
+            continue
+        begun = time.monotonic()
+        try:
+            shown = step()
+        except Problem as problem:
+            missing.append(name)
+            shown = f"FAILED: {problem}"
+        print(f"{name:8}{time.monotonic() - begun:6.0f} s  {shown}", flush=True)
+    if missing:
+        raise SystemExit(f"not ready to release {_version()}: {', '.join(missing)}")
+    done = "ready to release" if not asked else f"{', '.join(asked)}: as it should be for"
+    print(f"{done} {_version()}")
+
+
+def _version() -> str:
+    found = re.search(r'__version__ = "(.*)"', (TOP / "airflow_delayed" / "__init__.py").read_text())
+    assert found
+    return found[1]
+
+
+def _run(log: str, *command: str | Path, cwd: Path = TOP, env: Mapping[str, str] | None = None) -> str:
+    """Run a command, keep its output in a log, and return it."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    file = FOLDER / f"{log}.log"
+    with file.open("a") as kept:
+        kept.write(f"$ {' '.join(map(str, command))}\n{done.stdout}\n")
+    if done.returncode:
+        last = (done.stdout.strip().splitlines() or ["it printed nothing"])[-1][:200]
+        raise Problem(f"{Path(command[0]).name} ended with {done.returncode}: {last}; see {file.relative_to(TOP)}")
+    return done.stdout
+
+
+def _summary(output: str) -> str:
+    """Return pytest's last line, without its decoration."""
+    found = re.findall(r"^=* ?(\d+ (?:passed|failed).*?) ?=*$", output, re.MULTILINE)
+    return found[-1] if found else "no test ran"
+
+
+def tests() -> str:
+    _fresh("tests.log")
+    return _summary(_run("tests", "make", "--no-print-directory", "test"))
+
+
+def docs() -> str:
+    _fresh("docs.log")
+    lines = _run("docs", "make", "--no-print-directory", "docs").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def build() -> str:
+    _fresh("build.log", "sdist")
+    for old in DIST.glob("*"):
+        old.unlink()
+    _hatchling("sdist", TOP)
+    with tarfile.open(_built("*.tar.gz")) as archive:
+        archive.extractall(FOLDER / "sdist", filter="data")
+    _hatchling("wheel", _unpacked())
+    return ", ".join(f"dist/{file.name} ({file.stat().st_size // 1000} kB)" for file in sorted(DIST.iterdir()))
+
+
+def _hatchling(target: str, folder: Path) -> None:
+    _run("build", sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", DIST, cwd=folder)
+
+
+def _built(pattern: str) -> Path:
+    found = list(DIST.glob(pattern))
+    if len(found) != 1:
+        raise Problem(f"dist/ has {len(found)} files {pattern}; run the step build first")
+    return found[0]
+
+
+def _unpacked() -> Path:
+    found = list((FOLDER / "sdist").glob("*"))
+    if len(found) != 1:
+        raise Problem("no unpacked sdist; run the step build first")
+    return found[0]
+
+
+def twine() -> str:
+    _fresh("twine.log")
+    said = _run("twine", sys.executable, "-m", "twine", "check", "--strict", _built("*.whl"), _built("*.tar.gz"))
+    return f"{said.count('PASSED')} files pass"
+
+
+def wheel() -> str:
+    """Install the wheel, and nothing that this repository names, and run the quickstart with it."""
+    _fresh("wheel.log", "wheel", "home")
+    environment, home = FOLDER / "wheel", FOLDER / "home"
+    _run("wheel", UV, "venv", "--quiet", "--clear", "--python", sys.executable, environment)
+    _install("wheel", environment, f"{_built('*.whl')}[sqlite]", cwd=FOLDER)
+    _run("wheel", UV, "pip", "check", "--python", environment / "bin" / "python")
+    dags, database = home / "dags", home / "delayed.db"
+    dags.mkdir(parents=True)
+    shutil.copy(TOP / "dags" / "quickstart.py", dags)
+    env = {
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        # Airflow's own hook of SQLite wants the path without its first slash
+        "AIRFLOW_CONN_DELAYED_STORE": f"sqlite:///{str(database).removeprefix('/')}",
+    }
+    _run("wheel", "airflow", "db", "migrate", cwd=home, env=env)
+    _run("wheel", "airflow", "dags", "test", "quickstart", cwd=home, env=env)
+    with closing(sqlite3.connect(database)) as store:
+        bodies = [bytes(body).decode() for (body,) in store.execute("SELECT body FROM hello")]
+    if len(bodies) != 1:
+        raise Problem(f"the quickstart's queue has {len(bodies)} messages, not 1")
+    airflow = _run("wheel", "airflow", "version", cwd=home, env=env).strip().splitlines()[-1]
+    return f"the quickstart's message arrived ({bodies[0]!r}) on Airflow {airflow}, from the wheel alone"
+
+
+def units() -> str:
+    """Run the unit tests of the sdist on each Python, with the newest releases of what they need."""
+    shown, failed = [], []
+    for version in PYTHONS:
+        log = f"units-{version}"
+        _fresh(f"{log}.log")
+        if (python := next(_interpreters(version), None)) is None:
+            shown.append(f"{version}: not on this machine")
+            continue
+        try:
+            shown.append(f"{version}: {_units(log, python)}")
+        except Problem as problem:
+            failed.append(f"{version}: {problem}")
+    if failed:
+        raise Problem("; ".join(failed + shown))
+    return "; ".join(shown)
+
+
+def _units(log: str, python: Path) -> str:
+    environment = FOLDER / log
+    _run(log, UV, "venv", "--quiet", "--clear", "--python", python, environment)
+    _install(log, environment, ".[all]", "--group", "dev", cwd=_unpacked())
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    # one process: several would start the servers that they share, and unit tests need none
+    command = (environment / "bin" / "python", "-m", "pytest", "--quiet", "tests/unit")
+    return _summary(_run(log, *command, cwd=_unpacked(), env=env))
+
+
+def _install(log: str, environment: Path, *what: str | Path, cwd: Path) -> None:
+    """Install with uv, which .ci/uv-settings tells where this user's packages come from."""
+    script = f'. {TOP}/.ci/uv-settings; cd {TOP}; use_pip_settings; cd "$0"; twice "$@"'
+    python = environment / "bin" / "python"
+    _run(log, "bash", "-c", script, cwd, UV, "pip", "install", "--python", python, *what)
+
+
+def _interpreters(version: str) -> Iterator[Path]:
+    """Yield the interpreters of a version that run: by PATH, as Debian has them, and of pyenv."""
+    on_path = shutil.which(f"python{version}")
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for python in ([Path(on_path)] if on_path else []) + sorted(pyenv.glob(f"{version}.*/bin/python")):
+        asked = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == version:
+            yield python
+
+
+def _fresh(*names: str) -> None:
+    """Remove what an earlier run left."""
+    for name in names:
+        subprocess.run(["rm", "-rf", "--one-file-system", FOLDER / name], check=True)
+
+
+STEPS: dict[str, Callable[[], str]] = {
+    "tests": tests,
+    "docs": docs,
+    "build": build,
+    "twine": twine,
+    "wheel": wheel,
+    "units": units,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""``airflow delayed doctor``: what keeps messages from arriving in time, over several connections at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import islice
+from shlex import quote
+from threading import Thread
+
+from airflow.utils.cli import suppress_logs_and_warning
+
+from airflow_delayed import config
+from airflow_delayed.cli.commands import show
+from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
+from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import utcnow
+
+#: Seconds for all connections, which are examined side by side.
+SECONDS = 15.0
+_ORDER = ("error", "warning", "unknown")
+#: Codes of connections that are not tried a second time.
+_NO_ANSWER = ("silent", "unreachable", "not-examined")
+#: What the drivers of databases say when a server accepts a connection and does not answer.
+_TIMED_OUT = ("timeout expired", "timed out")
+#: Of each connection, so many destinations of a store's messages are verified.
+MAX_DESTINATIONS = 100
+#: The reasons of so many failed messages are compared.
+MAX_REASONS = 1000
+#: By how much the clocks of a store and of this machine may differ.
+_TOLERANCE = timedelta(seconds=5)
+_MEND = (
+    "if the server is down, start it: its own log has the reason, such as a full disk; else mend the host, the network"
+    " or the connection's fields; a send fails in the same way"
+)
+_DEFINE = (
+    "add the connection to Airflow, or correct its name: the argument, or deliver_conn_ids of sender and dispatcher"
+)
+
+
+@suppress_logs_and_warning
+def doctor(args: Namespace) -> None:
+    """``airflow delayed doctor``: print the findings, errors first; exit code 1 if there are errors."""
+    # as Airflow's own commands: connections are those of its database too
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    try:
+        wanted = _wanted(args.conn_id or [], args.destination or [])
+    except DelayedError as error:
+        raise SystemExit(str(error)) from None
+    if not wanted:
+        raise SystemExit(
+            "There is nothing to examine: give --conn-id, or name connections in section [delayed] of Airflow's"
+            " configuration (page_stores, page_rabbitmq, page_sqs, deliver_conn_ids)."
+        )
+    examined = examine(wanted, SECONDS)
+    found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
+    found.sort(key=lambda pair: _ORDER.index(pair[1].severity))
+    if args.output in ("json", "yaml"):
+        show([{"connection": conn_id, **finding.to_json()} for conn_id, finding in found], args.output)
+    else:
+        _print(found)
+        errors = sum(finding.severity == "error" for _, finding in found)
+        print(
+            f"Connections examined: {', '.join(map(one_line, examined))}. Errors: {errors}, other findings:"
+            f" {len(found) - errors}."
+        )
+    if any(finding.severity == "error" for _, finding in found):
+        sys.exit(1)
+
+
+def _wanted(conn_ids: Sequence[str], destinations: Sequence[str]) -> dict[str, list[str]]:
+    """Return the destinations to verify by connection.
+
+    :param conn_ids: none means all that the section ``[delayed]`` of Airflow's configuration names.
+    """
+    names = conn_ids or (*config.page_stores(), *config.page_rabbitmq(), *config.deliver_conn_ids())
+    wanted = {name: list(destinations) for name in names}
+    if not conn_ids:
+        for conn_id, queue in config.page_sqs():
+            wanted.setdefault(conn_id, []).append(queue)
+    return wanted
+
+
+@dataclass(slots=True)
+class Examination:
+    """The findings of one connection.
+
+    :param destinations: of a store's messages that wait or have failed, by the connection that delivers them.
+    """
+
+    findings: list[Finding]
+    destinations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, list[Finding]]:
+    """Return each connection's findings; without an answer in time, the finding ``silent``.
+
+    The destinations of what waits in a store, or has failed, are verified too, over the connections that deliver it.
+
+    :param wanted: destinations to verify by connection.
+    :param seconds: for all connections; and as long again for those that stores deliver through.
+    """
+    alone = len(wanted) == 1
+    found = _side_by_side(lambda conn_id: _examine(conn_id, wanted[conn_id], alone), wanted, seconds)
+    findings = {conn_id: list(examination.findings) for conn_id, examination in found.items()}
+    stores: dict[str, dict[str, str]] = {}
+    for store, examination in found.items():
+        for conn_id, names in examination.destinations.items():
+            for name in names:
+                stores.setdefault(conn_id, {}).setdefault(name, store)
+    reached = {
+        conn_id: of_store
+        for conn_id, of_store in stores.items()
+        if not any(each.code in _NO_ANSWER for each in findings.get(conn_id, ()))
+    }
+    of_messages = _side_by_side(lambda conn_id: _verify_destinations(conn_id, reached[conn_id]), reached, seconds)
+    for conn_id, examination in of_messages.items():
+        findings[conn_id] = _merged(findings.get(conn_id), examination.findings)
+    return findings
+
+
+def _merged(first: list[Finding] | None, of_messages: list[Finding]) -> list[Finding]:
+    """Return the findings of a connection, each once: of destinations as its second examination has them."""
+    if first is None:
+        return of_messages
+    known = {(each.where, each.code) for each in first}
+    second = [each for each in of_messages if each.destination or (each.where, each.code) not in known]
+    again = {(each.where, each.code) for each in second}
+    return [each for each in first if (each.where, each.code) not in again] + second
+
+
+def _side_by_side(
+    work: Callable[[str], Examination], conn_ids: Iterable[str], seconds: float
+) -> dict[str, Examination]:
+    """Examine each connection in a thread of its own."""
+    answers: dict[str, Future[Examination]] = {conn_id: Future() for conn_id in conn_ids}
+
+    def run(conn_id: str) -> None:
+        try:
+            found = work(conn_id)
+        except Exception as error:
+            found = Examination([_failed(conn_id, error)])
+        answers[conn_id].set_result(found)
+
+    for conn_id in answers:
+        # a daemon: a thread that hangs in a connection must not keep the command from ending
+        Thread(target=copy_context().run, args=(run, conn_id), name=f"doctor-{conn_id}", daemon=True).start()
+    wait(answers.values(), timeout=seconds)
+    silent = f"no answer within {seconds:g} s"
+    return {
+        conn_id: answer.result() if answer.done() else Examination([_silent(conn_id, silent)])
+        for conn_id, answer in answers.items()
+    }
+
+
+def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examination:
+    """Verify a connection.
+
+    :param alone: no other connection is examined, so that a store has these destinations as queue tables.
+    """
+    with closing(delivery_for(conn_id)) as delivery:
+        report = delivery.verify(() if delivery.is_store and not alone else destinations)
+        found = _with_remedies(conn_id, report)
+        if isinstance(delivery, DelayStore):
+            found += _clock_difference(delivery)
+        if not isinstance(delivery, DelayedStoreHook):
+            return Examination(found)
+        try:
+            return Examination(_with_reason(delivery, found), delivery.destinations())
+        except TopologyError:
+            # the report has what its tables lack
+            return Examination(found)
+
+
+def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination:
+    """Verify the destinations of messages that wait in stores.
+
+    :param stores: by destination, a store that has messages for it.
+    """
+    some = list(islice(stores, MAX_DESTINATIONS))
+    with closing(delivery_for(conn_id)) as delivery:
+        report = delivery.verify(some)
+    found = [
+        replace(
+            each,
+            why=f"store {stores[each.destination]!r} has messages for it, which the first try would give up",
+        )
+        if each.state is State.MISSING and each.destination and each.destination in stores and not each.why
+        else each
+        for each in report
+    ]
+    if len(stores) > len(some):
+        found.append(
+            Finding(
+                state=State.UNKNOWN,
+                resource=f"destinations of connection {conn_id!r}",
+                found=f"stores have messages for {len(stores):,} destinations, of which {len(some):,} were verified",
+                code="destinations",
+                remedy="name others with --destination",
+            )
+        )
+    return Examination(_with_remedies(conn_id, found))
+
+
+def _with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
+    """Give all that is missing the command that installs it."""
+    found = list(report)
+    missing = [each for each in found if each.state is State.MISSING]
+    missing += [each for each in found if each.code == "destination-unbound"]
+    queues = dict.fromkeys(each.destination for each in missing if each.destination)
+    install = " ".join(
+        [f"airflow delayed install --conn-id {quote(conn_id)}", *(f"--queue {quote(name)}" for name in queues)]
+    )
+    remedy = f"install what is missing: {install}"
+    redrive = (
+        f"airflow delayed redrive --conn-id {quote(conn_id)} --dry-run names their destinations; when these exist, the"
+        " same without --dry-run sends the messages"
+    )
+    remedies = {"unroutable": redrive, "destination-unbound": remedy}
+    return [
+        replace(each, remedy=remedy if each.state is State.MISSING else remedies.get(each.code or "", each.remedy))
+        for each in found
+    ]
+
+
+def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[Finding]:
+    """Add the most frequent reason to the finding of failed messages: not everybody who sees the page may read it."""
+    return [
+        replace(each, found=f"{each.found}{_frequent_reason(store)}") if each.code == "failed" else each
+        for each in findings
+    ]
+
+
+def _frequent_reason(store: DelayedStoreHook) -> str:
+    reasons = Counter(each.last_error for each in store.list(state="failed", limit=MAX_REASONS) if each.last_error)
+    return f", most of them because: {reasons.most_common(1)[0][0]}" if reasons else ""
+
+
+def _clock_difference(store: DelayStore) -> list[Finding]:
+    """Return the finding for a store whose clock certainly differs from this machine's by more than 5 s."""
+    asked, stated, answered = utcnow(), store.now(), utcnow()
+    ahead = stated > answered
+    difference = stated - answered if ahead else asked - stated
+    if difference <= _TOLERANCE:
+        return []
+    by = f"{difference.total_seconds():,.0f} s {'ahead of' if ahead else 'behind'}"
+    return [
+        Finding(
+            state=State.WARNING,
+            resource=f"clock of store {store.conn_id!r}",
+            found=f"the database is {by} this machine; a"
+            " due time that a task computes from its own clock is dispatched by the database's, so early or late by"
+            " that much",
+            code="clock-difference",
+            remedy="let the database's machine and Airflow's machines follow NTP (chronyc tracking shows how far off a"
+            " machine is)",
+        )
+    ]
+
+
+def _failed(conn_id: str, error: Exception) -> Finding:
+    """Return the finding for a connection that could not be examined; the package's errors say what to do."""
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
+
+    from airflow_delayed.compat import AirflowException
+
+    text = str(error) if isinstance(error, AirflowException) else explained(error)
+    away = isinstance(error, TransportUnavailable)
+    if away and any(words in text for words in _TIMED_OUT):
+        return _silent(conn_id, text)
+    return Finding(
+        state=State.BLOCKED,
+        resource=f"connection {conn_id!r}",
+        found=text,
+        code="unreachable" if away else "not-examined",
+        remedy=_MEND if away else _DEFINE if isinstance(error, AirflowNotFoundException) else None,
+    )
+
+
+def _silent(conn_id: str, found: str) -> Finding:
+    return Finding(
+        state=State.BLOCKED,
+        resource=f"connection {conn_id!r}",
+        found=found,
+        code="silent",
+        remedy="look whether the server hangs (frozen, disk full, waiting for locks) or a firewall drops packets",
+    )
+
+
+def _print(found: Iterable[tuple[str, Finding]]) -> None:
+    """Print findings; those of one connection with the same cause together, such as all that needs a right."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for conn_id, finding in found:
+        groups.setdefault((finding.severity, conn_id, finding.what, finding.remedy or ""), []).append(finding)
+    for (severity, conn_id, what, remedy), findings in groups.items():
+        codes = dict.fromkeys(str(finding.to_json()["code"]) for finding in findings)
+        print(f"{severity}: connection {one_line(conn_id)}: {', '.join(codes)}")
+        print(f"    {one_line('; '.join(finding.where for finding in findings))}: {one_line(what)}")
+        if remedy:
+            print(f"    What to do: {one_line(remedy)}")

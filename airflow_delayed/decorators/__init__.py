@@ -1,0 +1,3 @@
+"""The task decorators."""
+
+from __future__ import annotations

@@ -1,0 +1,377 @@
+"""Operators that change the messages of a store: cancel them, reschedule them, or retry those that failed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from airflow_delayed.compat import AirflowException, AirflowFailException
+from airflow_delayed.errors import InputError, UnsupportedConnection, some
+from airflow_delayed.identity import SentBy
+from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.message import delay_of, due_after, parse_moment
+from airflow_delayed.sources.templated import rendered_text
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_delayed.hooks.store import DelayedStoreHook
+    from airflow_delayed.store.api import Outcomes
+
+#: Messages that are changed until the next line of progress in the log; the audit has a record of each such part.
+PART = 50_000
+#: How many ids of each outcome the result names.
+NAMED = 100
+#: What selects messages, but for ``ids``; the words are those of the hook's methods.
+_TEXTS = ("tag", "destination", "deliver_conn_id")
+_TIMES = ("due_from", "due_until")
+CRITERIA = (*_TEXTS, *_TIMES, "sent_by")
+
+_DRY_RUN = {"true": True, "false": False}
+
+
+class ChangeOperator(BaseOperator):
+    """The base of operators that change the messages of a store: by ids, or by a filter of at least one criterion.
+
+    Messages that a broker has been given cannot be changed: see ``store_conn_id`` of DelayedSendOperator. Dispatchers
+    may be at work meanwhile. A retry is safe: a message that was changed is not changed twice.
+
+    Returns ``changed``, the number of messages; ``outcomes``, the number of messages by outcome, such as
+    ``{"cancelled": 3, "dispatched": 1}``; ``ids``, the first 100 ids of each outcome; and ``dry_run`` if it was one. An
+    outcome is one of :class:`airflow_delayed.store.api.Outcome`.
+
+    What to change:
+
+    :param ids: the ids of messages: a list or one id, or what a DelayedSendOperator of up to 100 messages returned. No
+        messages are changed by an empty list.
+    :param tag: only messages with this tag.
+    :param destination: only messages to this queue.
+    :param deliver_conn_id: only messages that this connection delivers; the store's own for its queue tables.
+    :param due_from: only messages that are due then or later: an aware time, or ISO 8601 text with an offset.
+    :param due_until: only messages that are due before then.
+    :param sent_by: only messages that these tasks stored: a SentBy, or a dictionary with ``dag_id`` and, if wanted,
+        ``run_id``, ``task_id`` and ``map_index``.
+
+    The store:
+
+    :param conn_id: the store, a SQL connection.
+    :param table: the store's table.
+    :param schema: the table's schema; by default the connection's own.
+
+    Safety:
+
+    :param on_missing: what to do if no message matches the filter, or if messages are not there or came too late:
+        "warn", "fail" when all others are changed, or "ignore".
+    :param dry_run: change nothing, and return what would happen; may be a template.
+
+    Result:
+
+    :raises ValueError: neither ids nor a criterion is given, or both; or another parameter cannot be.
+    """
+
+    template_fields: Sequence[str] = ("conn_id", "ids", *CRITERIA, "only_plan", "table", "schema")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"ids": "json", "sent_by": "json"}
+    operator_extra_links = (DeliveriesLink(),)
+    ui_color = "#e8f1fb"
+    #: The outcomes of messages that are as they should be, by the values of Outcome.
+    reached: ClassVar[Collection[str]] = ()
+
+    def __init__(
+        self,
+        *,
+        conn_id: str,
+        ids: Any = None,
+        tag: str | None = None,
+        destination: str | None = None,
+        deliver_conn_id: str | None = None,
+        due_from: datetime | str | None = None,
+        due_until: datetime | str | None = None,
+        sent_by: SentBy | Mapping[str, Any] | None = None,
+        on_missing: Literal["warn", "fail", "ignore"] = "warn",
+        dry_run: bool | str = False,
+        table: str = "delayed_messages",
+        schema: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if on_missing not in ("warn", "fail", "ignore"):
+            raise ValueError(f"on_missing={on_missing!r} is none of 'warn', 'fail', 'ignore'")
+        self.conn_id = conn_id
+        self.ids = ids
+        self.tag = tag
+        self.destination = destination
+        self.deliver_conn_id = deliver_conn_id
+        self.due_from = due_from
+        self.due_until = due_until
+        self.sent_by = sent_by
+        self.on_missing = on_missing
+        # BaseOperator has a method of the parameter's name
+        self.only_plan = dry_run
+        self.table = table
+        self.schema = schema
+        #: Which of ids and criteria the DAG passes; their templates may render to nothing.
+        self.selected = [name for name in ("ids", *CRITERIA) if getattr(self, name) is not None]
+        _check_selection(self.selected)
+
+    @property
+    def page_store(self) -> str:
+        """The store that the link to the page shows."""
+        return self.conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Change the messages, and return the counts.
+
+        :raises AirflowFailException: a parameter, as it was rendered, cannot be; nothing was changed. Or with
+            ``on_missing="fail"``, messages are not there or came too late.
+        :raises AirflowException: with ``on_missing="fail"``, a dispatcher was delivering messages; a retry looks again.
+        :raises TransportUnavailable: the database cannot be reached.
+        """
+        from airflow_delayed.hooks.store import DelayedStoreHook
+
+        try:
+            ids, filters = self._selection(context)
+            options: dict[str, Any] = {"dry_run": self._is_dry_run()}
+            with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
+                options.update(self.prepare_change(store))
+                result = self._collect(self._parts(store, ids, filters, options), options)
+        except (InputError, UnsupportedConnection, ValueError) as error:
+            raise AirflowFailException(str(error)) from error
+        self._report(result, by_ids=ids is not None)
+        return result
+
+    def prepare_change(self, store: DelayedStoreHook) -> dict[str, Any]:
+        """Return further arguments of :meth:`change`; called once, before the first message is changed."""
+        return {}
+
+    @abstractmethod
+    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+        """Change messages by their ids, or by a filter."""
+
+    def _parts(
+        self,
+        store: DelayedStoreHook,
+        ids: Sequence[str] | None,
+        filters: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> Iterator[Outcomes]:
+        if ids is not None:
+            for begin in range(0, len(ids), PART):
+                yield self.change(store, ids[begin : begin + PART], **options)
+            return
+        # a dry run with a limit would count all messages behind it, each time
+        limit, after = None if options["dry_run"] else PART, None
+        while True:
+            found = self.change(store, None, limit=limit, after=after, **options, **filters)
+            yield found
+            after = found.next
+            if after is None:
+                return
+
+    def _collect(self, parts: Iterable[Outcomes], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Add up the outcomes of all parts, each with a line in the log."""
+        outcomes: dict[str, int] = {}
+        named: dict[str, list[str]] = {}
+        result: dict[str, Any] = {"changed": 0, "outcomes": outcomes, "ids": named}
+        if "due_at" in options:
+            result["due_at"] = options["due_at"].isoformat()
+        if options["dry_run"]:
+            result["dry_run"] = True
+        for found in parts:
+            result["changed"] += found.changed
+            for outcome, count in found.counts.items():
+                outcomes[outcome.value] = outcomes.get(outcome.value, 0) + count
+            for message_id, outcome in found.items():
+                if len(first := named.setdefault(outcome.value, [])) < NAMED:
+                    first.append(message_id)
+            self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
+        return result
+
+    def _selection(self, context: Context) -> tuple[list[str] | None, dict[str, Any]]:
+        """Return the ids, or None and the filter.
+
+        :raises InputError: one of them, as it was rendered, cannot be.
+        """
+        dag = context.get("dag")
+        declared = self if dag is None else dag.get_task(self.task_id)
+        expanded = declared.expand_input.value if isinstance(declared, MappedOperator) else ()
+        names = {*self.selected, *(expanded if isinstance(expanded, Mapping) else ())}
+        for name in ("ids", *CRITERIA):
+            if name in names and getattr(self, name) is None:
+                # without this criterion the filter would match more messages
+                raise InputError(f"{name}= is None; did its template, or another task, return nothing?")
+        if self.ids is not None:
+            return message_ids(self.ids), {}
+        texts = {name: getattr(self, name) for name in _TEXTS}
+        filters: dict[str, Any] = {
+            name: None if text is None else rendered_text(name, text) for name, text in texts.items()
+        }
+        for name in _TIMES:
+            moment = getattr(self, name)
+            filters[name] = None if moment is None else parse_moment(name, moment)
+        filters["sent_by"] = None if self.sent_by is None else sent_by(self.sent_by)
+        return None, filters
+
+    def _is_dry_run(self) -> bool:
+        text = str(self.only_plan).strip().lower()
+        if text not in _DRY_RUN:
+            raise InputError(f"dry_run={self.only_plan!r} is neither true nor false")
+        return _DRY_RUN[text]
+
+    def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:
+        """Report messages that are not there or came too late, as ``on_missing`` says."""
+        outcomes: Mapping[str, int] = result["outcomes"]
+        missing = {name: count for name, count in outcomes.items() if name not in self.reached}
+        if missing:
+            cases = [f"{message_id}: {name}" for name in missing for message_id in result["ids"].get(name, ())]
+            text = f"{_counts(missing)} of {sum(outcomes.values()):,} messages ({some(cases)})"
+        elif outcomes or by_ids:
+            return
+        else:
+            text = "no message matches"
+        if self.on_missing == "warn":
+            self.log.warning("%s", text)
+        if self.on_missing != "fail" or result.get("dry_run"):
+            return
+        if "in flight" in missing:
+            raise AirflowException(f"{text}. What is in flight, a dispatcher is delivering; a retry looks again")
+        raise AirflowFailException(f"{text}. If that may be, pass on_missing='warn' or 'ignore'")
+
+
+class DelayedCancelOperator(ChangeOperator):
+    """Removes messages from a store, failed ones too; a late retry of their task does not store them again.
+
+    The parameters and the result are those of :class:`ChangeOperator`.
+    """
+
+    reached = ("cancelled", "already cancelled", "already removed")
+
+    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+        """Cancel messages."""
+        return store.cancel(ids, **options)
+
+
+class DelayedRescheduleOperator(ChangeOperator):
+    """Changes the due time of messages that wait in a store; failed messages stay as they are.
+
+    The other parameters are those of :class:`ChangeOperator`; the result has the new ``due_at`` too.
+
+    :param due_at: an aware time, or ISO 8601 text with an offset; a message with a past due time is dispatched at once.
+    :param delay: instead of ``due_at``, a timedelta or seconds, counted from when this task changes the messages, by
+        the database's clock.
+    """
+
+    template_fields: Sequence[str] = (*ChangeOperator.template_fields, "due_at", "delay")
+    reached = ("rescheduled", "unchanged")
+
+    def __init__(
+        self,
+        *,
+        due_at: datetime | str | None = None,
+        delay: timedelta | float | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.due_at = due_at
+        self.delay = delay
+        self._check_due()
+
+    def prepare_change(self, store: DelayedStoreHook) -> dict[str, Any]:
+        """Return the new due time."""
+        self._check_due()
+        if self.due_at is not None:
+            return {"due_at": parse_moment("due_at", self.due_at)}
+        assert self.delay is not None
+        delay = delay_of(self.delay)
+        return {"due_at": due_after(store.now(), delay)}
+
+    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+        """Reschedule messages."""
+        return store.reschedule(ids, **options)
+
+    def _check_due(self) -> None:
+        if (self.due_at is None) == (self.delay is None):
+            raise ValueError("give due_at= or delay=, and not both")
+
+
+class DelayedRetryOperator(ChangeOperator):
+    """Lets failed messages of a store wait again, as if they had never failed.
+
+    Messages that are due are dispatched at once. Expired messages stay as they are. The parameters and the
+    result are those of :class:`ChangeOperator`.
+    """
+
+    reached = ("retried", "unchanged")
+
+    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+        """Retry messages."""
+        return store.retry(ids, **options)
+
+
+def _check_selection(names: Collection[str]) -> None:
+    if not names:
+        raise ValueError(f"give ids= or a filter: at least one of {', '.join(f'{name}=' for name in CRITERIA)}")
+    if "ids" in names and len(names) > 1:
+        raise ValueError("give ids= or a filter, and not both")
+
+
+def message_ids(value: Any) -> list[str]:
+    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator.
+
+    :raises InputError: they are no ids.
+    """
+    if isinstance(value, Mapping):
+        if value.get("message_ids") is None:
+            raise InputError(
+                "ids= is a dictionary without message_ids; a DelayedSendOperator of over 100 messages does not name"
+                " them. Pass sent_by= or tag= instead"
+            )
+        value = value["message_ids"]
+    if isinstance(value, str):
+        if not value.strip() or value.startswith("["):
+            raise InputError(
+                f"ids={value!r} is a text, and no id; pass a list, or the other task's output itself instead of a"
+                " template"
+            )
+        value = [value]
+    if not isinstance(value, Iterable):
+        raise InputError(f"ids= is a {type(value).__name__}, and must be a list of ids")
+    ids = list(value)
+    for one in ids:
+        if not isinstance(one, str) or not one:
+            raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
+    # an id in two parts would be counted twice
+    return list(dict.fromkeys(ids))
+
+
+def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
+    """Return the tasks whose messages are selected.
+
+    :raises InputError: the dictionary has no ``dag_id``, or other keys than those of SentBy, or a value is empty.
+    """
+    if isinstance(value, SentBy):
+        return value
+    known = [field.name for field in fields(SentBy)]
+    if not isinstance(value, Mapping) or "dag_id" not in value or set(value) - set(known):
+        raise InputError(f"sent_by= must be a dictionary with dag_id, and may have {', '.join(known[1:])}")
+    criteria: dict[str, Any] = {}
+    for name in value:
+        if value[name] is None:
+            raise InputError(f"sent_by= has None as its {name}; leave it out to select all")
+        criteria[name] = rendered_text(f"sent_by {name}", value[name])
+    if "map_index" in criteria:
+        try:
+            criteria["map_index"] = int(criteria["map_index"])
+        except ValueError:
+            raise InputError(f"sent_by= has {criteria['map_index']!r} as its map_index, which is no number") from None
+    return SentBy(**criteria)
+
+
+def _counts(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in outcomes.items())

@@ -1,0 +1,299 @@
+"""Administration of a topology on one broker: install, verify, count and uninstall, without losing a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
+from airflow_delayed.rabbitmq import cluster, declare, levels, verify
+from airflow_delayed.rabbitmq.connection import server_version
+from airflow_delayed.rabbitmq.declare import Declaration, Exchange, Queue
+from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
+from airflow_delayed.rabbitmq.node_clocks import NodeClocks
+from airflow_delayed.rabbitmq.removal import NotEmpty, QueueContents, Removal, rebind, waiting_finding
+from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.waiting import Waiting, waiting
+
+if TYPE_CHECKING:
+    from pika.adapters.blocking_connection import BlockingConnection
+
+#: Seconds that the answers to a ``verify`` may take longer than the quickest, in all. A queue whose leader hangs takes
+#: half a second, and a level is such a queue.
+_PATIENCE = 3.0
+_REPLACE = "replace=True deletes and makes again what differs, as long as no messages wait there"
+_MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyAdmin:
+    """Administrates a topology over an open connection and, if there is one, the management API.
+
+    :param management: None without it, with the reason in ``why``.
+    """
+
+    conn_id: str
+    topology: Topology
+    connection: BlockingConnection
+    management: Management | None = None
+    why: str | None = None
+
+    # verify and count
+
+    def verify(self, destinations: Sequence[str], top_level: int, clocks: NodeClocks) -> TopologyReport:
+        """Compare the broker with what messages need that enter at ``top_level`` or below."""
+        parts = declare.plan(self.topology, destinations, top_level=top_level)
+        found = declare.compare(self.connection, parts, patience=_PATIENCE)
+        left = sum(not isinstance(part, declare.Binding) for part in parts) - len(found)
+        broker = (self.management.version() if self.management else None) or server_version(self.connection)
+        facts = survey(self.management, self.why, flags=verify.wants_flags(broker))
+        there = [] if left else [one.name for one in parts if isinstance(one, Queue) and one.destination]
+        counts = declare.counts(self.connection, [self.topology.unroutable_queue, *there])
+        findings = verify.judge(
+            self.topology, destinations, parts, found, top_level=top_level, facts=facts, broker=broker, counts=counts
+        )
+        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.why)))
+
+    def waiting(self, now: datetime) -> Waiting:
+        """Count the messages in each level."""
+        counts = declare.counts(self.connection, self._queues())
+        queues = self.management.queues() if self.management else None
+        # a classic queue whose node is down is listed, and AMQP says that there is none
+        if all(count is None and name not in (queues or ()) for name, count in counts.items()):
+            missing = Finding(state=State.MISSING, resource=f"queue {self.topology.level_name(0)}")
+            raise TopologyError(self.conn_id, TopologyReport((missing,)), topology=self.topology.name)
+        return waiting(self.topology, now, counts, queues, self.why or "the management API does not list the queues")
+
+    # install
+
+    def install(
+        self,
+        destinations: Sequence[str],
+        *,
+        create_destinations: bool,
+        dry_run: bool,
+        replace_differing: bool,
+        unroutable_policy: bool,
+    ) -> TopologyReport:
+        """Make each part that is missing; with ``replace_differing`` make those again that differ."""
+        by_policy = unroutable_policy and not self.topology.unroutable
+        parts = declare.plan(self.topology, destinations, unroutable=by_policy)
+        facts = survey(self.management, self.why)
+        policy = self._policy(facts) if by_policy else None
+        found = tuple(verify.coded(verify.exact_arguments(parts, declare.compare(self.connection, parts), facts)))
+        contents = QueueContents(self.topology, self.connection, facts, found)
+        differing = _differing(parts, found) if replace_differing else ()
+        blocked = self._blocked(differing, contents)
+        if differing and not blocked:
+            names = {str(part) for part in differing}
+            made = tuple(Finding(state=State.MISSING, resource=name) for name in sorted(names))
+            found = (*(one for one in found if one.resource not in names), *made)
+        elif blocked and not dry_run:
+            raise MessagesWaiting(
+                self.conn_id,
+                blocked,
+                f"Nothing was changed. {_MOVE}, then replace what differs{self._unseen(blocked)}",
+            )
+        state = State.PLANNED if dry_run else State.CREATED
+        findings = [
+            *self._deletions(differing if not blocked else (), facts, done=not dry_run),
+            *declare.todo(parts, found, create_destinations=create_destinations, done=state),
+            *(waiting_finding(queue, count) for queue, count in blocked.items()),
+        ]
+        if policy:
+            findings.append(replace(policy, state=state) if policy.state is State.MISSING else policy)
+        report = TopologyReport(tuple(findings))
+        if dry_run:
+            return report
+        if report.problems:
+            raise TopologyError(self.conn_id, report, _REPLACE, topology=self.topology.name)
+        if differing:
+            self._remove(differing, contents, parts, "then replace what differs")
+        declare.apply(self.connection, parts)
+        if differing:
+            rebind(self.connection, self._destination_bindings(facts))
+        if policy and policy.state is State.MISSING and self.management:
+            try:
+                self.management.put_policy(policy_for_unroutable(self.topology))
+            except TransportUnavailable as error:
+                raise TransportUnavailable(
+                    f"connection {self.conn_id!r}: all but the policy is made: {error}"
+                ) from error
+        return report
+
+    def _policy(self, facts: Facts) -> Finding:
+        if facts.policies is None:
+            raise TransportUnavailable(
+                f"connection {self.conn_id!r}: unroutable_policy needs the management API, and a user with the tag"
+                f" policymaker: {facts.why}. Nothing was changed"
+            )
+        return compare_policy(self.topology, facts)
+
+    def _blocked(self, differing: Sequence[Exchange | Queue], contents: QueueContents) -> dict[str, int | None]:
+        """Return the queues that have, or may have, messages which would be lost if these parts were replaced."""
+        if not differing:
+            return {}
+        names = [part.name for part in differing if isinstance(part, Queue)]
+        if any(isinstance(part, Exchange) and part.name == self.topology.delivery_exchange for part in differing) or (
+            # at-most-once dead-lettering drops a message that it cannot route in that moment
+            not self.topology.keeps_stuck
+        ):
+            names = self._queues()
+        cluster.require_available(self.conn_id, contents.facts, names, "Nothing was changed")
+        return contents.waiting(names)
+
+    def _deletions(self, differing: Sequence[Exchange | Queue], facts: Facts, *, done: bool) -> Iterable[Finding]:
+        for part in differing:
+            yield Finding(state=State.DELETED if done else State.WOULD_DELETE, resource=str(part))
+        if facts.bindings is None and any(part.name == self.topology.delivery_exchange for part in differing):
+            yield Finding(
+                state=State.UNKNOWN,
+                resource=f"bindings of exchange {self.topology.delivery_exchange}",
+                found=f"those of destinations that are not named here have to be made again: {facts.why}",
+                code="binding",
+            )
+
+    # uninstall
+
+    def uninstall(self, *, force: bool, dry_run: bool) -> TopologyReport:
+        """Delete the existing parts of the topology, but no destination."""
+        parts = declare.plan(self.topology, unroutable=True)
+        missing = {one.resource for one in declare.compare(self.connection, parts) if one.state is State.MISSING}
+        there = tuple(part for part in parts if not isinstance(part, declare.Binding) and str(part) not in missing)
+        facts = survey(self.management, self.why)
+        contents = QueueContents(self.topology, self.connection, facts)
+        if not force:
+            cluster.require_available(self.conn_id, facts, self._queues(), "Nothing was deleted")
+        blocked = contents.waiting(part.name for part in there if isinstance(part, Queue))
+        findings = [*self._would_go(there, facts), *(waiting_finding(queue, count) for queue, count in blocked.items())]
+        if dry_run:
+            return TopologyReport(tuple(findings))
+        if blocked and not force:
+            raise MessagesWaiting(
+                self.conn_id,
+                blocked,
+                f"Nothing was deleted. {_MOVE}; force=True deletes them with the queues{self._unseen(blocked)}",
+            )
+        if force:
+            self._delete(there)
+        else:
+            kept = tuple(p for p in parts if not isinstance(p, declare.Binding) or _ends(p) <= {str(t) for t in there})
+            kept = tuple(p for p in kept if isinstance(p, declare.Binding) or p in there)
+            self._remove(there, contents, kept, "then uninstall")
+        policy = policy_for_unroutable(self.topology)
+        if self.management and any(one.resource == str(policy) for one in findings):
+            try:
+                self.management.delete_policy(policy.name)
+            except TransportUnavailable as error:
+                raise TransportUnavailable(
+                    f"connection {self.conn_id!r}: all but the policy is deleted: {error}"
+                ) from error
+        return TopologyReport(tuple(_done(one) for one in findings))
+
+    def _would_go(self, there: Sequence[Exchange | Queue], facts: Facts) -> Iterable[Finding]:
+        for one in self._destination_bindings(facts):
+            yield Finding(state=State.WOULD_DELETE, resource=f"binding {one.source} -> {one.target}")
+        for part in there:
+            yield Finding(state=State.WOULD_DELETE, resource=str(part))
+        ours = policy_for_unroutable(self.topology)
+        if any(policy.name == ours.name and not policy.operator for policy in facts.policies or ()):
+            yield Finding(state=State.WOULD_DELETE, resource=str(ours))
+        elif facts.policies is None and not self.topology.unroutable:
+            yield Finding(state=State.UNKNOWN, resource=str(ours), found=facts.why, code="policy")
+
+    def _delete(self, there: Iterable[Exchange | Queue]) -> None:
+        channel = self.connection.channel()
+        for part in sorted(there, key=lambda part: isinstance(part, Queue)):
+            if isinstance(part, Queue):
+                channel.queue_delete(part.name)
+            else:
+                channel.exchange_delete(part.name)
+        channel.close()
+
+    # shared
+
+    def _unseen(self, blocked: Mapping[str, int | None]) -> str:
+        return f". As to what is unknown: {self.why}" if self.why and None in blocked.values() else ""
+
+    def _queues(self) -> list[str]:
+        return [*map(self.topology.level_name, range(levels.BITS)), self.topology.unroutable_queue]
+
+    def _destination_bindings(self, facts: Facts) -> list[BindingFacts]:
+        return [one for one in facts.bindings or () if one.source == self.topology.delivery_exchange]
+
+    def _remove(
+        self,
+        parts: Sequence[Exchange | Queue],
+        contents: QueueContents,
+        put_back: Sequence[Declaration],
+        then: str,
+    ) -> None:
+        # from the highest level down: a message that moves on meanwhile comes to a queue that still exists
+        queues = [part.name for part in reversed(parts) if isinstance(part, Queue)]
+        removal = Removal(
+            self.connection,
+            queues=queues,
+            classic=set(filter(contents.is_classic, queues)),
+            exchanges=[part.name for part in reversed(parts) if isinstance(part, Exchange)],
+            parts=put_back,
+            bindings=self._destination_bindings(contents.facts),
+        )
+        try:
+            removal.run(self.management, stuck_in=filter(contents.may_be_stuck, queues))
+        except NotEmpty as error:
+            raise MessagesWaiting(
+                self.conn_id, error.counts, f"They came meanwhile, and all is as it was. {_MOVE}, {then}"
+            ) from error
+
+
+def _differing(parts: Iterable[Declaration], found: Iterable[Finding]) -> tuple[Exchange | Queue, ...]:
+    names = {one.resource for one in found if one.state is State.DIFFERS}
+    return tuple(
+        part for part in parts if not isinstance(part, declare.Binding) and not part.destination and str(part) in names
+    )
+
+
+def _ends(part: declare.Binding) -> set[str]:
+    return {str(part.source), str(part.target)}
+
+
+def _done(finding: Finding) -> Finding:
+    if finding.state is State.WOULD_DELETE:
+        return replace(finding, state=State.DELETED)
+    if finding.code == "waiting" and finding.state is State.BLOCKED:
+        return replace(finding, state=State.WARNING, found=str(finding.found).replace(" wait in it", " went with it"))
+    return finding
+
+
+def policy_for_unroutable(topology: Topology) -> PolicyFacts:
+    """Return the policy that leads unroutable messages into a queue, on a topology that others declare too.
+
+    It has the name of the exchange and of the queue to which it leads.
+    """
+    name = topology.unroutable_queue
+    pattern = f"^{topology.delivery_exchange.replace('.', '[.]')}$"
+    return PolicyFacts(name=name, pattern=pattern, apply_to="exchanges", definition={"alternate-exchange": name})
+
+
+def compare_policy(topology: Topology, facts: Facts) -> Finding:
+    """Return whether that policy exists, or another policy is in its way.
+
+    :param facts: with the policies.
+    """
+    wanted = policy_for_unroutable(topology)
+    for there in facts.applied(topology.delivery_exchange, "exchanges"):
+        if there.definition.get("alternate-exchange") == wanted.name:
+            return Finding(state=State.OK, resource=str(there))
+        if not there.operator and there.name != wanted.name:
+            return Finding(
+                state=State.DIFFERS,
+                resource=f"exchange {topology.delivery_exchange}",
+                argument="policy",
+                wanted=wanted.name,
+                found=f"{there.name}; one policy alone applies, so add alternate-exchange {wanted.name} to it",
+                code="policy",
+            )
+    return Finding(state=State.MISSING, resource=str(wanted))

@@ -1,0 +1,98 @@
+"""How long a send has been without a confirm, over all of its connections, and when that is too long. No network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+#: Seconds without a confirm until the first warning; each further one comes after twice as many.
+FIRST_WARNING = 10.0
+#: Seconds between two looks at the time, at most.
+_INTERVAL = 0.5
+#: How many hosts share the time: with more, none of them would have long enough.
+_HOSTS = 3
+
+
+class ConfirmTimeout(Exception):
+    """A host has confirmed nothing for its share of the connection's ``confirm_timeout``."""
+
+
+class ConfirmTimer:
+    """Counts the seconds since the last confirm, or since the oldest unconfirmed message if that is later.
+
+    A binding that was made, and any other answer that a session waits for count as a confirm. So does a refusal, for
+    the host answers; the session counts by ``elapsed`` how long a message is refused. The timer stands still while the
+    broker's alarm blocks the connection. Most of a long pause between two looks does not count: the source of the
+    messages then kept the session from reading answers.
+
+    :param timeout: seconds without a confirm until the send ends.
+    :param hosts: how many hosts there are. Each may take its share of the timeout, since another host may be healthy.
+    """
+
+    def __init__(self, timeout: float, hosts: int, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.timeout = timeout
+        #: Seconds without a confirm until the next host is tried.
+        self.host_timeout = timeout / min(hosts, _HOSTS)
+        #: Seconds between two calls of :meth:`advance`.
+        self.interval = min(_INTERVAL, timeout / 10)
+        #: Seconds without a confirm.
+        self.silent = 0.0
+        #: Seconds since the send began, with or without confirms.
+        self.elapsed = 0.0
+        self._silent_before = 0.0
+        self._warning = FIRST_WARNING
+        self._answers = 0
+        self._monotonic = monotonic
+        self._looked_at = monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether the send has to end."""
+        return self.silent >= self.timeout
+
+    @property
+    def host_over(self) -> bool:
+        """Whether this connection has to end."""
+        return self.over or self.silent - self._silent_before >= self.host_timeout
+
+    def connect(self, answers: int) -> None:
+        """Begin with a connection; what it awaits was awaited before.
+
+        :param answers: how many the connection has had until now.
+        """
+        self._answers = answers
+        self._silent_before = self.silent
+        self._looked_at = self._monotonic()
+
+    def advance(self, answers: int, *, awaits: bool, blocked: bool) -> None:
+        """Count the time since the last call.
+
+        :param answers: how many answers the connection has had, of any number: only that it changes counts.
+        :param awaits: whether the connection awaits an answer.
+        :param blocked: whether the broker's alarm blocks the connection.
+        """
+        now = self._monotonic()
+        seconds, self._looked_at = now - self._looked_at, now
+        if not blocked:
+            self.add(min(seconds, self.timeout / 10))
+        if not awaits or answers != self._answers:
+            self._answers = answers
+            self.silent = self._silent_before = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a pause before a connection."""
+        self.silent += seconds
+        self.elapsed += seconds
+
+    def warns(self, seconds: float) -> bool:
+        """Return whether it is time for a warning: after 10 s at most, and then after 20, 40, ...
+
+        :param seconds: without a confirm of one message, or of all; called at each look.
+        """
+        before = 2 * self.interval
+        if seconds < FIRST_WARNING - before:
+            self._warning = FIRST_WARNING
+        if seconds < self._warning - before:
+            return False
+        self._warning *= 2
+        return True

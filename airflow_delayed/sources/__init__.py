@@ -1,0 +1,13 @@
+"""Sources of rows as objects, for ``DelayedSendOperator(source=...)``: files, a query, a Delta table.
+
+A source only says where the rows are. Its fields are templates of the operator's, and may be what another task
+returns; an operator works on a copy. The task opens it.
+"""
+
+from __future__ import annotations
+
+from airflow_delayed.sources.delta import DeltaSource
+from airflow_delayed.sources.paths import CsvSource, JsonLinesSource, ParquetSource
+from airflow_delayed.sources.query import SqlSource
+
+__all__ = ["CsvSource", "DeltaSource", "JsonLinesSource", "ParquetSource", "SqlSource"]

@@ -1,0 +1,139 @@
+"""DeltaSource: one version of a Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from airflow_delayed import lineage
+from airflow_delayed.addresses import parse, shown, without_secrets
+from airflow_delayed.errors import SourceError, some
+from airflow_delayed.intake.files import SourceFile
+from airflow_delayed.intake.sources import Source, source_of
+from airflow_delayed.intake.spool import Spool
+from airflow_delayed.sources.paths import file_system
+from airflow_delayed.sources.templated import TemplatedSource, rendered_text
+
+#: Features of a table with which its Parquet files alone are not its rows.
+_UNREADABLE = {"deletionVectors", "columnMapping"}
+
+
+class DeltaSource(TemplatedSource):
+    """One version of a Delta table: the newest when the task begins to read, or a version of your choice.
+
+    Both passes read that version, whatever is written meanwhile; a retry reads the newest one again. Needs the extra
+    ``delta``. Tables with deletion vectors or column mapping are refused.
+
+    :param path: of the table, local or a URL that both fsspec and deltalake know (``s3://conn_id@bucket/table``).
+    :param version: a number.
+    :param storage_options: how deltalake reaches the table's log, such as ``{"AWS_REGION": "eu-west-1"}``; never shown.
+        By default it goes by the worker's environment.
+    """
+
+    template_fields = ("path", "version", "storage_options")
+
+    def __init__(
+        self, path: str, *, version: int | str | None = None, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self.path = path
+        self.version = version
+        self.storage_options = storage_options
+
+    def open(self, spool: Spool, *, naive_ok: bool) -> Source:
+        """Return the rows of the version, which is fixed here."""
+        path = rendered_text("path", self.path)
+        fs, root = file_system(path)
+        version, files = self._read_log(path, root)
+        name = f"version {version} of Delta table {shown(path)}"
+        return source_of(fs, partial(_there, fs, root, files, name), name, naive_ok=naive_ok)
+
+    def serialize(self) -> dict[str, Any]:
+        """Return path and version."""
+        return {"source": "DeltaSource", "path": self.path, "version": self.version}
+
+    def inputs(self) -> list[lineage.Dataset]:
+        """Return the table's folder."""
+        return [lineage.file(self.path)]
+
+    @property
+    def folder(self) -> str | None:
+        """The table's path or URL."""
+        return self.path
+
+    def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile]]:
+        """Return the number of the version, and its files by name."""
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import DeltaError
+        except ImportError:
+            raise SourceError(
+                "a Delta table cannot be read without deltalake: pip install 'airflow-provider-delayed[delta]'"
+            ) from None
+        options = None if self.storage_options is None else dict(self.storage_options)
+        try:
+            table = DeltaTable(_without_login(path, root), version=_number(self.version), storage_options=options)
+        except (DeltaError, OSError) as error:
+            which = "" if self.version is None else f"version {self.version} of "
+            raise SourceError(
+                f"{which}Delta table {shown(path)} cannot be read: {without_secrets(str(error), path)}. Is the path"
+                " right, and was the version's log not cleaned up?"
+            ) from error
+        protocol = table.protocol()
+        if found := sorted(_UNREADABLE.intersection(protocol.reader_features or ())):
+            raise SourceError(
+                f"Delta table {shown(path)} has {some(found, separator=' and ')}, which cannot be read here; rewrite it"
+                " without (REORG TABLE ... APPLY (PURGE)), or let Spark send it (DelayedSparkSendOperator)"
+            )
+        actions = table.get_add_actions(flatten=True)
+        names = actions.schema.names
+        columns = {name: actions.column(name).to_pylist() for name in names if name in _FILE or name.startswith(_PART)}
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return table.version(), sorted((_file(row, root) for row in rows), key=lambda file: file.path)
+
+
+_FILE = ("path", "size_bytes", "modification_time")
+_PART = "partition."
+
+
+def _number(version: int | str | None) -> int | None:
+    try:
+        return None if version in (None, "", "None") else int(str(version))
+    except ValueError:
+        raise SourceError(f"version={version!r} of DeltaSource is no number") from None
+
+
+def _without_login(path: str, root: str) -> str:
+    """Return an address without an Airflow connection's name, which deltalake does not know."""
+    address = parse(path)
+    return root if address is None else f"{address.scheme}://{address.host}{address.path}"
+
+
+def _file(row: Mapping[str, Any], root: str) -> SourceFile:
+    """Return one file of the log, which names it in percent-encoding."""
+    return SourceFile(
+        path=f"{root}/{unquote(row['path'])}",
+        format="parquet",
+        partition={
+            name.removeprefix(_PART): None if value is None else str(value)
+            for name, value in row.items()
+            if name.startswith(_PART)
+        },
+        version=(str(row["size_bytes"]), str(row["modification_time"])),
+        size=row["size_bytes"],
+    )
+
+
+def _there(fs: Any, root: str, files: list[SourceFile], name: str) -> list[SourceFile]:
+    """Return the files, which must be there.
+
+    :raises SourceError: some were vacuumed away.
+    """
+    found = {*fs.find(root)}
+    if lost := [file.name for file in files if file.path not in found]:
+        raise SourceError(
+            f"{name} has lost {len(lost):,} of its {len(files):,} files: {some(lost, separator=', ')}. VACUUM removes"
+            " the files of old versions; read a newer version"
+        )
+    return files

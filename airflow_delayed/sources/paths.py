@@ -1,0 +1,113 @@
+"""Files as sources, and the file systems of paths and URLs."""
+
+from __future__ import annotations
+
+from os.path import abspath
+from typing import Any, ClassVar
+
+from airflow_delayed import lineage
+from airflow_delayed.addresses import secrets_of, shown, without_secrets
+from airflow_delayed.errors import SourceError
+from airflow_delayed.intake.sources import Source, open_source
+from airflow_delayed.intake.spool import Spool
+from airflow_delayed.sources.templated import TemplatedSource, rendered_text
+
+
+class FilesSource(TemplatedSource):
+    """A file or a folder of one format, local or by any fsspec URL (``s3://conn_id@bucket/key``).
+
+    :param require_success: refuse a folder without ``_SUCCESS``.
+    """
+
+    template_fields = ("path",)
+    #: As the operator's ``source_format=`` has it.
+    source_format: ClassVar[str]
+
+    def __init__(self, path: str, *, require_success: bool = True) -> None:
+        self.path = path
+        self.require_success = require_success
+
+    def open(self, spool: Spool, *, naive_ok: bool) -> Source:
+        """Return the rows of the files."""
+        path = rendered_text("path", self.path)
+        return open_files(path, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
+
+    def inputs(self) -> list[lineage.Dataset]:
+        """Return the file or folder."""
+        return [lineage.file(self.path)]
+
+    @property
+    def folder(self) -> str | None:
+        """The path or URL."""
+        return self.path
+
+
+class ParquetSource(FilesSource):
+    """Parquet files, as Spark writes them; folders named ``column=value`` add that column."""
+
+    source_format = "parquet"
+
+
+class JsonLinesSource(FilesSource):
+    """Files of JSON lines: an object a line."""
+
+    source_format = "json"
+
+
+class CsvSource(FilesSource):
+    """Files of comma-separated values in UTF-8, whose first line names the columns (RFC 4180).
+
+    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` a number and
+    times ISO 8601; all else is text, the values of ``id_columns`` too.
+    """
+
+    source_format = "csv"
+
+
+def open_files(url: str, source_format: str | None, *, require_success: bool, naive_ok: bool) -> Source:
+    """Return the rows of a file or folder.
+
+    :raises SourceError: it is not there, not complete, or of an unknown format.
+    """
+    fs, path = file_system(url)
+    return open_source(
+        fs,
+        path,
+        shown_as=shown(url),
+        source_format=source_format,
+        require_success=require_success,
+        naive_ok=naive_ok,
+    )
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
+
+    :raises SourceError: no file system of that scheme is installed.
+    """
+    from airflow.sdk import ObjectStoragePath
+    from airflow.sdk.log import mask_secret
+
+    # what other packages log or raise of it is masked in this task's log
+    for secret in secrets_of(url):
+        mask_secret(secret)
+    if "://" not in url:
+        import fsspec
+
+        # ".." and the like would hide which files lie in a folder
+        return fsspec.filesystem("file"), abspath(url) if url.strip() else url
+    try:
+        path = ObjectStoragePath(url)
+        return path.fs, abspath(path.path) if path.protocol == "file" else path.path
+    except (ValueError, ImportError, NotImplementedError) as error:
+        problem = error
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, inside = url_to_fs(url)
+    except (ValueError, ImportError):
+        raise SourceError(
+            f"{shown(url)} cannot be opened: {without_secrets(str(problem), url)}; install the provider or the fsspec"
+            " package for it"
+        ) from None
+    return fs, inside

@@ -1,0 +1,248 @@
+"""The queues of a connection: created, compared with their planned settings, and repaired."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from airflow_delayed.delivery import Finding, State
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.sqs import queues
+from airflow_delayed.sqs.client import QueueUrls, is_missing, translated
+from airflow_delayed.sqs.entries import MAX_BYTES
+from airflow_delayed.sqs.settings import (
+    STORE_INSTEAD,
+    Attributes,
+    Difference,
+    QueueSettings,
+    compare_dead_letter_queue,
+    compare_delay_queue,
+    compare_destination,
+    dead_letter_attributes,
+    delay_queue_attributes,
+    destination_attributes,
+    redrive_policy,
+)
+from airflow_delayed.sqs.stats import QueueDepths, depth_of, expiry_risk
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+log = logging.getLogger(__name__)
+
+#: Stands for the ARN of a dead-letter queue that is only planned.
+_PLANNED = "planned"
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingQueue:
+    """A queue that exists, with its settings and counts."""
+
+    name: str
+    url: str
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallMode:
+    """Whether missing queues are created, and differing ones repaired; by default nothing is changed."""
+
+    make_delay_queues: bool = False
+    #: Destinations, and their dead-letter queues.
+    make_others: bool = False
+    repair: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAdmin:
+    """Reads the settings of queues, and changes them."""
+
+    conn_id: str
+    client: SQSClient
+    urls: QueueUrls
+
+    def look(self, destination: str, fifo: bool = False) -> ExistingQueue | None:
+        """Return a queue with its settings and counts, or None if it does not exist."""
+        name, url = self.urls.name(destination, fifo), self.urls.url(destination, fifo)
+        if url is None:
+            return None
+        attributes = self.attributes(name, url)
+        if attributes is None:
+            self.urls.forget(destination, fifo)
+            return None
+        return ExistingQueue(name, url, attributes)
+
+    def largest(self, destination: str) -> int:
+        """Return the bytes of the largest message that both the delay queue and the destination take."""
+        both = [queue for fifo in (True, False) if (queue := self.look(destination, fifo))]
+        sizes = (int(queue.attributes.get("MaximumMessageSize", MAX_BYTES)) for queue in both)
+        return min(sizes, default=MAX_BYTES)
+
+    def destination(self, destination: str) -> ExistingQueue:
+        """Return a destination with its settings and counts.
+
+        :raises TopologyError: it does not exist.
+        """
+        if there := self.look(destination):
+            return there
+        raise self.urls.missing(destination)
+
+    def by_arn(self, arn: str) -> ExistingQueue | None:
+        """Return the queue of an ARN, which need not have the connection's prefix, or None if it does not exist."""
+        account, name = arn.split(":")[-2:]
+        with translated(self.conn_id, f"look up queue {name}"):
+            try:
+                url = self.client.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=account)["QueueUrl"]
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
+        attributes = self.attributes(name, url)
+        return None if attributes is None else ExistingQueue(name, url, attributes)
+
+    def depths(self, destination: str) -> QueueDepths:
+        """Return the counts of a destination, its delay queue and its dead-letter queue.
+
+        :raises TopologyError: the destination does not exist.
+        """
+        there = self.destination(destination)
+        fifo = self.look(destination, True)
+        policy = redrive_policy(there.attributes)
+        dead = self.by_arn(policy[0]) if policy else None
+        return QueueDepths(
+            destination=depth_of(there.name, there.attributes),
+            delay_queue=depth_of(fifo.name, fifo.attributes) if fifo else None,
+            dead_letter_queue=depth_of(dead.name, dead.attributes) if dead else None,
+            max_receive_count=policy[1] if policy else None,
+        )
+
+    def attributes(self, name: str, url: str) -> Attributes | None:
+        """Return a queue's settings and counts, or None if it does not exist."""
+        with translated(self.conn_id, f"read the settings of queue {name}"):
+            try:
+                answer = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
+        return {str(key): value for key, value in answer.items()}
+
+    def install(
+        self, destinations: Iterable[str], settings: QueueSettings, mode: InstallMode, *, far: bool
+    ) -> list[Finding]:
+        """Compare queues, and create and repair them as far as ``mode`` allows.
+
+        :param far: delay queues too.
+        :raises LimitExceeded: a destination is a FIFO queue.
+        """
+        names = list(dict.fromkeys(destinations))
+        for destination in names:
+            if destination.endswith(queues.FIFO):
+                raise LimitExceeded(
+                    "destination", f"{destination} is a FIFO queue, whose messages cannot have delays of their own"
+                )
+        found = {destination: self.look(destination) for destination in names}
+        findings, target = self._dead_letter(settings, mode, found.values()) if names else ([], None)
+        for destination, there in found.items():
+            findings += self._destination(destination, there, settings, mode, target)
+            if far:
+                findings += self.delay_queue(destination, settings, mode)
+            if there and mode == InstallMode() and (risk := expiry_risk(depth_of(there.name, there.attributes))):
+                findings.append(
+                    Finding(
+                        state=State.WARNING, resource=queues.resource(there.name), found=risk, destination=destination
+                    )
+                )
+        return findings
+
+    def delay_queue(self, destination: str, settings: QueueSettings, mode: InstallMode) -> list[Finding]:
+        """Compare, make or repair the delay queue of one destination."""
+        there = self.look(destination, True)
+        if there is None:
+            name = self.urls.name(destination, True)
+            if mode.make_delay_queues:
+                return [self._create(name, delay_queue_attributes(settings), destination, mode)]
+            # a delay queue that is missing does not make its destination a missing one
+            why = f"what is due in over {queues.MAX_DELAY} s waits in it; {STORE_INSTEAD}"
+            return [Finding(state=State.MISSING, resource=queues.resource(name), why=why)]
+        findings = self._repair(there, compare_delay_queue(there.attributes, settings), destination, mode)
+        if findings[0].state is State.DIFFERS:
+            findings[0] = replace(findings[0], why=f"{findings[0].why}; {STORE_INSTEAD}")
+        return findings
+
+    def error_queue(self, name: str) -> str:
+        """Return the URL of the queue for messages that cannot be delivered; it is created if it does not exist."""
+        url = self.urls.url(name)
+        if url is None:
+            queue = self.urls.name(name)
+            with translated(self.conn_id, f"create queue {queue}"):
+                # it keeps messages for as long as SQS can
+                self.client.create_queue(
+                    QueueName=queue, Attributes={"MessageRetentionPeriod": str(queues.DELAY_RETENTION)}
+                )
+            log.warning("made queue %s, for messages that cannot be delivered", queue)
+            url = self.urls.existing(name)
+        return url
+
+    def _destination(
+        self,
+        destination: str,
+        there: ExistingQueue | None,
+        settings: QueueSettings,
+        mode: InstallMode,
+        target: str | None,
+    ) -> list[Finding]:
+        if there is None:
+            name = self.urls.name(destination, False)
+            if mode.make_others:
+                return [self._create(name, destination_attributes(settings, target), destination, mode)]
+            return [Finding(state=State.MISSING, resource=queues.resource(name), destination=destination)]
+        dead_letter = settings.dead_letter_queue and self.urls.name(settings.dead_letter_queue, False)
+        differences = compare_destination(there.attributes, settings, dead_letter=dead_letter, target=target)
+        return self._repair(there, differences, destination, mode)
+
+    def _dead_letter(
+        self, settings: QueueSettings, mode: InstallMode, destinations: Iterable[ExistingQueue | None]
+    ) -> tuple[list[Finding], str | None]:
+        """Return also the ARN of the dead-letter queue, if there is one."""
+        wanted = settings.dead_letter_queue
+        if wanted is None:
+            return [], None
+        there, name = self.look(wanted), self.urls.name(wanted, False)
+        if there is None:
+            if not mode.make_others:
+                return [Finding(state=State.MISSING, resource=queues.resource(name))], None
+            made = self._create(name, dead_letter_attributes(settings), None, mode)
+            there = None if mode.dry_run else self.look(wanted)
+            return [made], there.attributes["QueueArn"] if there else _PLANNED
+        kept = [int(one.attributes["MessageRetentionPeriod"]) for one in destinations if one]
+        retention = settings.seconds("retention") or max(kept, default=queues.RETENTION)
+        differences = compare_dead_letter_queue(there.attributes, settings, destination_retention=retention)
+        return self._repair(there, differences, None, mode), there.attributes["QueueArn"]
+
+    def _create(self, name: str, attributes: Attributes, destination: str | None, mode: InstallMode) -> Finding:
+        if not mode.dry_run:
+            with translated(self.conn_id, f"create queue {name}"):
+                self.client.create_queue(QueueName=name, Attributes=dict(attributes))  # type: ignore[arg-type]
+        state = State.PLANNED if mode.dry_run else State.CREATED
+        return Finding(state=state, resource=queues.resource(name), destination=destination)
+
+    def _repair(
+        self, there: ExistingQueue, differences: Sequence[Difference], destination: str | None, mode: InstallMode
+    ) -> list[Finding]:
+        if not differences:
+            return [Finding(state=State.OK, resource=queues.resource(there.name), destination=destination)]
+        changes = {name: value for one in differences for name, value in one.attributes.items()} if mode.repair else {}
+        if changes and not mode.dry_run:
+            with translated(self.conn_id, f"change the settings of queue {there.name}"):
+                self.client.set_queue_attributes(QueueUrl=there.url, Attributes=changes)  # type: ignore[arg-type]
+        done = State.WOULD_REPAIR if mode.dry_run else State.REPAIRED
+        return [
+            one.finding(there.name, destination, done if mode.repair and one.attributes else State.DIFFERS)
+            for one in differences
+        ]

@@ -1,0 +1,385 @@
+"""Changing many messages, beside dispatchers at work. No Airflow here.
+
+Each thousand ids have a short transaction of their own: lock the messages, and skip rows that another transaction has
+locked; read the leases; decide; apply; write the audit. A dispatcher locks a message before it writes its lease, so a
+message is either changed or delivered, never both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
+
+from airflow_delayed.store import audit
+from airflow_delayed.store.audit import AuditEntry
+from airflow_delayed.store.changes import NAMED, MessageChange, Outcome, Outcomes, Purge, Reschedule, Retry, locate
+from airflow_delayed.store.database import IDS, slices
+from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.drivers import LAST
+from airflow_delayed.store.engine import retried
+from airflow_delayed.store.filters import BOTH, Conditions, FilterArgs, MessageFilter, MessageState, Where
+from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
+from airflow_delayed.store.records import count_rows, place_of, token_of
+from airflow_delayed.store.schema import Tables
+
+#: How long to wait in all for messages in flight, and between two attempts; in seconds.
+PATIENCE = 0.5
+PAUSE = 0.05
+#: Messages behind a limit are counted up to this number.
+MAX_COUNTED = 1_000_000
+#: The reason to purge ids of the table ``_past``.
+REMEMBERED = "remembered"
+
+T = TypeVar("T")
+
+
+class ChangeArgs(FilterArgs, total=False):
+    """The keywords of a change: the filter, unless it is by ids, and these."""
+
+    #: A change by filter considers at most so many; ``next`` of the outcomes is where to continue.
+    limit: int | None
+    #: Continue a change by filter there.
+    after: str | None
+    #: Change nothing, and return what would happen.
+    dry_run: bool
+    #: The user for the audit; by default the task, or the user of the operating system.
+    actor: str | None
+
+
+class BulkChanges:
+    """Changes the messages of one store.
+
+    :param database_time: reads the database's clock; no other clock decides.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        *,
+        database_time: DatabaseTime = database_time,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._tables = tables
+        self._database_time = database_time
+        self._sleep = sleep
+        self._monotonic = monotonic
+
+    def by_ids(self, change: MessageChange, ids: Iterable[str], *, who: str, dry_run: bool = False) -> Outcomes:
+        """Change messages by their ids, and return the outcomes in the order of the ids."""
+        asked = list(dict.fromkeys(ids))
+        found = Outcomes()
+        if asked:
+            entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **_details(change)})
+            self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run)
+        in_order = Outcomes()
+        in_order.add({message_id: found[message_id] for message_id in asked})
+        return in_order
+
+    def by_filter(
+        self,
+        change: MessageChange,
+        wanted: MessageFilter,
+        *,
+        who: str,
+        dry_run: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Outcomes:
+        """Change the messages that match a filter. A message that is stored meanwhile may be missed.
+
+        :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` of a dry
+            run is the number of messages behind it.
+        :param after: continue there.
+        :raises ValueError: ``after`` is no token, or ``limit`` is not positive.
+        """
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit} is not positive")
+        found = Outcomes(NAMED)
+        entry = AuditEntry(who, change.action, {**wanted.criteria, **_details(change)})
+        where: Sequence[Where] = ["failed"] if isinstance(change, Retry) else BOTH
+        more: Callable[[Table], Conditions] = _no_conditions
+        if isinstance(change, Reschedule):
+            where, more = ["messages"], partial(_due_at_another_time, change.due_at)
+        pages = self._pages(wanted, where, more, limit=limit, after=after)
+        self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None)
+        found.next = pages.next
+        if dry_run and found.next is not None:
+            found.more = pages.remaining()
+        return found
+
+    def purge(self, older_than: timedelta, reasons: Sequence[str], *, who: str, dry_run: bool = False) -> Outcomes:
+        """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
+
+        :param reasons: "failed", "expired", "remembered".
+        """
+        before = self._reading(self._database_time) - older_than
+        found = Outcomes(NAMED)
+        selection = {"older_than": older_than.total_seconds(), "reasons": list(reasons)}
+        entry = AuditEntry(who, Purge.action, selection)
+        if REMEMBERED in reasons:
+            self._forget(before, entry, found, dry_run=dry_run)
+        states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)
+        if states:
+            wanted = MessageFilter(states=states)
+            pages = self._pages(wanted, ["failed"], partial(_failed_before, before))
+            self._run(Purge(before, states), pages, wanted, entry, found, dry_run=dry_run)
+        return found
+
+    def _pages(
+        self,
+        wanted: MessageFilter,
+        where: Sequence[Where],
+        more: Callable[[Table], Conditions],
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> IdPages:
+        return IdPages(
+            self._engine,
+            self._tables,
+            wanted,
+            where=where,
+            more=more,
+            limit=limit,
+            after=after,
+            database_time=self._database_time,
+        )
+
+    def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
+        past = self._tables.past
+
+        def old(now: datetime) -> Any:
+            return and_(past.c.At < before, or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now))
+
+        if dry_run:
+            many = self._reading(lambda connection: count_rows(connection, past, old(self._database_time(connection))))
+            found.count(Outcome.FORGOTTEN, many) if many else None
+            return
+
+        def work(connection: Connection) -> tuple[int, int, int]:
+            now = self._database_time(connection)
+            some = select(past.c.Id).where(old(now)).order_by(past.c.At).limit(IDS)
+            ids = list(connection.execute(some).scalars())
+            forget = dialect_of(connection).delete_rows(past, sorted(ids)).where(old(now))
+            gone = connection.execute(forget).rowcount if ids else 0
+            counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
+            return len(ids), gone, entry.write(connection, self._tables, counts, now)
+
+        while True:
+            seen, gone, seq = self._changing(work)
+            entry.written(seq)
+            if gone:
+                found.count(Outcome.FORGOTTEN, gone)
+            if seen < IDS:
+                return
+
+    def _run(
+        self,
+        change: MessageChange,
+        chunks: Iterable[list[str]],
+        wanted: MessageFilter,
+        entry: AuditEntry,
+        found: Outcomes,
+        *,
+        dry_run: bool,
+        continued: bool = False,
+    ) -> None:
+        """Change all chunks, then wait up to half a second for the messages in flight.
+
+        :param continued: an earlier call has changed chunks of the same filter.
+        """
+        pending: list[str] = []
+        met = continued
+        for chunk in chunks:
+            met = True
+            pending += self._chunk(change, chunk, wanted, entry, found, dry_run=dry_run)
+        if not met and not dry_run:
+            # a change that matches no message is in the audit too
+            self._chunk(change, [], wanted, entry, found, dry_run=dry_run)
+        end = self._monotonic() + PATIENCE
+        while pending and not dry_run and self._monotonic() < end:
+            self._sleep(PAUSE)
+            still: list[str] = []
+            for some in slices(pending):
+                still += self._chunk(change, some, wanted, entry, found, again=True)
+            pending = still
+
+    def _chunk(
+        self,
+        change: MessageChange,
+        ids: Sequence[str],
+        wanted: MessageFilter,
+        entry: AuditEntry,
+        found: Outcomes,
+        *,
+        again: bool = False,
+        dry_run: bool = False,
+    ) -> list[str]:
+        """Change some messages in one transaction, and return the ids of those in flight."""
+        before = ids if again else ()
+
+        def work(connection: Connection) -> tuple[dict[str, Outcome], int]:
+            now = self._database_time(connection)
+            located = locate(connection, self._tables, ids, now, wanted, lock=not dry_run)
+            decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
+            outcomes = {one.message_id: outcome for one, outcome in decided}
+            if dry_run:
+                return outcomes, 0
+            change.apply(connection, self._tables, decided, now)
+            return outcomes, entry.write(connection, self._tables, found.counts_with(outcomes, instead_of=before), now)
+
+        outcomes, seq = self._reading(work) if dry_run else self._changing(work)
+        if not dry_run:
+            entry.written(seq)
+        found.add(outcomes, instead_of=before)
+        return [message_id for message_id, outcome in outcomes.items() if outcome is Outcome.IN_FLIGHT]
+
+    def _changing(self, work: Callable[[Connection], T]) -> T:
+        return retried(self._engine, work, sleep=self._sleep, monotonic=self._monotonic)
+
+    def _reading(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect().execution_options(read_only=True) as connection:
+            return work(connection)
+
+
+def _no_conditions(table: Table) -> Conditions:
+    return []
+
+
+def _due_at_another_time(due_at: datetime, table: Table) -> Conditions:
+    # a message that was rescheduled is not found again on a later page
+    return [table.c.Time != due_at]
+
+
+def _failed_before(before: datetime, table: Table) -> Conditions:
+    return [table.c.FailedAt < before]
+
+
+def _details(change: MessageChange) -> dict[str, Any]:
+    return {"to": change.due_at.isoformat()} if isinstance(change, Reschedule) else {}
+
+
+class IdPages:
+    """Yields the ids of all messages that match a filter, a page at a time, one table after the other.
+
+    It reads each page when the caller asks for it, and can be iterated once.
+
+    :param where: the tables to read, messages before failed.
+    :param more: further conditions for a table.
+    :param limit: end after so many; ``next`` is then where to continue.
+    :param after: the ``next`` of an earlier iteration.
+    :param database_time: reads the database's clock.
+    :raises ValueError: ``after`` is no such token.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        wanted: MessageFilter,
+        *,
+        where: Sequence[Where],
+        more: Callable[[Table], Conditions],
+        limit: int | None = None,
+        after: str | None = None,
+        database_time: DatabaseTime,
+    ) -> None:
+        self._engine = engine
+        self._tables = tables
+        self._wanted = wanted
+        self._more = more
+        self._limit = limit
+        self._database_time = database_time
+        self._todo = _todo(where, after)
+        #: The token of the place where the limit ended the iteration; None: there are no more messages.
+        self.next: str | None = None
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the ids, up to a thousand at a time."""
+        left = self._limit
+        while self._todo:
+            where, place = self._todo[0]
+            size = PAGE if left is None else min(PAGE, left)
+            found = self._page(where, place, size)
+            if len(found) < size:
+                del self._todo[0]
+            else:
+                self._todo[0] = (where, found[-1])
+            if found:
+                yield [message_id for _, message_id in found]
+            if left is not None:
+                left -= len(found)
+                if not left:
+                    self.next = _token(*self._todo[0]) if self._todo else None
+                    return
+
+    def _page(self, where: Where, place: Place | None, size: int) -> list[Place]:
+        table: Table = getattr(self._tables, where)
+        with self._engine.connect().execution_options(read_only=True) as connection:
+            run, _ = only_run(connection, self._tables, self._wanted)
+            statement = first_rows(
+                dialect_of(connection),
+                self._tables,
+                where,
+                self._wanted,
+                [table.c.Time, table.c.Id],
+                one_run=run is not None,
+                behind=place is not None,
+                size=size,
+                more=self._more(table),
+            )
+            if statement is None:
+                return []
+            values = page_values(self._database_time(connection), place, run)
+            found = [(row.Time, row.Id) for row in connection.execute(statement, values)]
+        # a time after the year 9999 is behind each place, so its rows would be on each page again
+        return found if place is None or place[0] < LAST else [one for one in found if one > place]
+
+    def remaining(self) -> int:
+        """Count the messages behind the limit, up to a million."""
+        counted = 0
+        for where, place in self._todo:
+            table: Table = getattr(self._tables, where)
+            conditions = self._wanted.conditions(self._tables, where)
+            if conditions is not None:
+                with self._engine.connect().execution_options(read_only=True) as connection:
+                    conditions += self._more(table)
+                    if place is not None:
+                        conditions += behind_place(table, dialect_of(connection))
+                    some = select(table.c.Id).where(*conditions).limit(MAX_COUNTED - counted).subquery()
+                    values = page_values(self._database_time(connection), place)
+                    count = select(func.count()).select_from(some)
+                    counted += int(connection.execute(count, values).scalar_one())
+            if counted >= MAX_COUNTED:
+                break
+        return counted
+
+
+def check_token(after: str, where: Sequence[Where] = BOTH) -> None:
+    """Check the token of :attr:`IdPages.next`, of these tables.
+
+    :raises ValueError: it is none.
+    """
+    _todo(where, after)
+
+
+def _token(where: Where, place: Place | None) -> str:
+    return where if place is None else f"{where}.{token_of(*place)}"
+
+
+def _todo(where: Sequence[Where], after: str | None) -> list[tuple[Where, Place | None]]:
+    if after is None:
+        return [(one, None) for one in where]
+    name, _, place = after.partition(".")
+    if name not in where:
+        raise ValueError("after= is no token of a change by filter; give the next of the last answer")
+    begin = where[list(where).index(name) :]  # type: ignore[arg-type]
+    return [(one, place_of(place) if one == name and place else None) for one in begin]

@@ -1,0 +1,450 @@
+"""The dialects: all that differs by database, one class for each; no other module reads a dialect's name."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Identity,
+    Index,
+    LargeBinary,
+    Select,
+    String,
+    Table,
+    Text,
+    Update,
+    Uuid,
+    case,
+    cast,
+    delete,
+    event,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy import Dialect as SqlDialect
+from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, DropIndex
+from sqlalchemy.types import TypeEngine
+
+from airflow_delayed.store import bulk, drivers, network
+from airflow_delayed.store.database import NUMBER, Dialect, Row, TimeUnit, bytes_type, slices
+
+#: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
+SQLITE_BUSY_SECONDS = 60
+#: Characters of a time as text, cut after its hour or minute.
+LENGTHS: Mapping[TimeUnit, int] = {"hour": 13, "minute": 16}
+#: MySQL's hint to find rows by the primary key, and its quoting of names.
+_KEY, _QUOTE = "FORCE INDEX (PRIMARY)", mysql.dialect().identifier_preparer
+
+# a superuser is a member of each role, so that membership does not make it the owner of another's table
+_OWNER_AND_TRIGGERS = text("""
+SELECT CASE WHEN c.relowner <> me.oid AND (me.rolsuper OR NOT pg_has_role(c.relowner, 'MEMBER'))
+            THEN pg_get_userbyid(c.relowner) END AS owner,
+       ARRAY(SELECT CAST(tgname AS text) FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal ORDER BY 1)
+FROM pg_class c, pg_roles me WHERE c.oid = to_regclass(:name) AND me.rolname = current_user
+""")
+_INVALID_INDEXES = text("""
+SELECT c.relname FROM pg_index, pg_class c WHERE c.oid = indexrelid AND indrelid = to_regclass(:name) AND NOT indisvalid
+""")
+_TRIGGERS = text("""
+SELECT CONCAT(TRIGGER_NAME, ' (of ', DEFINER, ')') FROM information_schema.TRIGGERS
+WHERE EVENT_OBJECT_SCHEMA = COALESCE(:schema, DATABASE()) AND EVENT_OBJECT_TABLE = :name ORDER BY 1""")
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL, by psycopg, psycopg2 or another driver."""
+
+    keeps_zone = True
+    locks_rows = True
+    lock_limits = ("SET LOCAL lock_timeout = '500ms'", None)
+    contention_codes = frozenset({"40P01", "55P03", "40001"})
+    claims_at_once = reads_by_run = notifies = True
+    # not now(), which stands still during a transaction
+    _clock = "SELECT clock_timestamp()"
+    _limit = "SET statement_timeout = {milliseconds}"
+
+    def prepare(self, engine: Engine) -> None:
+        """Set timeouts and the session, and read times that Python cannot hold."""
+        network.limit_libpq(engine)
+        drivers.tolerate_postgresql(engine)
+        event.listen(engine, "connect", self._connected)
+
+    @staticmethod
+    def _connected(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TIME ZONE 'UTC'")
+            # a plan cached while a table was empty would read all of the grown table for each row of a claim
+            cursor.execute("SET plan_cache_mode = force_custom_plan")
+            # compiling takes ten times as long as the claim, and a wrong estimate of its cost would start it
+            cursor.execute("SET jit = off")
+        connection.commit()
+
+    def read_only(self, engine: Engine) -> Connection:
+        """Return a connection without transactions: to begin and end one takes as long as to read a page."""
+        return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def listens(self, driver: str) -> bool:
+        """Return whether the driver is psycopg 3 or psycopg2."""
+        return driver in ("psycopg", "psycopg2")
+
+    def time_type(self) -> TypeEngine[Any]:
+        """Return the type that keeps a zone."""
+        return postgresql.TIMESTAMP(timezone=True)
+
+    def text_type(self, length: int | None, dialect: SqlDialect) -> TypeEngine[Any]:
+        """Return a type with the collation of bytes."""
+        return postgresql.VARCHAR(length, collation="C")
+
+    def queue_columns(self) -> list[Column[Any]]:
+        """Return NServiceBus's own columns; its counter is a serial, which ends after 2^31 messages."""
+        return [
+            Column("id", Uuid(), primary_key=True, unique=False, nullable=False, quote=True),
+            *self._queue_content(),
+            Column("seq", NUMBER, Identity(), nullable=False, unique=True, quote=True),
+        ]
+
+    def among(self, column: ColumnElement[str], ids: Sequence[str]) -> ColumnElement[bool]:
+        """Return a condition with all ids as one parameter."""
+        # not "= any(..)", for which a table that was never analyzed is read from end to end
+        return column.in_(select(func.unnest(bulk.array_column(ids, Text()))))
+
+    def portions(self, ids: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Return all ids at once."""
+        if ids:
+            yield ids
+
+    def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        """Return the SQL for the number of bytes."""
+        return func.length(column)
+
+    def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
+        """Return the SQL for the first bytes or characters."""
+        return func.substr(column, 1, limit, type_=column.type)
+
+    def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
+        """Return the SQL for the hour or minute of a time."""
+        return func.date_trunc(unit, column, type_=column.type)
+
+    def behind(
+        self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
+    ) -> list[ColumnElement[bool]]:
+        """Return one comparison of pairs.
+
+        For the longer form PostgreSQL estimates next to no rows, and reads all of them by the wrong index.
+        """
+        return [tuple_(due, message_id) > tuple_(*place)]
+
+    def others_access(self, connection: Connection, table: Table) -> tuple[str | None, list[str]]:
+        """Return the owner, if that is another user, and the triggers."""
+        full = connection.dialect.identifier_preparer.format_table(table)
+        row = connection.execute(_OWNER_AND_TRIGGERS, {"name": full}).one_or_none()
+        return (None, []) if row is None else (row[0], list(row[1]))
+
+    def invalid_indexes(self, connection: Connection, table: Table) -> set[str]:
+        """Return the indexes that are being made, or that an interrupted CREATE INDEX CONCURRENTLY left."""
+        full = connection.dialect.identifier_preparer.format_table(table)
+        return set(connection.execute(_INVALID_INDEXES, {"name": full}).scalars())
+
+    def for_indexes(self, engine: Engine) -> Engine:
+        """Return the engine without transactions: CREATE INDEX CONCURRENTLY is refused in one."""
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def create_index(self, connection: Connection, index: Index) -> None:
+        """Create an index, and lock no writer out; an invalid one of this name is left of an interrupted attempt."""
+        for change in (DropIndex(index, if_exists=True), CreateIndex(index, if_not_exists=True)):
+            statement = str(change.compile(dialect=connection.dialect)).replace("INDEX", "INDEX CONCURRENTLY", 1)
+            connection.exec_driver_sql(statement)
+
+    def insert_all(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+        """Insert by COPY where the driver has it, else as arrays."""
+        if connection.dialect.driver in bulk.COPY_DRIVERS:
+            bulk.copy(connection, table, rows)
+            return
+        for portion in bulk.array_portions(rows):
+            connection.execute(bulk.insert_arrays(table, portion))
+
+    def insert_new(self, connection: Connection, table: Table, rows: Sequence[Row]) -> set[str]:
+        """Insert as arrays the rows whose ids are not there."""
+        new: set[str] = set()
+        for portion in bulk.array_portions(rows):
+            statement = bulk.insert_arrays(table, portion).on_conflict_do_nothing(index_elements=[table.c.Id])
+            new.update(connection.execute(statement.returning(table.c.Id)).scalars())
+        return new
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row], common: Row) -> None:
+        """Insert or replace rows as arrays."""
+        own = list(rows[0])
+        source = bulk.as_table(table, own, rows)
+        fixed = [cast(common[name], table.c[name].type) for name in common]
+        names = [*own, *common]
+        given = postgresql.insert(table).from_select(names, select(*(source.c[name] for name in own), *fixed))
+        replaced = {name: given.excluded[name] for name in names if name != "Id"}
+        connection.execute(given.on_conflict_do_update(index_elements=[table.c.Id], set_=replaced))
+
+
+class MySQL(Dialect):
+    """MySQL and MariaDB. SQLAlchemy's dialect mysql serves both, and learns from the server which of them it is."""
+
+    locks_rows = True
+    # in whole seconds
+    _waits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+    lock_limits = (_waits.format(1), _waits.format("DEFAULT"))
+    contention_codes = frozenset({1213, 1205})
+    locks_examined_rows = True
+    script_form = "indexes within"
+    _clock = "SELECT UTC_TIMESTAMP(6)"
+    # only MariaDB reads the first comment, and only MySQL from 5.7.8 on the second
+    _limit = (
+        "SET @delayed_limit = 1 /*M! , SESSION max_statement_time = {seconds} */"
+        " /*!50708 , SESSION max_execution_time = {milliseconds} */"
+    )
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the arguments with the character set: the server's may be Latin 1, or have three bytes a character."""
+        return {**super().engine_options(), "connect_args": {"charset": "utf8mb4"}}
+
+    def prepare(self, engine: Engine) -> None:
+        """Set timeouts and the session, and read times that Python cannot hold."""
+        network.limit_mysql(engine)
+        drivers.tolerate_mysql(engine)
+        event.listen(engine, "connect", self._connected)
+
+    @staticmethod
+    def _connected(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        lenient = "REPLACE(REPLACE(@@sql_mode, 'NO_ZERO_IN_DATE', ''), 'NO_ZERO_DATE', '')"
+        cursor.execute(f"SET SESSION sql_mode = CONCAT({lenient}, ',STRICT_ALL_TABLES')")
+        cursor.close()
+
+    def _server(self, connection: Connection) -> str:
+        return "mariadb" if getattr(connection.dialect, "is_mariadb", False) else self.name
+
+    def time_type(self) -> TypeEngine[Any]:
+        """Return a type with microseconds; a plain DATETIME has whole seconds."""
+        return mysql.DATETIME(fsp=6)
+
+    def text_type(self, length: int | None, dialect: SqlDialect) -> TypeEngine[Any]:
+        """Return a type whose collation counts blanks at the end; "_bin" alone does not."""
+        collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+        return mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
+
+    def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        """Return the SQL for the number of bytes."""
+        return func.length(column)
+
+    def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
+        """Return the SQL for the first bytes or characters."""
+        return func.substr(column, 1, limit, type_=column.type)
+
+    def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
+        """Return the SQL for the hour or minute of a time, as text."""
+        form: ColumnElement[str] = literal_column("'%Y-%m-%d %H'" if unit == "hour" else "'%Y-%m-%d %H:%i'")
+        return func.date_format(column, form, type_=String())
+
+    def others_access(self, connection: Connection, table: Table) -> tuple[str | None, list[str]]:
+        """Return the triggers."""
+        triggers = connection.execute(_TRIGGERS, {"schema": table.schema, "name": table.name})
+        return None, list(triggers.scalars())
+
+    def create_index(self, connection: Connection, index: Index) -> None:
+        """Create an index, and lock no writer out."""
+        statement = CreateIndex(index).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"{statement} ALGORITHM=INPLACE LOCK=NONE")
+
+    def by_key(self, statement: Select[Any], table: Table) -> Select[Any]:
+        """Return the query with a hint: a small table would be read, and each row of it locked or waited for."""
+        return statement.with_hint(table, _KEY)
+
+    def by_time(self, statement: Select[Any], table: Table, columns: Sequence[str]) -> Select[Any]:
+        """Return the query with a hint: a table that was never analyzed would be read and sorted."""
+        name = next(str(index.name) for index in table.indexes if [one.name for one in index.columns] == [*columns])
+        return statement.with_hint(table, f"FORCE INDEX ({_QUOTE.quote_identifier(name)})")
+
+    def delete_rows(self, table: Table, ids: Sequence[str]) -> Delete:
+        """Return the statement that uses the key, as :meth:`by_key`."""
+        return bulk.DeleteByKey(table).where(table.c.Id.in_(ids))
+
+    def update_rows(self, table: Table, ids: Sequence[str]) -> Update:
+        """Return the statement with a hint, as :meth:`by_key`."""
+        return super().update_rows(table, ids).with_hint(_KEY)
+
+    def insert_all(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+        """Insert in statements that are short enough for the server."""
+        for piece in bulk.packet_portions(connection, rows):
+            connection.execute(insert(table), piece)
+
+    def _upsert(self, table: Table, names: Sequence[str]) -> Any:
+        values = mysql.insert(table)
+        return values.on_duplicate_key_update({name: values.inserted[name] for name in names})
+
+
+class SQLite(Dialect):
+    """A SQLite file: one transaction writes at a time, and waits for another by the driver."""
+
+    keeps_raw_ids = True
+    _clock = "SELECT strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the arguments with the longest wait for another writer."""
+        return {"hide_parameters": True, "connect_args": {"timeout": SQLITE_BUSY_SECONDS}}
+
+    def prepare(self, engine: Engine) -> None:
+        """Begin transactions at once, as servers do, and read values that Python cannot hold."""
+        drivers.tolerate_sqlite(engine)
+        event.listen(engine, "connect", self._connected)
+        event.listen(engine, "begin", self._begun)
+
+    @staticmethod
+    def _connected(connection: Any, _record: object) -> None:
+        connection.isolation_level = None
+
+    @staticmethod
+    def _begun(connection: Connection) -> None:
+        read_only = connection.get_execution_options().get("read_only")
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    def allow_readers(self, engine: Engine) -> None:
+        """Set the write-ahead log; the file remembers it."""
+        connection = engine.raw_connection()
+        try:
+            for pause in (0.01, 0.1, 1, None):
+                try:
+                    connection.cursor().execute("PRAGMA journal_mode=WAL")
+                    return
+                except sqlite3.OperationalError:
+                    # of two connections that set it at once, SQLite refuses one immediately, whatever its timeout
+                    if pause is None:
+                        raise
+                    time.sleep(pause)
+        finally:
+            connection.close()
+
+    def limit_statements(self, engine: Engine, seconds: int) -> None:
+        """Do nothing: SQLite has no such limit."""
+
+    def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        """Return the SQL for the number of bytes, also of text."""
+        # any column of SQLite can hold text, of which length() counts the characters before the first null
+        as_bytes = func.length(cast(column, LargeBinary))
+        return case((func.typeof(column) == "blob", func.length(column)), else_=as_bytes)
+
+    def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
+        """Return the SQL for the first bytes or characters; null for an empty value."""
+        return func.substr(column, 1, limit, type_=column.type)
+
+    def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
+        """Return the SQL for the hour or minute of a time, as text."""
+        return func.substr(column, 1, LENGTHS[unit], type_=String())
+
+    def insert_new(self, connection: Connection, table: Table, rows: Sequence[Row]) -> set[str]:
+        """Insert the rows whose ids are not there."""
+        unless = sqlite.insert(table).on_conflict_do_nothing(index_elements=[table.c.Id]).returning(table.c.Id)
+        return set(connection.execute(unless, list(rows)).scalars())
+
+    def _upsert(self, table: Table, names: Sequence[str]) -> Any:
+        given = sqlite.insert(table)
+        replaced = {name: given.excluded[name] for name in names}
+        return given.on_conflict_do_update(index_elements=[table.c.Id], set_=replaced)
+
+
+class SQLServer(Dialect):
+    """SQL Server. NOTHING HERE HAS EVER RUN on a server: no test has one. It has hints in place of FOR UPDATE."""
+
+    locks_rows = True
+    lock_limits = ("SET LOCK_TIMEOUT 500", "SET LOCK_TIMEOUT -1")
+    contention_codes = frozenset({1205, 1222, "40001"})
+    script_form = "if before"
+    _clock = "SELECT SYSUTCDATETIME()"
+    _limit = "SET LOCK_TIMEOUT {milliseconds}"
+
+    def time_type(self) -> TypeEngine[Any]:
+        """Return a type with microseconds; a plain DATETIME has 3.33 ms."""
+        return mssql.DATETIME2(precision=6)  # type: ignore[no-untyped-call]
+
+    def text_type(self, length: int | None, dialect: SqlDialect) -> TypeEngine[Any]:
+        """Return a type with a collation of bytes."""
+        return mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2")
+
+    def queue_columns(self) -> list[Column[Any]]:
+        """Return NServiceBus's own columns."""
+        return [
+            Column("Id", mssql.UNIQUEIDENTIFIER(), key="id", nullable=False, quote=True),
+            Column("CorrelationId", mssql.VARCHAR(255), quote=True),
+            Column("ReplyToAddress", mssql.VARCHAR(255), quote=True),
+            Column("Recoverable", Boolean(create_constraint=False), nullable=False, default=True, quote=True),
+            Column("Expires", mssql.DATETIME(), key="expires", quote=True),
+            Column("Headers", mssql.NVARCHAR(None), key="headers", nullable=False, quote=True),
+            Column("Body", bytes_type(), key="body", quote=True),
+            Column("RowVersion", BigInteger(), Identity(), key="seq", nullable=False, quote=True),
+        ]
+
+    def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        """Return the SQL for the number of bytes."""
+        return func.datalength(column)
+
+    def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
+        """Return the SQL for the first bytes or characters."""
+        return func.substring(column, 1, limit, type_=column.type)
+
+    def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
+        """Return the SQL for the hour or minute of a time, as text."""
+        kind: ColumnElement[Any] = literal_column(f"VARCHAR({LENGTHS[unit]})")
+        return func.convert(kind, column, literal_column("120"), type_=String())
+
+    def for_update(self, statement: Select[Any], table: Table, *, skip_locked: bool = False) -> Select[Any]:
+        """Return the query with NServiceBus's hints."""
+        return statement.with_hint(table, f"WITH ({'READPAST, ' if skip_locked else ''}UPDLOCK, ROWLOCK)")
+
+    def past_locks(self, statement: Select[Any], table: Table) -> Select[Any]:
+        """Return the query with a hint."""
+        return statement.with_hint(table, "WITH (READPAST)")
+
+    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row], common: Row) -> None:
+        """Delete the rows with these ids, and insert the rows."""
+        for portion in slices([row["Id"] for row in rows]):
+            connection.execute(delete(table).where(table.c.Id.in_(portion)))
+        connection.execute(insert(table), [{**row, **common} for row in rows])
+
+
+_DIALECTS: Mapping[str, Dialect] = {
+    "postgresql": PostgreSQL("postgresql"),
+    "mysql": MySQL("mysql"),
+    "mariadb": MySQL("mariadb"),
+    "sqlite": SQLite("sqlite"),
+    "mssql": SQLServer("mssql"),
+}
+
+
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect of SQLAlchemy's name."""
+    return _DIALECTS.get(name) or Dialect(name)
+
+
+def dialect_of(source: Connection | Engine) -> Dialect:
+    """Return the dialect of a connection or an engine."""
+    return dialect_for(source.dialect)
+
+
+def dialect_for(dialect: SqlDialect) -> Dialect:
+    """Return the dialect for SQLAlchemy's; called for each time in a row."""
+    return _DIALECTS.get(dialect.name) or Dialect(dialect.name)
+
+
+def database_time(connection: Connection) -> datetime:
+    """Return the database's time, see :meth:`Dialect.time`."""
+    return dialect_of(connection).time(connection)

@@ -1,0 +1,447 @@
+"""The dispatcher: it sends due messages through the connection of each row. No Airflow here.
+
+One short transaction claims a batch: it writes leases, with dispatcher and end, to the table ``_past``. The batch is
+sent with no transaction open. Another transaction settles it: it deletes the confirmed messages, and claims the next
+batch. If a dispatcher is killed in between, the rows stay, and other dispatchers may claim them when the leases end:
+each message is dispatched at least once. Into a queue table of the same database it is delivered exactly once, because
+claim, delivery and removal are one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from datetime import datetime, timedelta
+from functools import partial
+from threading import Event
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Engine
+
+from airflow_delayed.delivery import Clock, Delivery, with_defaults
+from airflow_delayed.errors import explained
+from airflow_delayed.store.dialects import database_time
+from airflow_delayed.store.dispatch import claim, settle
+from airflow_delayed.store.dispatch.limits import Activity, TokenBucket
+from airflow_delayed.store.dispatch.prune import Pruner
+from airflow_delayed.store.dispatch.report import (
+    KEPT_REASONS,
+    DispatchCounter,
+    DispatchFailed,
+    DispatchReport,
+    Meter,
+    record_heartbeat,
+)
+from airflow_delayed.store.dispatch.repository import DispatchRepository
+from airflow_delayed.store.dispatch.watchdog import Ticker
+from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
+from airflow_delayed.store.engine import CarriedClock
+from airflow_delayed.store.policy import DispatchPolicy, check_connections
+from airflow_delayed.store.schema import Tables
+
+log = logging.getLogger(__name__)
+
+#: The longest sleep between two passes, in seconds: a message that is stored meanwhile may be due earlier.
+LONGEST_SLEEP = 10.0
+#: The sleep when other dispatchers have leases of all due messages.
+LEASED_SLEEP = timedelta(seconds=0.5)
+SHORTEST_SLEEP = 0.01
+#: Seconds between two heartbeats in the store, and between two log lines of the counts.
+HEARTBEAT = 10.0
+#: How long before it is sent a message is claimed, for a connection that gets messages when they are due.
+AHEAD = timedelta(seconds=0.2)
+#: The longest time between two passes, in seconds.
+PASS_EVERY = 60.0
+
+
+class Dispatcher:
+    """Dispatches the messages due within the lookahead, or within the transport's horizon if that is shorter.
+
+    :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
+    length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
+    :meth:`stop` may be called from any thread. A dispatcher has two threads for each connection, and one each for the
+    leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
+
+    :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
+    :param transports: returns the transport for the name of a connection and the clock that the transport uses.
+    :param deliver_conn_ids: the only connections that it delivers through; it counts the messages of others.
+    :param schema: where the queue tables are.
+    :param database_time: reads the database's clock, which alone decides what is due, leased and expired.
+    :param ahead: how long before it is sent a message is claimed, so that it is sent to the millisecond; only for
+        connections that get a message when it is due, not long before. A claimed message cannot be cancelled.
+    :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
+    :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
+    :param bucket: limits the messages a second together with other dispatchers of this process, instead of
+        ``max_rate``.
+    :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
+    :raises ValueError: a parameter is out of range, the list has no connection, or "exactly_once" is asked of another
+        connection than the store's own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        *,
+        conn_id: str,
+        transports: Callable[[str, Clock], Delivery],
+        deliver_conn_ids: Sequence[str],
+        schema: str | None = None,
+        ahead: timedelta = timedelta(0),
+        database_time: Callable[[Connection], datetime] = database_time,
+        sleep: Callable[[float], object] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
+        bucket: TokenBucket | None = None,
+        **policy: Any,
+    ) -> None:
+        self.policy = DispatchPolicy(**policy)
+        check_connections(conn_id, deliver_conn_ids, self.policy.consistency)
+        #: Unique among all runs on all machines.
+        self.id = secrets.token_hex(8)
+        #: Counts of all passes.
+        self.report = DispatchReport()
+        self._tables = tables
+        self._conn_id = conn_id
+        self._transports = transports
+        self._deliver_conn_ids = list(dict.fromkeys(deliver_conn_ids))
+        #: The same in the form of the column DeliverConnId: None for the queue tables of the store's own database.
+        self._delivers = [None if name == conn_id else name for name in self._deliver_conn_ids]
+        self._schema = schema
+        self._ahead = ahead
+        self._monotonic = monotonic
+        self._meter = meter
+        self._bucket = bucket
+        self._stop = Event()
+        self._sleep = sleep or self._stop.wait
+        self._clock = CarriedClock(monotonic)
+        self._repository = DispatchRepository(
+            engine,
+            tables,
+            conn_id=conn_id,
+            dispatcher=self.id,
+            policy=self.policy,
+            clock=self._clock,
+            database_time=database_time,
+            sleep=self._sleep,
+            monotonic=monotonic,
+            stop=self._stop,
+        )
+        self._workers: list[ConnectionWorker | QueueTableWorker] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._failures: dict[str, str] = {}
+        self._unavailable: dict[str, tuple[str, BaseException | None]] = {}
+        #: Writes signs of life, and logs progress, also while a pass waits for the database.
+        self._heartbeat: Ticker | None = None
+        self._logged = 0
+        self._passing = False
+        self._pruner = Pruner(self._repository)
+        #: When the last pass began, by the database's clock, if it moved no message.
+        self._idle: datetime | None = None
+
+    def run(self, until: timedelta | Literal["empty"] | None = None) -> DispatchReport:
+        """Dispatch until nothing more is due within the lookahead, or until no row is left, or for a time; and close.
+
+        Messages that a destination's rate holds back are waited for.
+
+        :param until: "empty" goes on, with sleeps in between, until the store has no message of the listed connections,
+            retries included; a timedelta goes on for that long.
+        :raises DispatchFailed: messages were given up, or a connection failed until its breaker tripped. Then the run
+            ends early, after it has dispatched what was due on the other connections.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
+        """
+        end = self._monotonic() + until.total_seconds() if isinstance(until, timedelta) else None
+        try:
+            self.once(None if end is None else end - self._monotonic())
+            while (until is not None or self._throttled) and not self._unavailable:
+                due = self.next_due()
+                if due is None and end is None:
+                    break
+                seconds = LONGEST_SLEEP if due is None else min(LONGEST_SLEEP, due.total_seconds())
+                if end is not None:
+                    left = end - self._monotonic()
+                    # a message that is due now does not end the run before its time
+                    if left <= 0:
+                        break
+                    seconds = min(seconds, left)
+                self._sleep(max(SHORTEST_SLEEP, seconds))
+                self.once(None if end is None else end - self._monotonic())
+            return self.finish()
+        finally:
+            self.close()
+
+    def once(self, most: float | None = None) -> DispatchReport:
+        """Make one pass: dispatch what is due within the lookahead, on all connections side by side; return the counts.
+
+        A connection that fails is tried again after growing pauses until its breaker trips; the others go on meanwhile.
+
+        :param most: claim nothing more after so many seconds, even if messages keep falling due.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
+        """
+        workers = [worker for worker in self._open() if worker.unavailable is None]
+        assert self._threads is not None
+        self._repository.begin_pass(most)
+        began = self._clock()
+        self._begin_heartbeat()
+        report = DispatchReport()
+        running: list[Future[Any]] = []
+        try:
+            for worker in workers:
+                # in the caller's context, so that it logs where the caller does
+                running.append(self._threads.submit(copy_context().run, worker.run, self._threads))
+            self._passing = True
+            counters = [worker.counter.report for worker in workers]
+            pruning = self._threads.submit(
+                copy_context().run,
+                self._pruner.run,
+                list(running),
+                lambda: sum(counter.dispatched for counter in counters),
+                self._nothing_due,
+            )
+            wait(running)
+            report.forgotten = pruning.result()
+        except BaseException:
+            # the workers end what they are sending, and settle it
+            self._stop.set()
+            wait(running)
+            raise
+        finally:
+            self._passing = False
+            for worker in workers:
+                counted, failures = worker.counter.take()
+                report.merge(counted)
+                self._failures.update(list(failures.items())[: KEPT_REASONS - len(self._failures)])
+                if worker.unavailable is not None:
+                    self._unavailable[worker.conn_id] = worker.unavailable, worker.cause
+            self.report.merge(report)
+        for future in running:
+            future.result()
+        moved = report.dispatched or report.retried or report.failed or report.expired
+        self._idle = None if moved else began
+        return report
+
+    def next_due(self) -> timedelta | None:
+        """Return how long to sleep until the next pass, by the database's clock; None: there are no messages.
+
+        Half a second if others have leases of all due messages. A message that is stored meanwhile may be due earlier.
+        """
+
+        def look(connection: Connection, now: datetime) -> timedelta | None:
+            moments = [
+                self._repository.next_claim(connection, now, worker.turns)
+                for worker in self._open()
+                if worker.unavailable is None
+            ]
+            first = min((moment for moment in moments if moment is not None), default=None)
+            if first is None:
+                return None
+            # the last pass could not claim it
+            leased = self._idle is not None and first <= self._idle
+            return max(first - now, LEASED_SLEEP if leased else timedelta(0))
+
+        return self._repository.reading(look)
+
+    def resume(self, report: DispatchReport, failures: Mapping[str, str]) -> None:
+        """Add the counts of an earlier dispatcher of the same run."""
+        self.report.merge(report)
+        self._failures.update(failures)
+
+    def take_up(self, since: datetime) -> None:
+        """Count the messages that earlier tries of this run gave up.
+
+        Messages that other dispatchers of the same connections gave up meanwhile are counted too: rows do not tell.
+
+        :param since: when the run's first try began, by the database's clock.
+        """
+        reasons = self._repository.reading(
+            lambda connection, now: settle.given_up(connection, self._tables, self._delivers, since)
+        )
+        self.report.failed = max(self.report.failed, len(reasons))
+        self._failures.update(list(reasons.items())[: KEPT_REASONS - len(self._failures)])
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The reason by id of messages that were given up; the first thousand."""
+        return self._failures
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether a connection failed until its breaker tripped."""
+        return bool(self._unavailable)
+
+    @property
+    def repository(self) -> DispatchRepository:
+        """Its work in the database: when it last claimed, and how many messages it has leased; from any thread."""
+        return self._repository
+
+    def finish(self) -> DispatchReport:
+        """Count the messages of other connections, and return all counts.
+
+        :raises DispatchFailed: see :meth:`check`.
+        """
+        self.report.left_to_others = self._repository.reading(
+            lambda connection, now: claim.count_others(
+                connection, self._tables, self._delivers, now + self.policy.lookahead
+            )
+        )
+        self.check()
+        return self.report
+
+    def stop(self) -> None:
+        """Claim nothing more, end what is being sent, and release the rest; from any thread."""
+        self._stop.set()
+
+    def windows(self) -> dict[str, timedelta]:
+        """Return by connection how long before its due time a message is dispatched: lookahead or horizon."""
+        return {worker.conn_id: worker.window for worker in self._open()}
+
+    def check(self) -> None:
+        """Raise the failures since the beginning.
+
+        :raises DispatchFailed: messages were given up, or connections failed until their breakers tripped.
+        """
+        if self.report.failed or self._unavailable:
+            unavailable = {conn_id: reason for conn_id, (reason, _) in self._unavailable.items()}
+            cause = next((cause for _, cause in self._unavailable.values() if cause is not None), None)
+            raise DispatchFailed(self._conn_id, self.report, self._failures, unavailable) from cause
+
+    def close(self) -> None:
+        """End what is being sent, join all threads, close the transports, and write the end to the store."""
+        self._stop.set()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        for worker in self._workers or ():
+            worker.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            log.info("store %r: %s", self._conn_id, self.report)
+            self._repository.try_to_write(partial(self._record_heartbeat, ended=True))
+            self._heartbeat = None
+        self._repository.close()
+
+    @property
+    def _throttled(self) -> bool:
+        return any(worker.turns.throttled for worker in self._open() if worker.unavailable is None)
+
+    def _open(self) -> list[ConnectionWorker | QueueTableWorker]:
+        if self._workers is None:
+            rate, bucket = self.policy.max_rate, self._bucket
+            if bucket is None and rate is not None:
+                bucket = TokenBucket(rate, self._monotonic)
+            self._workers = []
+            for conn_id in self._deliver_conn_ids:
+                try:
+                    self._workers.append(self._worker(conn_id, bucket))
+                except Exception as error:
+                    # an undefined connection, or one of an unknown type, does not hold up the others
+                    self._unavailable[conn_id] = explained(error), error
+                    log.error("connection %r cannot be used: %s", conn_id, explained(error))
+            self._threads = ThreadPoolExecutor(2 * len(self._workers) + 1, "delayed-dispatch")
+        return self._workers
+
+    def _worker(self, conn_id: str, bucket: TokenBucket | None) -> ConnectionWorker | QueueTableWorker:
+        counter = DispatchCounter(conn_id, self._meter)
+        if conn_id == self._conn_id:
+            return QueueTableWorker(self._repository, counter, self._schema, bucket)
+        transport = with_defaults(self._transports(conn_id, self._clock))
+        window = min(self.policy.lookahead, transport.horizon)
+        return ConnectionWorker(self._repository, counter, transport, window, bucket, self._ahead)
+
+    def _nothing_due(self) -> bool:
+        due = self.next_due()
+        return due is None or due > timedelta(0)
+
+    def _begin_heartbeat(self) -> None:
+        if self._heartbeat is None:
+            self._repository.writing(Activity.HOUSEKEEPING, self._record_heartbeat)
+            self._heartbeat = Ticker("delayed-heartbeat", HEARTBEAT, self._beat)
+
+    def _beat(self) -> None:
+        dispatched = self.report.dispatched + sum(one.counter.report.dispatched for one in self._workers or ())
+        if self._passing or dispatched != self._logged:
+            log.info("store %r: %s messages dispatched so far", self._conn_id, f"{dispatched:,}")
+        self._logged = dispatched
+        self._repository.try_to_write(self._record_heartbeat)
+
+    def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
+        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._repository.problem()}
+        record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
+
+
+class DispatchLoop:
+    """Runs a dispatcher until a time, or until the store has nothing more for its connections.
+
+    :param seconds: how long to stay, ``math.inf`` until it is stopped; None: until there is nothing more.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        seconds: float | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dispatcher = dispatcher
+        # before the first pass, so that no message is missed
+        self._waiter = dispatcher.repository.waiter()
+        self._monotonic = monotonic
+        self._end = None if seconds is None else monotonic() + seconds
+        self._stop = Event()
+
+    def run(self) -> DispatchReport | None:
+        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
+
+        :raises DispatchFailed: see :meth:`Dispatcher.check`.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
+        """
+        try:
+            while not self._stop.is_set():
+                self._dispatcher.once(min(PASS_EVERY, self._left))
+                if self._dispatcher.unavailable or not self._sleep():
+                    break
+            return None if self._stop.is_set() else self._dispatcher.finish()
+        finally:
+            self._dispatcher.close()
+            self._waiter.close()
+
+    def stop(self) -> None:
+        """Claim nothing more, end what is being sent, release the rest, and end; from any thread."""
+        self._stop.set()
+        self._dispatcher.stop()
+        self._waiter.wake()
+
+    @property
+    def _left(self) -> float:
+        return PASS_EVERY if self._end is None else self._end - self._monotonic()
+
+    def _sleep(self) -> bool:
+        """Sleep until a message may be due; False: the loop is over."""
+        again = self._monotonic() + PASS_EVERY
+        woken = False
+        while not self._stop.is_set():
+            due = self._dispatcher.next_due()
+            if due is None and self._end is None:
+                return False
+            if self._end is not None and self._left <= 0:
+                return False
+            # rows leased by others are not claimed again at once, unless an earlier message may have been stored
+            if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):
+                return True
+            most = min(self._waiter.longest, again - self._monotonic(), self._left)
+            if due is not None and due.total_seconds() <= most:
+                if not self._waiter.wait(due.total_seconds()):
+                    return True
+                woken = True
+            else:
+                woken = self._waiter.wait(max(0.0, most)) or self._waiter.longest < PASS_EVERY
+                if self._monotonic() >= again:
+                    return True
+        return False

@@ -1,0 +1,137 @@
+"""A destination that is a table in the store's own database, in the shape of NServiceBus's SQL transports.
+
+PostgreSQL: NServiceBus.Transport.PostgreSql, PostgreSqlConstants.cs (CreateQueueText, SendText); SQL Server:
+NServiceBus.Transport.SqlServer, SqlServerConstants.cs. SQLite and MySQL, which NServiceBus does not serve, get
+PostgreSQL's columns. Headers are one JSON object; its ``NServiceBus.MessageId`` is always the message's id. The row's
+Id is a UUID: the message's id if that is a UUID in the usual form (lower case, with dashes), otherwise a UUID made
+from it, so that the same message is the same row. Expires is empty: a message that has expired is not delivered.
+
+A row is inserted in the transaction that removes the message from the store, so it is there exactly once. On
+PostgreSQL the same transaction notifies those that wait for rows of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from uuid import UUID, uuid5
+
+from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+
+from airflow_delayed.delivery import State
+from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.database import slices
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.dispatch.attempt import Failure
+from airflow_delayed.store.engine import first_line
+from airflow_delayed.store.notify import announce_rows
+from airflow_delayed.store.records import check_queue_name
+from airflow_delayed.store.schema import queue_table
+from airflow_delayed.store.setup import compare
+
+MESSAGE_ID = "NServiceBus.MessageId"
+
+#: The namespace of UUIDs made from other ids; with another namespace each message would become a new one.
+_NAMESPACE = UUID("b1f6b5a6-6f0c-5d0f-9a63-1f2a7c0e4d11")
+
+
+def row_id(message_id: str) -> UUID:
+    """Return the Id of a message's row."""
+    try:
+        given = UUID(message_id)
+    except ValueError:
+        return uuid5(_NAMESPACE, message_id)
+    # only the usual form: otherwise two ids that write the same UUID differently would be one row
+    return given if str(given) == message_id else uuid5(_NAMESPACE, message_id)
+
+
+class QueueTables:
+    """The queue tables of one database."""
+
+    def __init__(self, schema: str | None = None) -> None:
+        self._schema = schema
+        self._tables: dict[str, Table | str] = {}
+
+    def deliver(self, connection: Connection, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
+        """Insert messages into their destinations, and return the failures by id.
+
+        A row that is there with the same content is the same message, delivered before.
+        """
+        failures: dict[str, Failure] = {}
+        by_destination: dict[str, list[DelayedMessage]] = {}
+        for message in messages:
+            by_destination.setdefault(message.destination, []).append(message)
+        for destination, group in by_destination.items():
+            table = self.table(connection, destination)
+            if isinstance(table, str):
+                failures.update((message.message_id, Failure(table, final=True)) for message in group)
+            else:
+                failures.update(_insert(connection, table, group))
+        return failures
+
+    def table(self, connection: Connection, destination: str) -> Table | str:
+        """Return a destination's table, or the reason why it has none."""
+        if destination not in self._tables:
+            table = queue_table(destination, self._schema, dialect_of(connection))
+            try:
+                check_queue_name(destination)
+                (finding, *_) = compare(connection, table, names_only=True)
+            except (LimitExceeded, ProgrammingError) as error:
+                # MariaDB has no tables whose names end with a blank, for one
+                reason = first_line(error) if isinstance(error, ProgrammingError) else str(error)
+                return f"there can be no table {destination!r}: {reason}"
+            advice = "run TopologyInstallOperator with create_destinations=True"
+            if finding.state is State.MISSING:
+                self._tables[destination] = f"there is no table {destination!r}; {advice}"
+            elif finding.argument:
+                self._tables[destination] = f"table {destination!r} has no {finding.argument}: it is no queue table"
+            else:
+                self._tables[destination] = table
+        return self._tables[destination]
+
+    def look_again(self) -> None:
+        """Check tables again that were missing or had wrong columns."""
+        self._tables = {name: table for name, table in self._tables.items() if isinstance(table, Table)}
+
+
+def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
+    try:
+        # a savepoint: a destination that fails must not undo the deliveries to others
+        with connection.begin_nested():
+            return _insert_new(connection, table, messages)
+    except OperationalError:
+        raise
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        return {message.message_id: Failure(f"table {table.name!r}: {first_line(error)}") for message in messages}
+
+
+def _insert_new(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
+    ids = {message.message_id: row_id(message.message_id) for message in messages}
+    there = {}
+    for some in slices(list(ids)):
+        statement = select(table.c.id, table.c.headers, table.c.body).where(table.c.id.in_([ids[one] for one in some]))
+        there.update({row.id: (row.headers, bytes(row.body or b"")) for row in connection.execute(statement)})
+    new, failures = [], {}
+    for message in messages:
+        headers = {**message.headers, MESSAGE_ID: message.message_id}
+        if (found := there.get(ids[message.message_id])) is None:
+            content = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+            new.append({"id": ids[message.message_id], "headers": content, "body": message.body})
+        elif found[1] != message.body or not _says(found[0], headers):
+            reason = f"table {table.name!r} has this id with other content"
+            failures[message.message_id] = Failure(reason, final=True)
+    if new:
+        connection.execute(insert(table), new)
+        announce_rows(connection, table)
+    return failures
+
+
+def _says(text: str, headers: dict[str, str]) -> bool:
+    try:
+        return bool(json.loads(text) == headers)
+    except (ValueError, RecursionError):
+        return False

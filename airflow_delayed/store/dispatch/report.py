@@ -1,0 +1,278 @@
+"""A dispatcher's reports: the counts of a run, their log lines, the error of a failed run, and its heartbeat."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+
+from airflow_delayed.errors import DelayedError, TransportUnavailable, some
+from airflow_delayed.message import parse_moment
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
+from airflow_delayed.store.schema import Tables, columns_after, table_version
+
+log = logging.getLogger(__name__)
+
+#: How long a run of a dispatcher is kept after its last heartbeat.
+DISPATCHERS_KEPT = timedelta(days=1)
+#: How a problem begins that is none of the database.
+LEASES_LOST = "leases ended before the messages were sent and settled"
+#: How many runs of dispatchers are read at most, and how many characters of the names of their connections: anybody
+#: with the right to INSERT can write more.
+MOST_RUNS = 1000
+MOST_CHARACTERS = 8192
+
+
+@dataclass(slots=True)
+class DispatchReport:
+    """Counts of one run.
+
+    ``dispatched`` messages were sent, and ``error_destination`` messages were given up and sent there; both are
+    removed. ``retried`` counts failed attempts that are followed by another. ``failed`` messages are given up,
+    ``expired`` messages were not sent in time, and both are moved to the table of failed messages. ``forgotten`` ids
+    are remembered no longer. ``left_to_others`` messages are due within the lookahead, for connections that are not on
+    the dispatcher's list.
+    """
+
+    dispatched: int = 0
+    retried: int = 0
+    failed: int = 0
+    expired: int = 0
+    error_destination: int = 0
+    forgotten: int = 0
+    left_to_others: int = 0
+    by_connection: dict[str, int] = field(default_factory=dict)
+    first_due: datetime | None = None
+    last_due: datetime | None = None
+
+    def add_all(self, conn_id: str, count: int, first_due: datetime, last_due: datetime) -> None:
+        """Count messages that were dispatched and removed."""
+        self.dispatched += count
+        self.by_connection[conn_id] = self.by_connection.get(conn_id, 0) + count
+        self.first_due = min(self.first_due or first_due, first_due)
+        self.last_due = max(self.last_due or last_due, last_due)
+
+    def merge(self, other: DispatchReport) -> None:
+        """Add another report's counts to this one."""
+        self.retried += other.retried
+        self.failed += other.failed
+        self.expired += other.expired
+        self.error_destination += other.error_destination
+        self.forgotten += other.forgotten
+        self.left_to_others += other.left_to_others
+        for conn_id, count in other.by_connection.items():
+            assert other.first_due is not None
+            assert other.last_due is not None
+            self.add_all(conn_id, count, other.first_due, other.last_due)
+
+    def __str__(self) -> str:
+        """Return the counts as a line of the log, without counts of 0 except ``dispatched``."""
+        line = f"{self.dispatched:,} messages dispatched"
+        if self.by_connection:
+            counts = ", ".join(f"{conn_id}: {count:,}" for conn_id, count in self.by_connection.items())
+            line += f" ({counts})"
+        if self.first_due and self.last_due:
+            line += f", due from {self.first_due.isoformat()} to {self.last_due.isoformat()}"
+        others = {
+            "retried": self.retried,
+            "failed": self.failed,
+            "expired": self.expired,
+            "sent to the error destination": self.error_destination,
+            "left to other dispatchers": self.left_to_others,
+            "ids forgotten": self.forgotten,
+        }
+        return "; ".join([line, *(f"{count:,} {name}" for name, count in others.items() if count)])
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts as plain values, for an XCom."""
+        return {
+            "dispatched": self.dispatched,
+            "retried": self.retried,
+            "failed": self.failed,
+            "expired": self.expired,
+            "error_destination": self.error_destination,
+            "forgotten": self.forgotten,
+            "left_to_others": self.left_to_others,
+            "by_connection": dict(self.by_connection),
+            "first_due": self.first_due.isoformat() if self.first_due else None,
+            "last_due": self.last_due.isoformat() if self.last_due else None,
+        }
+
+    @classmethod
+    def restored(cls, summary: Mapping[str, Any]) -> DispatchReport:
+        """Return the report of a summary; missing counts are 0."""
+        values: dict[str, Any] = {name: summary.get(name, 0) for name in _COUNTS}
+        values |= {name: parse_moment(name, summary[name]) for name in _DUES if summary.get(name)}
+        return cls(
+            left_to_others=summary.get("left_to_others", 0),
+            by_connection=dict(summary.get("by_connection", {})),
+            **values,
+        )
+
+
+_COUNTS = ("dispatched", "retried", "failed", "expired", "error_destination", "forgotten")
+_DUES = ("first_due", "last_due")
+
+
+class BreakerTripped(TransportUnavailable):
+    """Work in the store has failed for too long, or too often. Messages that were not dispatched are still there."""
+
+
+class DispatchFailed(DelayedError):
+    """A run could not dispatch all messages.
+
+    ``failures`` has a reason by message id for messages that were given up and are now in the table of failed messages,
+    the first thousand of them; ``unavailable`` has a reason for each connection that failed until its breaker tripped,
+    whose messages are as they were. Messages that only wait for their next try do not fail a run.
+    """
+
+    def __init__(
+        self,
+        conn_id: str,
+        report: DispatchReport,
+        failures: Mapping[str, str],
+        unavailable: Mapping[str, str],
+        kept: str = "in the table of failed messages; retry them when the cause is gone",
+    ) -> None:
+        cases = [f"connection {name!r} is not available: {reason}" for name, reason in unavailable.items()]
+        cases += [" ".join(f"message {message_id}: {reason}".split()) for message_id, reason in failures.items()]
+        advice = []
+        if report.failed:
+            advice.append(f"The {report.failed:,} are {kept}")
+        if unavailable:
+            advice.append(
+                "What waits for a connection is still in the store, and is dispatched by the next run when the cause is"
+                " repaired"
+            )
+        super().__init__(
+            f"store {conn_id!r}: {report.dispatched:,} messages were dispatched, {report.failed:,} failed,"
+            f" {len(unavailable)} connections are not available: {some(cases)}. {'. '.join(advice)}"
+        )
+        self.report = report
+        self.failures = dict(failures)
+        self.unavailable = dict(unavailable)
+
+
+#: Gets a connection and the outcome of one of its batches, in the thread that settled it.
+Meter = Callable[[str, BatchOutcome], object]
+#: The most reasons in the error of a run.
+KEPT_REASONS = 1000
+
+
+class DispatchCounter:
+    """Counts the outcomes of the messages of one connection, and logs failures."""
+
+    def __init__(self, conn_id: str, meter: Meter | None = None) -> None:
+        self.report = DispatchReport()
+        self.failures: dict[str, str] = {}
+        self.conn_id = conn_id
+        self._meter = meter
+
+    def take(self) -> tuple[DispatchReport, dict[str, str]]:
+        """Return the counts and the reasons of given-up messages, and reset both."""
+        taken = self.report, self.failures
+        self.report, self.failures = DispatchReport(), {}
+        return taken
+
+    def count(self, outcome: BatchOutcome) -> None:
+        """Count the messages of a settled batch."""
+        report = self.report
+        if outcome.delivered:
+            dues = [row["Time"] for row in outcome.delivered]
+            report.add_all(self.conn_id, len(dues), min(dues), max(dues))
+        report.retried += len(outcome.retry)
+        report.failed += len(outcome.failed)
+        report.expired += len(outcome.expired)
+        report.error_destination += len(outcome.dead_lettered)
+        for row, reason in outcome.failed[: KEPT_REASONS - len(self.failures)]:
+            self.failures[row["Id"]] = reason
+
+    def add(self, outcome: BatchOutcome) -> None:
+        """Count the messages of a settled batch, in the metrics too, and log what went wrong."""
+        if self._meter is not None:
+            self._meter(self.conn_id, outcome)
+        self.count(outcome)
+        if outcome.retry:
+            first = min(outcome.retry, key=lambda planned: planned.next_try)
+            self._warn(
+                f"{len(outcome.retry):,} messages are tried again, the first at {first.next_try:%H:%M:%S} UTC:"
+                f" {shortened(first.row['Id'])}: {first.reason}"
+            )
+        if outcome.dead_lettered:
+            self._warn(
+                f"{len(outcome.dead_lettered):,} messages went to the error destination, such as"
+                f" {shortened(outcome.dead_lettered[0]['Id'])}"
+            )
+        if outcome.failed:
+            row, reason = outcome.failed[0]
+            self._warn(f"{len(outcome.failed):,} messages are given up, such as {shortened(row['Id'])}: {reason}")
+
+    def _warn(self, text: str) -> None:
+        log.warning("connection %r: %s", self.conn_id, text)
+
+
+def record_heartbeat(
+    connection: Connection,
+    tables: Tables,
+    dispatcher: str,
+    deliver_conn_ids: Sequence[str | None],
+    now: datetime,
+    *,
+    worked_at: datetime | None = None,
+    problem: str | None = None,
+    ended: bool = False,
+) -> None:
+    """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
+
+    ``worked_at`` and ``problem`` are not written to tables of the release before this one, which lack the columns.
+
+    :param deliver_conn_ids: the connections that it delivers through; None stands for the queue tables of the store's
+        own database.
+    :param worked_at: when it last claimed, settled or delivered messages.
+    :param problem: what fails now.
+    """
+    table = tables.dispatchers
+    values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
+    values["Problem"] = None if problem is None else shortened(problem)
+    for column in columns_after(tables, table_version(connection, tables)):
+        values.pop(column.name, None)
+    if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
+        names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
+        connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
+    connection.execute(delete(table).where(table.c.SeenAt < now - DISPATCHERS_KEPT))
+
+
+def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | None) -> datetime | None:
+    """Return when a dispatcher was last at work for a connection, or None if none was for about a day.
+
+    :param deliver_conn_id: None for the queue tables of the store's own database.
+    """
+    table = tables.dispatchers
+    # as JSON has the name; other texts that contain it are left out below
+    name = table.c.ConnIds.contains(json.dumps(deliver_conn_id, ensure_ascii=False), autoescape=True)
+    statement = select(names_column(connection, tables), table.c.SeenAt).where(name).order_by(table.c.SeenAt.desc())
+    for text, moment in connection.execute(statement.limit(MOST_RUNS)):
+        if deliver_conn_id in connection_names(text):
+            last: datetime = moment
+            return last
+    return None
+
+
+def names_column(connection: Connection, tables: Tables) -> ColumnElement[str]:
+    """Return the column of connections' names, for :func:`connection_names`."""
+    return dialect_of(connection).beginning(tables.dispatchers.c.ConnIds, MOST_CHARACTERS)
+
+
+def connection_names(text: str) -> tuple[str | None, ...]:
+    """Return the names in a JSON list; none if the text is no such list, or was cut off."""
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(name for name in listed if name is None or isinstance(name, str)) if isinstance(listed, list) else ()

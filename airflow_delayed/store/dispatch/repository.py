@@ -1,0 +1,442 @@
+"""All work of a dispatcher in the store's database: claim, renew and settle, each in a short transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from itertools import count
+from math import inf
+from threading import Event
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from airflow_delayed.clock import Backoff
+from airflow_delayed.errors import DelayedError, TopologyError
+from airflow_delayed.store import leases
+from airflow_delayed.store.dispatch import claim, settle
+from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker
+from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
+from airflow_delayed.store.dispatch.report import LEASES_LOST, BreakerTripped
+from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
+from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
+from airflow_delayed.store.dispatch.watchdog import Watchdog
+from airflow_delayed.store.engine import CarriedClock, database_errors
+from airflow_delayed.store.notify import Waiter, waiter_for
+from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.rates import RateReader
+from airflow_delayed.store.schema import Tables
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds between two claims that begin with the oldest message, while claims find all they may take; at least ten
+#: times as long as such a claim took.
+RESTART_AFTER = 1.0
+#: Seconds between two questions to the database while nothing may be claimed.
+ASK_EVERY = 10.0
+#: Seconds for which a dispatcher reports that it lost leases.
+LOSS_REPORTED = 600.0
+#: Seconds for which another dispatcher is expected beside this one, after it has claimed the same messages.
+OTHERS_STAY = 10.0
+
+
+#: For a transaction that claims nothing.
+_NO_TURNS = ClaimTurns(cursors=())
+
+
+class DispatchRepository:
+    """The SQL of one dispatcher; several threads may use it.
+
+    :param conn_id: names the store in errors.
+    :param dispatcher: the beginning of the name under which each batch is leased.
+    :param clock: set to the database's time at each claim.
+    :param sleep: waits between tries; takes seconds.
+    :param stop: when it is set, nothing more is claimed, and a failure is not tried again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        *,
+        conn_id: str,
+        dispatcher: str,
+        policy: DispatchPolicy,
+        clock: CarriedClock,
+        database_time: Callable[[Connection], datetime],
+        sleep: Callable[[float], object],
+        monotonic: Callable[[], float],
+        stop: Event,
+    ) -> None:
+        self.tables = tables
+        self.policy = policy
+        self.clock = clock
+        self.sleep = sleep
+        self.monotonic = monotonic
+        self.stop = stop
+        self._dispatcher = dispatcher
+        self._engine = engine
+        #: When claiming last worked, whether or not there was a message; by the monotonic clock.
+        self.claimed_at: float | None = None
+        #: When the database last did anything that was asked for; by the monotonic clock.
+        self.answered_at: float | None = None
+        #: By the monotonic clock; nothing more is claimed then.
+        self._claim_until: float | None = None
+        self._claims = count(1)
+        self._conn_id = conn_id
+        self._database_time = database_time
+        self._lease = policy.claim_timeout
+        #: By the monotonic clock; until then another dispatcher is expected beside this one.
+        self._others_until = -inf
+        #: Settling and claiming together has failed; only the first time is a warning, because it may happen often
+        #: beside many other dispatchers.
+        self._warned = False
+
+        self._breakers = {
+            activity: Breaker(f"store {conn_id!r}: {activity.value}", activity.limit(policy), monotonic, clock)
+            for activity in Activity
+        }
+        #: The last loss of leases, for the sign of life, and until when it is reported.
+        self._leases_lost = ""
+        self._lost_until = -inf
+        #: When this dispatcher last claimed, settled or delivered messages, by the database's clock.
+        self.worked_at: datetime | None = None
+        self.recovery_breaker = RateBreaker(
+            f"store {conn_id!r}: noting failures, or sending to the error destination,",
+            policy.maximum_recovery_failures_per_second,
+            monotonic,
+            clock,
+        )
+        self._rates = RateReader(tables, monotonic)
+        self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
+        self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
+
+    def close(self) -> None:
+        """End the renewal of leases, and the watchdog."""
+        self._renewer.close()
+        self._watchdog.close()
+
+    def problem(self) -> str | None:
+        """Return what fails now, since when and why, without values; None: nothing."""
+        failing = [str(breaker) for breaker in self._breakers.values() if breaker.failing]
+        problem = failing[0] if failing else self._watchdog.unanswered()
+        return self._leases_lost if problem is None and self.monotonic() < self._lost_until else problem
+
+    def waiter(self) -> Waiter:
+        """Return what wakes the dispatcher when an earlier message is stored; on PostgreSQL a notification."""
+        return waiter_for(self._engine, self.tables.messages, self._watchdog.watch)
+
+    @contextmanager
+    def _answered(self, what: str, tables: Tables | None = None) -> Iterator[None]:
+        """Turn the driver's errors into those of this package, and an answer that never comes into such an error."""
+        with self._watchdog.watch(what), database_errors(self._conn_id, self._engine, tables):
+            yield
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages this dispatcher has leased; from any thread."""
+        return self._renewer.rows
+
+    def begin_pass(self, longest: float | None) -> None:
+        """Allow claims, for at most so many seconds."""
+        self._claim_until = None if longest is None else self.monotonic() + longest
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether more may be claimed in this pass."""
+        return not self.stop.is_set() and (self._claim_until is None or self.monotonic() < self._claim_until)
+
+    def wait_to_claim(self, seconds: float) -> None:
+        """Sleep, at most to the end of the pass or for 10 s, and ask the database first if that is so long ago.
+
+        So :attr:`claimed_at` and :attr:`answered_at` show that the dispatcher works, however slow its rate is.
+        """
+        if self.claimed_at is None or self.monotonic() - self.claimed_at >= ASK_EVERY:
+            self.reading(lambda connection, now: None)
+        left = inf if self._claim_until is None else self._claim_until - self.monotonic()
+        self.sleep(max(0.0, min(seconds, left, ASK_EVERY)))
+
+    def settle_and_claim(
+        self, sent: Sequence[ClaimedBatch], turns: ClaimTurns, limit: int
+    ) -> tuple[list[ClaimedBatch], ClaimTurns]:
+        """Settle batches that were sent, and claim messages, in one transaction, which saves a commit and its wait.
+
+        If that fails, each is done in a transaction of its own.
+
+        :param limit: the largest number of messages.
+        :return: batches of the policy's size, none if nothing is due; and the turns for the next claim.
+        :raises BreakerTripped: settling or claiming has failed for too long.
+        :raises TopologyError: the store has no table.
+        """
+        if sent:
+            try:
+                with self._answered(f"{Activity.SETTLE.value} and {Activity.CLAIM.value}"):
+                    claimed = self._transact(sent, turns, limit)
+            except DelayedError as error:
+                # which of the two failed, and for how long, is logged by each
+                level = logging.DEBUG if self._warned else logging.WARNING
+                log.log(level, "%s; settling and claiming are tried again, each for itself", error)
+                self._warned = True
+            else:
+                self._succeeded(Activity.SETTLE)
+                self._succeeded(Activity.CLAIM)
+                return claimed
+            self.settle(sent)
+        return self._persist(Activity.CLAIM, lambda: self._transact((), turns, limit))
+
+    def settle(self, batches: Sequence[ClaimedBatch]) -> None:
+        """Write the outcomes of batches, in one transaction for all, which saves commits and their waits.
+
+        :raises BreakerTripped: it has failed for too long. Others may claim the messages when their leases end.
+        """
+        if batches:
+            self._persist(
+                Activity.SETTLE,
+                lambda: self._transact(batches),
+                lambda reason: self._not_settled(batches, reason),
+            )
+
+    def _not_settled(self, batches: Sequence[ClaimedBatch], reason: str) -> None:
+        if any(batch.outcome is not None and (batch.outcome.retry or batch.outcome.failed) for batch in batches):
+            self.recovery_breaker.failure(reason)
+
+    def try_to_settle(self, batches: Sequence[ClaimedBatch]) -> bool:
+        """Try once to write the outcomes of batches, and return whether they are written.
+
+        A batch without an outcome was not tried, and is released.
+        """
+        try:
+            with self._answered(Activity.SETTLE.value):
+                self._transact(batches)
+        except DelayedError as error:
+            rows = sum(len(batch.rows) for batch in batches)
+            log.warning("%s messages come free when their leases end: %s", f"{rows:,}", error)
+            return False
+        else:
+            return True
+        finally:
+            for batch in batches:
+                with batch.lock:
+                    batch.finished = True
+
+    def _transact(
+        self, batches: Sequence[ClaimedBatch], turns: ClaimTurns = _NO_TURNS, limit: int = 0
+    ) -> tuple[list[ClaimedBatch], ClaimTurns]:
+        """Settle and claim in one transaction; repeat it if rows were moved, or another dispatcher claims too."""
+        with ExitStack() as locks:
+            for batch in batches:
+                locks.enter_context(batch.lock)
+            while True:
+                try:
+                    claimed, turns_after = self._settle_then_claim(batches, turns, limit)
+                except settle.RowsMoved:
+                    for row in (row for batch in batches for row in batch.rows):
+                        row.pop("ctid", None)
+                except claim.NotAlone:
+                    self._others_until = self.monotonic() + OTHERS_STAY
+                except BaseException:
+                    for batch in batches:
+                        batch.doubt = True
+                    raise
+                else:
+                    break
+            for batch in batches:
+                batch.finished = True
+        self._note_lost_leases(batches)
+        for batch in claimed:
+            self._renewer.add(batch)
+        return claimed, turns_after
+
+    def _note_lost_leases(self, batches: Sequence[ClaimedBatch]) -> None:
+        now = self.monotonic()
+        lost = sum(len(batch.rows) for batch in batches if batch.lease_lost or now >= batch.deadline)
+        if lost:
+            lease = f"claim_timeout is {self._lease.total_seconds():g} s"
+            self._leases_lost = f"{LEASES_LOST}: of {lost:,} messages, last at {self.clock():%H:%M:%S} UTC; {lease}"
+            self._lost_until = now + LOSS_REPORTED
+            log.warning("store %r: %s; others may have sent them too: raise it", self._conn_id, self._leases_lost)
+
+    def _settle_then_claim(
+        self, batches: Sequence[ClaimedBatch], turns: ClaimTurns, limit: int
+    ) -> tuple[list[ClaimedBatch], ClaimTurns]:
+        """Settle and claim, in this order, in one transaction."""
+        began = self.monotonic()
+        with self._engine.begin() as connection:
+            now = self.now(connection)
+            for batch in batches:
+                outcome = batch.outcome or BatchOutcome(released=list(batch.rows))
+                if batch.doubt or batch.lease_lost or self.monotonic() >= batch.deadline:
+                    # messages that were settled before have no lease any more
+                    outcome = outcome.only(leases.still_claimed(connection, self.tables, batch.rows, batch.holder))
+                settle.write_outcome(connection, self.tables, outcome, batch.holder, now)
+            if not limit:
+                return [], turns
+            return self._claim_batches(connection, now, turns, limit, began + self._lease.total_seconds())
+
+    def _claim_batches(
+        self, connection: Connection, now: datetime, turns: ClaimTurns, limit: int, deadline: float
+    ) -> tuple[list[ClaimedBatch], ClaimTurns]:
+        claimed: list[ClaimedBatch] = []
+        left, size = limit, 0
+        round_ = self._begin_round(connection, now, turns)
+        while left > 0 and size < claim.MOST_BYTES and self.may_claim:
+            if (turn := round_.next(min(left, self.policy.batch_size))) is None:
+                break
+            cursor, wanted = turn
+            began = self.monotonic()
+            since = cursor.since if began < cursor.restart_at else None
+            holder = f"{self._dispatcher}.{next(self._claims)}"
+            rows = claim.claim_due(
+                connection,
+                self.tables,
+                claim.ClaimRequest(
+                    deliver_conn_id=cursor.deliver_conn_id,
+                    destination=cursor.destination,
+                    excluded=cursor.excluded,
+                    due_by=now + cursor.window,
+                    limit=wanted,
+                    most_bytes=claim.MOST_BYTES - size,
+                    since=since,
+                    alone=since is not None and cursor.untouched and began >= self._others_until,
+                    passed=cursor.passed,
+                ),
+                now=now,
+                dispatcher=holder,
+                until=now + self._lease,
+            )
+            if since is None:
+                ended = self.monotonic()
+                cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, 10 * (ended - began)))
+            round_.served(cursor.advance(rows, wanted), rows, wanted, from_oldest=since is None)
+            if rows:
+                claimed.append(ClaimedBatch(rows, holder, deadline))
+                left -= len(rows)
+                size += sum(map(claim.size_of, rows))
+        return claimed, round_.end()
+
+    def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
+        return ClaimRound(
+            connection,
+            self.tables,
+            turns,
+            self._rates.read(connection, turns.main.deliver_conn_id),
+            now,
+            database_time=self._database_time,
+            monotonic=self.monotonic,
+        )
+
+    def next_claim(self, connection: Connection, now: datetime, turns: ClaimTurns) -> datetime | None:
+        """Return when a message of a connection may be claimed next; None: there is no message."""
+        limits = self._rates.read(connection, turns.main.deliver_conn_id)
+        return next_claim(connection, self.tables, turns, limits, now)
+
+    def _renew(self, batch: ClaimedBatch) -> None:
+        began = self.monotonic()
+        with self._answered("renewing leases"), self._engine.begin() as connection:
+            now = self._database_time(connection)
+            until = now + self._lease
+            renewed = leases.renew(connection, self.tables, batch.ids, batch.holder, until, now)
+        if renewed < len(batch.rows):
+            batch.lease_lost = True
+        else:
+            batch.deadline = began + self._lease.total_seconds()
+
+    # -- for queue tables, in the caller's transaction -----------------------------------------------------------------
+
+    def lock_due(
+        self, connection: Connection, turns: ClaimTurns, limit: int, now: datetime
+    ) -> tuple[list[Row], ClaimTurns]:
+        """Lock due messages for queue tables until the transaction's end; return them, and the turns for the next."""
+        rows: dict[str, Row] = {}
+        round_ = self._begin_round(connection, now, turns)
+        while len(rows) < limit and (turn := round_.next(limit - len(rows))):
+            cursor, wanted = turn
+            request = claim.ClaimRequest(
+                deliver_conn_id=None,
+                destination=cursor.destination,
+                excluded=cursor.excluded,
+                due_by=now,
+                limit=wanted,
+            )
+            locked = claim.lock_due(connection, self.tables, request, now)
+            round_.served(cursor, locked, wanted, from_oldest=True)
+            # a row that this transaction has locked before is locked again
+            rows.update((row["Id"], row) for row in locked)
+        self.claimed_at = self.monotonic()
+        return list(rows.values()), round_.end()
+
+    def write_delivered(self, connection: Connection, outcome: BatchOutcome, now: datetime) -> None:
+        """Write the outcomes of messages that this transaction has locked and delivered."""
+        settle.write_delivered(connection, self.tables, outcome, self._dispatcher, now)
+
+    # -- anything else -------------------------------------------------------------------------------------------------
+
+    def now(self, connection: Connection) -> datetime:
+        """Return the database's time, and set the clock by it."""
+        now = self._database_time(connection)
+        self.clock.set(now)
+        return now
+
+    def reading(self, work: Callable[[Connection, datetime], T]) -> T:
+        """Return the result of a reading transaction; tried again until the limit for claims."""
+
+        def read() -> T:
+            with self._engine.connect().execution_options(read_only=True) as connection:
+                return work(connection, self.now(connection))
+
+        return self._persist(Activity.CLAIM, read)
+
+    def writing(self, activity: Activity, work: Callable[[Connection, datetime], T]) -> T:
+        """Return the result of a writing transaction; tried again until its breaker trips."""
+
+        def write() -> T:
+            with self._engine.begin() as connection:
+                return work(connection, self.now(connection))
+
+        return self._persist(activity, write)
+
+    def try_to_write(self, work: Callable[[Connection, datetime], object]) -> None:
+        """Try a writing transaction once; a failure is only logged."""
+        try:
+            with self._answered(Activity.HOUSEKEEPING.value), self._engine.begin() as connection:
+                work(connection, self.now(connection))
+        except DelayedError as error:
+            log.warning("the dispatcher's sign of life could not be written: %s", error)
+
+    def _persist(self, activity: Activity, work: Callable[[], T], failed: Callable[[str], object] | None = None) -> T:
+        """Do the work until it succeeds, with growing pauses, or until its breaker trips.
+
+        :param failed: gets the text of each failure.
+        :raises BreakerTripped: it has failed for too long.
+        """
+        backoff = Backoff()
+        breaker = self._breakers[activity]
+        while True:
+            try:
+                with self._answered(activity.value, self.tables):
+                    done = work()
+            except TopologyError:
+                raise
+            except DelayedError as error:
+                if failed is not None:
+                    failed(str(error))
+                if breaker.failure(str(error)) or self.stop.is_set():
+                    raise BreakerTripped(str(breaker)) from error
+                log.warning("%s; it is tried again", error)
+                self.sleep(min(backoff.next(), breaker.remaining))
+            else:
+                self._succeeded(activity)
+                return done
+
+    def _succeeded(self, activity: Activity) -> None:
+        self._breakers[activity].success()
+        self.answered_at = self.monotonic()
+        if activity is Activity.CLAIM:
+            self.claimed_at = self.answered_at
+        if activity is not Activity.HOUSEKEEPING:
+            self.worked_at = self.clock()

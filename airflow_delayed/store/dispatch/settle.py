@@ -1,0 +1,249 @@
+"""Settling a batch in the caller's transaction: each message is removed, retried later, failed, or released.
+
+A delivered message is deleted from the table of messages; its row in ``_past``, written by the claim, then means that
+its id is remembered. For every other message the row in ``_past`` is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    any_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.dml import ReturningDelete
+from sqlalchemy.types import UserDefinedType
+
+from airflow_delayed.store import leases
+from airflow_delayed.store.database import slices
+from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.records import remove_rows
+from airflow_delayed.store.schema import MAX_ERROR, Tables
+
+Row = dict[str, Any]
+
+#: The reasons in the table of failed messages.
+FAILED = "failed"
+EXPIRED = "expired"
+#: The largest value of the column RetryCount.
+MAX_RETRY_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRetry:
+    """A message whose attempt failed, and whose next attempt is not before ``next_try``."""
+
+    row: Row
+    reason: str
+    next_try: datetime
+
+
+@dataclass(slots=True)
+class BatchOutcome:
+    """The outcomes of the messages of one batch.
+
+    :param delivered: sent and confirmed.
+    :param dead_lettered: given up, and delivered to the error destination.
+    :param retry: failed this time, with a further attempt.
+    :param failed: given up, each with the reason.
+    :param expired: not sent before they expired.
+    :param released: not attempted, and free for any dispatcher.
+    :param at: the database's time right after the batch was sent.
+    """
+
+    delivered: list[Row] = field(default_factory=list)
+    dead_lettered: list[Row] = field(default_factory=list)
+    retry: list[PlannedRetry] = field(default_factory=list)
+    failed: list[tuple[Row, str]] = field(default_factory=list)
+    expired: list[Row] = field(default_factory=list)
+    released: list[Row] = field(default_factory=list)
+    at: datetime | None = None
+
+    @property
+    def removed(self) -> list[Row]:
+        """The messages that leave the store; their ids are remembered."""
+        return [*self.delivered, *self.dead_lettered]
+
+    @property
+    def others(self) -> list[Row]:
+        """The messages that stay in the store, without a lease."""
+        return [
+            *(planned.row for planned in self.retry),
+            *(row for row, _ in self.failed),
+            *self.expired,
+            *self.released,
+        ]
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return len(self.removed) + len(self.others)
+
+    def only(self, rows: Sequence[Row]) -> BatchOutcome:
+        """Return the outcomes of these messages alone."""
+        ids = {row["Id"] for row in rows}
+        return BatchOutcome(
+            [row for row in self.delivered if row["Id"] in ids],
+            [row for row in self.dead_lettered if row["Id"] in ids],
+            [planned for planned in self.retry if planned.row["Id"] in ids],
+            [(row, reason) for row, reason in self.failed if row["Id"] in ids],
+            [row for row in self.expired if row["Id"] in ids],
+            [row for row in self.released if row["Id"] in ids],
+            self.at,
+        )
+
+
+def write_outcome(
+    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
+) -> None:
+    """Write the outcomes of messages of which this dispatcher has leases.
+
+    Where a lease may have ended, pass only messages that :func:`airflow_delayed.store.leases.still_claimed` returns.
+    """
+    remove(connection, tables, outcome.removed)
+    _note_failures(connection, tables, outcome, now)
+    leases.release(connection, tables, [row["Id"] for row in outcome.others], dispatcher)
+
+
+def write_delivered(
+    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
+) -> None:
+    """Write the outcomes of messages that this transaction has locked and delivered."""
+    leases.record(connection, tables, outcome.removed, leases.DISPATCHED, now, dispatcher=dispatcher)
+    remove(connection, tables, outcome.removed)
+    _note_failures(connection, tables, outcome, now)
+    leases.forget(connection, tables, sorted(row["Id"] for row in outcome.others))
+
+
+def _note_failures(connection: Connection, tables: Tables, outcome: BatchOutcome, now: datetime) -> None:
+    """Count failures, and move failed and expired messages to the table of failed messages."""
+    _count_failures(connection, tables, outcome)
+    for rows, reason in (([row for row, _ in outcome.failed], FAILED), (outcome.expired, EXPIRED)):
+        _move(connection, tables, rows, reason, now)
+
+
+def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
+    """Delete messages that this dispatcher has leased or locked; on PostgreSQL by their ``ctid``, without a search.
+
+    :raises RowsMoved: the table was rewritten meanwhile (VACUUM FULL, CLUSTER); the caller rolls back, and calls this
+        again with rows that have no ``ctid``.
+    """
+    table, ids = tables.messages, [row["Id"] for row in rows]
+    if not ids:
+        return
+    if dialect_of(connection).claims_at_once and all("ctid" in row for row in rows):
+        # as one text: ten times as fast as a list, of which the driver converts each item
+        places = '{"' + '","'.join([row["ctid"] for row in rows]) + '"}'
+        if set(connection.execute(_remove_from(table), {"places": places}).scalars().all()) != set(ids):
+            raise RowsMoved
+        return
+    remove_rows(connection, table, sorted(ids))
+
+
+@lru_cache(maxsize=32)
+def _remove_from(table: Table) -> ReturningDelete[Any]:
+    places = cast(bindparam("places", type_=_Places()), postgresql.ARRAY(_Place()))
+    return delete(table).where(literal_column("ctid") == any_(places)).returning(table.c.Id)
+
+
+class RowsMoved(Exception):
+    """Rows are no longer at the places where they were claimed."""
+
+
+class _Place(UserDefinedType[str]):
+    """PostgreSQL's place of a row, its ``ctid``."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type's name."""
+        return "tid"
+
+
+class _Places(_Place):
+    """Places of many rows, as the text that PostgreSQL reads an array from."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type's name."""
+        return "tid[]"
+
+
+def _count_failures(connection: Connection, tables: Tables, outcome: BatchOutcome) -> None:
+    """Count one more failure of messages, with its reason and the time of the next attempt."""
+    table = tables.messages
+    counted = [
+        {"of": planned.row["Id"], "reason": shortened(planned.reason), "next": planned.next_try}
+        for planned in outcome.retry
+    ]
+    counted += [{"of": row["Id"], "reason": shortened(reason), "next": None} for row, reason in outcome.failed]
+    if counted:
+        # another program may have written a negative number
+        more = case(
+            (table.c.RetryCount < 0, 1),
+            (table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + 1),
+            else_=table.c.RetryCount,
+        )
+        statement = (
+            update(table)
+            .where(table.c.Id == bindparam("of"))
+            .values(RetryCount=more, NextTry=bindparam("next"), LastError=bindparam("reason"))
+        )
+        connection.execute(statement, sorted(counted, key=lambda one: str(one["of"])))
+
+
+def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: str, now: datetime) -> None:
+    """Move messages with their content to the table of failed ones, unless they were moved before."""
+    table, failed, dialect = tables.messages, tables.failed, dialect_of(connection)
+    names = [column.name for column in table.columns]
+    for ids in slices(sorted(row["Id"] for row in rows)):
+        # with another column: MariaDB reads all of a small table where the key's columns are enough
+        there = select(table.c.Id, table.c.Time).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+        some = connection.execute(dialect.by_key(dialect.for_update(there, table), table)).scalars().all()
+        if not some:
+            continue
+        reason_and_time = literal(reason, failed.c.Reason.type), literal(now, failed.c.FailedAt.type)
+        moved = select(*(table.c[name] for name in names), *reason_and_time).where(table.c.Id.in_(some))
+        remove_rows(connection, failed, some)
+        connection.execute(insert(failed).from_select([*names, "Reason", "FailedAt"], moved))
+        remove_rows(connection, table, some)
+
+
+def given_up(
+    connection: Connection, tables: Tables, deliver_conn_ids: Sequence[str | None], since: datetime
+) -> dict[str, str]:
+    """Return the messages of these connections that were given up since a time: the reason of each by its id.
+
+    :param deliver_conn_ids: None among them means the queue tables of the store's own database.
+    """
+    table = tables.failed
+    listed: ColumnElement[bool] = table.c.DeliverConnId.in_([name for name in deliver_conn_ids if name is not None])
+    if None in deliver_conn_ids:
+        listed = or_(table.c.DeliverConnId.is_(None), listed)
+    found = select(table.c.Id, table.c.LastError).where(table.c.Reason == FAILED, table.c.FailedAt >= since, listed)
+    return {row.Id: row.LastError or "given up" for row in connection.execute(found)}
+
+
+def shortened(reason: str) -> str:
+    """Return a reason in the form of its column: one line of at most 1000 characters."""
+    line = " ".join(reason.replace("\0", " ").split())
+    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"

@@ -1,0 +1,393 @@
+"""Workers: each dispatches the messages of one connection.
+
+A :class:`ConnectionWorker` sends in one thread, while a second one settles the batches sent before and claims the next.
+So broker and database do not wait for each other, and no transaction is open during a send. A slow or lost connection
+does not hold up the others. A :class:`QueueTableWorker` claims, delivers and removes in
+one transaction of the store's own database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, wait
+from datetime import datetime, timedelta
+from functools import partial
+from math import inf
+from threading import Event
+
+from sqlalchemy import Connection
+
+from airflow_delayed.clock import Backoff
+from airflow_delayed.delivery import Delivery
+from airflow_delayed.errors import explained
+from airflow_delayed.message import UTC, DelayedMessage
+from airflow_delayed.store.dispatch.attempt import (
+    DeliveryResult,
+    SendGuard,
+    dead_letter,
+    decide,
+    decode_rows,
+    deliver,
+    error_copies,
+)
+from airflow_delayed.store.dispatch.limits import Activity, Breaker, TokenBucket
+from airflow_delayed.store.dispatch.queue_tables import QueueTables
+from airflow_delayed.store.dispatch.renewal import ClaimedBatch
+from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter
+from airflow_delayed.store.dispatch.repository import DispatchRepository
+from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
+from airflow_delayed.store.dispatch.turns import ClaimTurns
+
+log = logging.getLogger(__name__)
+
+
+#: The seconds that one send should take, and the most batches of one send. A transport may be slow to begin, so
+#: a fast one gets several batches at a time; not many, because nothing is confirmed before the end of the send.
+SEND_SECONDS = 0.25
+MOST_BATCHES = 10
+#: If the window is shorter than this, the dispatcher waits itself: it claims messages ahead and sends each when it is
+#: due, so a late send is a late delivery. With a longer window it sends early, and the transport delays the rest.
+EXACT_BELOW = timedelta(seconds=1)
+#: How long before its time a transport gets a message, so that it can connect first.
+CONNECT = timedelta(milliseconds=50)
+#: Messages due at most this far apart go in one send. A transport may write a message only after it has asked for the
+#: next one, so a later message would delay it.
+CLOSE = timedelta(milliseconds=20)
+#: Nothing is sent when less than this part of its lease is left.
+MARGIN = 1 / 6
+#: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
+CHECK_SECONDS = 0.05
+
+
+class _LeaseGuard:
+    """Lets a message pass when its time has come, while its lease is safe and the dispatcher is not stopped.
+
+    :param window: how long before its due time a message may be sent.
+    """
+
+    def __init__(self, batches: Sequence[ClaimedBatch], repository: DispatchRepository, window: timedelta) -> None:
+        self._batches = batches
+        self._repository = repository
+        self._window = window
+        self._margin = repository.policy.claim_timeout.total_seconds() * MARGIN
+        #: By the monotonic clock; the leases are not checked again until then.
+        self._sure_until = -inf
+        #: Messages that are due by then may be sent.
+        self._passes = datetime.min.replace(tzinfo=UTC)
+        self.now = repository.clock
+
+    def hold(self, due_at: datetime) -> None:
+        """Wait until the time of a message has come."""
+        if due_at <= self._passes:
+            return
+        while self.may_send():
+            self._passes = self.now() + self._window
+            if due_at <= self._passes:
+                return
+            self._repository.sleep((due_at - self._passes).total_seconds())
+
+    def may_send(self) -> bool:
+        """Return whether the next message may be sent."""
+        if self._repository.stop.is_set():
+            return False
+        now = self._repository.monotonic()
+        # called before each message, so the batches are not checked every time
+        if now >= self._sure_until:
+            ends = min((batch.deadline for batch in self._batches), default=now) - self._margin
+            if now >= ends or any(batch.lease_lost for batch in self._batches):
+                return False
+            self._sure_until = min(ends, now + CHECK_SECONDS)
+        return True
+
+
+class ConnectionWorker:
+    """Dispatches the messages of one connection.
+
+    :param window: how long before its due time a message is dispatched.
+    :param bucket: limits the messages a second; shared with other connections.
+    :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
+    """
+
+    def __init__(
+        self,
+        repository: DispatchRepository,
+        counter: DispatchCounter,
+        transport: Delivery,
+        window: timedelta,
+        bucket: TokenBucket | None,
+        ahead: timedelta = timedelta(0),
+    ) -> None:
+        self.conn_id = conn_id = counter.conn_id
+        self.counter = counter
+        self.window = window
+        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
+        #: Where the next claim begins; written by whichever thread claims, read by the dispatcher between two passes.
+        self.turns = ClaimTurns.of_connection(conn_id, window + self._ahead)
+        #: When the last claim began, if it took all that was due; None: there may be more. By the monotonic clock.
+        self._caught_up: float | None = None
+        #: Why nothing more is dispatched in this run; None: the connection works.
+        self.unavailable: str | None = None
+        self.cause: BaseException | None = None
+        self._repository = repository
+        self._policy = repository.policy
+        self._transport = transport
+        self._bucket = bucket
+        self._backoff = Backoff()
+        self._send_size = repository.policy.batch_size
+        #: Batches that are claimed and not finished.
+        self._open: list[ClaimedBatch] = []
+        #: Destinations that could not receive in this pass, and why.
+        self._closed_destinations: dict[str, str] = {}
+        limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
+        self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
+
+    def run(self, threads: Executor) -> None:
+        """Dispatch what is due, until there is nothing more, or the breaker trips.
+
+        :param threads: has a free thread, which settles and claims while this one sends.
+        :raises BreakerTripped: the store's own database has failed for too long.
+        """
+        self._closed_destinations.clear()
+        try:
+            with self._transport.kept_open():
+                self._run(threads)
+        except BaseException:
+            unsettled = [batch for batch in self._open if not batch.finished]
+            if self._repository.try_to_settle(unsettled):
+                self._count(unsettled)
+            raise
+        finally:
+            self._open.clear()
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+
+    def _run(self, threads: Executor) -> None:
+        idle = Event()
+        idle.set()
+        sent: list[ClaimedBatch] = []
+        claimed = self._settle_and_claim([], idle)
+        while claimed or sent:
+            idle.clear()
+            following = threads.submit(self._settle_and_claim, sent, idle)
+            try:
+                error = self._send(claimed)
+            finally:
+                idle.set()
+                wait([following])
+            sent, claimed = claimed, following.result()
+            if self._repository.recovery_breaker.tripped:
+                self._settle(sent)
+                raise BreakerTripped(str(self._repository.recovery_breaker))
+            if error is None:
+                continue
+            # nothing is sent through this connection for a while, so the rows are released for other dispatchers
+            self._settle([*sent, *claimed])
+            if self._breaker.failure(explained(error)):
+                self.unavailable, self.cause = str(self._breaker), error
+                log.error("%s", self.unavailable)
+            if self.unavailable or self._repository.stop.is_set():
+                return
+            log.warning("connection %r: %s; it is tried again", self.conn_id, explained(error))
+            self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
+            sent, claimed = [], self._settle_and_claim([], idle)
+
+    # -- settling and claiming -----------------------------------------------------------------------------------------
+
+    def _settle_and_claim(self, sent: Sequence[ClaimedBatch], idle: Event) -> list[ClaimedBatch]:
+        """Settle the batches that were sent, and claim the next, in one transaction unless the claim has to wait.
+
+        :param idle: set while the thread that sends has nothing to do.
+        """
+        if self._ahead or self._bucket is not None:
+            # the claim may have to wait, and settling does not wait with it
+            self._settle(sent)
+            sent = ()
+        if self._ahead and self._caught_up is not None:
+            # early enough to claim the next messages before they are due, late enough that a claim takes several
+            idle.wait(max(0.0, self._caught_up + self._ahead.total_seconds() / 2 - self._repository.monotonic()))
+        self._caught_up = None
+        limit = self._allowed()
+        if not limit:
+            self._settle(sent)
+            return []
+        began = self._repository.monotonic()
+        try:
+            claimed, self.turns = self._repository.settle_and_claim(sent, self.turns, limit)
+        finally:
+            self._count([batch for batch in sent if batch.finished])
+        self._open += claimed
+        rows = sum(len(batch.rows) for batch in claimed)
+        if self._bucket is not None:
+            self._bucket.give_back(limit - rows)
+        if rows < limit:
+            self._caught_up = began
+        return claimed
+
+    def _allowed(self) -> int:
+        """Wait until at least one message may be claimed, and return how many may; 0: the pass is over."""
+        while self._repository.may_claim:
+            if limit := self._send_size if self._bucket is None else self._bucket.take(self._send_size):
+                return limit
+            self._wait_for_tokens()
+        return 0
+
+    def _wait_for_tokens(self) -> None:
+        assert self._bucket is not None
+        self._repository.wait_to_claim(self._bucket.wait(max(1, self._policy.batch_size // 10)))
+
+    def _settle(self, batches: Sequence[ClaimedBatch]) -> None:
+        self._repository.settle(batches)
+        self._count(batches)
+
+    def _count(self, settled: Sequence[ClaimedBatch]) -> None:
+        for batch in settled:
+            if batch.outcome is not None:
+                self.counter.add(batch.outcome)
+        if settled:
+            self._open = [batch for batch in self._open if not batch.finished]
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _send(self, batches: Sequence[ClaimedBatch]) -> Exception | None:
+        """Send batches, note the outcome of each, and return the connection's error if there was one."""
+        if not batches:
+            return None
+        repository = self._repository
+        guard = _LeaseGuard(batches, repository, self.window)
+        result = DeliveryResult()
+        for rows in self._in_time([row for batch in batches for row in batch.rows], guard):
+            now = repository.clock()
+            refused = self._policy.refused(row["Destination"] for row in rows)
+            closed = {**self._closed_destinations, **result.closed_destinations, **refused}
+            messages = decode_rows(rows, closed, now, result)
+            began = repository.monotonic()
+            deliver(self._transport, messages, now, guard, result)
+            if not self._ahead and not result.stopped:
+                self._adapt(repository.monotonic() - began)
+            if result.ended:
+                break
+        self._closed_destinations.update(result.closed_destinations)
+        if result.confirmed or (result.answered and result.connection_error is None):
+            self._breaker.success()
+            self._backoff.reset()
+        error, error_destination = result.connection_error, self._policy.error_destination
+        outcomes = decide([batch.rows for batch in batches], result, self._policy.number_of_retries, repository.clock())
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            batch.outcome = outcome
+        for outcome in outcomes:
+            if outcome.failed and error_destination is not None:
+                error = self._dead_letter(outcome, error_destination, guard, error)
+        return error
+
+    def _adapt(self, took: float) -> None:
+        """Send more at a time if the last send was fast, and less if it took too long."""
+        least = self._policy.batch_size
+        if took > SEND_SECONDS:
+            size = self._send_size // 2
+        else:
+            size = self._send_size * (4 if took < SEND_SECONDS / 4 else 2 if took < SEND_SECONDS / 2 else 1)
+        self._send_size = max(least, min(MOST_BATCHES * least, size))
+
+    def _in_time(self, rows: Sequence[Row], guard: SendGuard) -> Iterator[Sequence[Row]]:
+        """Yield rows shortly before they may be sent; rows due close to each other come together."""
+        if not self._ahead:
+            yield rows
+            return
+        rest = sorted(rows, key=lambda row: row["Time"])
+        while rest and guard.may_send():
+            end = self._repository.clock() + self.window
+            left = rest[0]["Time"] - (end + CONNECT)
+            if left > timedelta(0):
+                self._repository.sleep(left.total_seconds())
+                continue
+            count, last = 0, end
+            while count < len(rest) and rest[count]["Time"] <= last + CLOSE:
+                last = max(last, rest[count]["Time"])
+                count += 1
+            count = max(count, 1)
+            yield rest[:count]
+            rest = rest[count:]
+
+    def _dead_letter(
+        self, outcome: BatchOutcome, error_destination: str, guard: SendGuard, error: Exception | None
+    ) -> Exception | None:
+        """Send copies of given-up messages, if the connection works, and return its error."""
+        result = DeliveryResult(connection_error=error)
+        if error is None:
+            now = self._repository.clock()
+            deliver(self._transport, error_copies(outcome, error_destination, now), now, guard, result)
+        refused = dead_letter(outcome, result, error_destination)
+        if refused:
+            self._repository.recovery_breaker.failure(next(iter(result.failures.values())).reason, refused)
+        return result.connection_error
+
+
+class QueueTableWorker:
+    """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
+
+    def __init__(
+        self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None, bucket: TokenBucket | None
+    ) -> None:
+        self.conn_id = counter.conn_id
+        self.counter = counter
+        self.window = timedelta(0)
+        self.turns = ClaimTurns.of_connection(None, self.window)
+        self.unavailable: str | None = None
+        self.cause: BaseException | None = None
+        self._repository = repository
+        self._policy = repository.policy
+        self._bucket = bucket
+        self._queues = QueueTables(schema)
+
+    def run(self, threads: Executor) -> None:
+        """Deliver what is due, until nothing more is due.
+
+        :param threads: not used.
+        :raises BreakerTripped: the database has failed for too long.
+        """
+        self._queues.look_again()
+        while self._repository.may_claim:
+            limit = self._policy.batch_size if self._bucket is None else self._bucket.take(self._policy.batch_size)
+            if not limit:
+                assert self._bucket is not None
+                self._repository.wait_to_claim(self._bucket.wait(max(1, self._policy.batch_size // 10)))
+                continue
+            outcome, refused, self.turns = self._repository.writing(Activity.DELIVER, partial(self._move, limit))
+            rows = outcome.count
+            if self._bucket is not None:
+                self._bucket.give_back(limit - rows)
+            self.counter.add(outcome)
+            breaker = self._repository.recovery_breaker
+            if refused and breaker.failure(outcome.failed[0][1], refused):
+                raise BreakerTripped(str(breaker))
+            if not rows:
+                return
+
+    def close(self) -> None:
+        """Do nothing: the connections are the store's."""
+
+    def _move(self, limit: int, connection: Connection, now: datetime) -> tuple[BatchOutcome, int, ClaimTurns]:
+        repository = self._repository
+        rows, turns = repository.lock_due(connection, self.turns, limit, now)
+        if rows:
+            # on MySQL and MariaDB the claim may have waited, so that messages have expired
+            now = repository.now(connection)
+        result = DeliveryResult()
+        closed = self._policy.refused(row["Destination"] for row in rows)
+        self._deliver(connection, decode_rows(rows, closed, now, result), result)
+        (outcome,) = decide([rows], result, self._policy.number_of_retries, now)
+        refused, error_destination = 0, self._policy.error_destination
+        if outcome.failed and error_destination is not None:
+            copied = DeliveryResult()
+            self._deliver(connection, error_copies(outcome, error_destination, now), copied)
+            refused = dead_letter(outcome, copied, error_destination)
+        repository.write_delivered(connection, outcome, now)
+        return outcome, refused, turns
+
+    def _deliver(self, connection: Connection, messages: Sequence[DelayedMessage], result: DeliveryResult) -> None:
+        failures = self._queues.deliver(connection, messages)
+        result.failures.update(failures)
+        result.confirmed += [message.message_id for message in messages if message.message_id not in failures]

@@ -1,0 +1,376 @@
+"""Filters of messages for lists, counts and changes; the states of a message; and the runs of tasks.
+
+A message's row has only the number of the run that stored it; the table ``_runs`` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Literal, TypedDict
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
+
+from airflow_delayed.identity import Origin, SentBy
+from airflow_delayed.message import utc
+from airflow_delayed.store.dialects import database_time
+from airflow_delayed.store.schema import Tables, UtcTime
+
+#: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
+AHEAD = timedelta(days=1)
+#: A message that was claimed longer ago than this does not count as in flight.
+LONGEST_LEASE = timedelta(hours=1)
+#: A run without messages in the store is kept at least so long after it last began to store.
+RUN_KEPT = timedelta(days=7)
+#: The most runs that one transaction deletes.
+RUNS_FORGOTTEN = 100
+
+Conditions = list[ColumnElement[bool]]
+Where = Literal["messages", "failed"]
+#: Both tables of messages.
+BOTH: tuple[Where, ...] = ("messages", "failed")
+
+
+class MessageState(str, Enum):
+    """The state of a message, by the database's clock."""
+
+    #: Not yet due.
+    WAITING = "waiting"
+    #: Due, and no dispatcher has taken it yet.
+    DUE = "due"
+    #: A dispatcher is delivering it.
+    IN_FLIGHT = "in flight"
+    #: Its delivery failed; a dispatcher tries again later.
+    RETRYING = "retrying"
+    #: Not tried any more.
+    FAILED = "failed"
+    #: Its ``expires_at`` has passed; it is not delivered.
+    EXPIRED = "expired"
+
+
+class FilterArgs(TypedDict, total=False):
+    """A filter as keywords of a method: a message matches if it meets all of them; without any, each message matches.
+
+    Texts are compared byte by byte.
+    """
+
+    destination: str | None
+    #: The connection that delivers; the store's own ``conn_id`` for its queue tables.
+    deliver_conn_id: str | None
+    tag: str | None
+    #: Due then or later; with a time zone.
+    due_from: datetime | None
+    #: Due before then; with a time zone.
+    due_until: datetime | None
+    #: "waiting", "due", "in flight", "retrying", "failed" or "expired", or several of them.
+    state: str | Sequence[str] | None
+    #: Only messages that these runs of tasks stored.
+    sent_by: SentBy | None
+
+
+class _Own:
+    """The store's own queue tables; the rows of their messages name no connection."""
+
+    def __str__(self) -> str:
+        return "its own queue tables"
+
+
+OWN = _Own()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFilter:
+    """The criteria of :class:`FilterArgs`, checked; None matches every message.
+
+    :raises NaiveTime: a time has no zone.
+    """
+
+    destination: str | None = None
+    #: ``OWN`` for queue tables in the store's database.
+    deliver_conn_id: str | _Own | None = None
+    tag: str | None = None
+    due_from: datetime | None = None
+    due_until: datetime | None = None
+    states: Sequence[MessageState] | None = None
+    sent_by: SentBy | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("due_from", "due_until"):
+            if (moment := getattr(self, name)) is not None:
+                object.__setattr__(self, name, utc(name, moment))
+        if self.states is not None:
+            # hashable, so that a filter can be the key of a cache
+            object.__setattr__(self, "states", tuple(self.states))
+
+    @property
+    def criteria(self) -> dict[str, Any]:
+        """The criteria that are not None, as plain values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sent_by"}
+        if self.sent_by is not None:
+            values.update(asdict(self.sent_by))
+        return {name: _plain(value) for name, value in values.items() if value is not None}
+
+    def stable_conditions(self, tables: Tables, table: Table, *, run: ColumnElement[int] | None = None) -> Conditions:
+        """Return the conditions of all criteria but the states, which change with time.
+
+        :param run: only this run of the matching ones.
+        """
+        columns, conditions = table.c, Conditions()
+        if self.destination is not None:
+            conditions.append(columns.Destination == self.destination)
+        if isinstance(self.deliver_conn_id, _Own):
+            conditions.append(columns.DeliverConnId.is_(None))
+        elif self.deliver_conn_id is not None:
+            conditions.append(columns.DeliverConnId == self.deliver_conn_id)
+        if self.tag is not None:
+            conditions.append(columns.Tag == self.tag)
+        if self.due_from is not None:
+            conditions.append(columns.Time >= self.due_from)
+        if self.due_until is not None:
+            conditions.append(columns.Time < self.due_until)
+        if run is not None:
+            conditions.append(columns.Run == run)
+        elif self.sent_by is not None:
+            conditions.append(columns.Run.in_(matching_runs(tables, self.sent_by)))
+        return conditions
+
+    def conditions(self, tables: Tables, where: Where, *, run: ColumnElement[int] | None = None) -> Conditions | None:
+        """Return the conditions for one table, or None if none of its rows can match.
+
+        :param run: only this run of the matching ones.
+        """
+        conditions = self.stable_conditions(tables, getattr(tables, where), run=run)
+        if self.states is None:
+            return conditions
+        if where == "failed":
+            reasons = [one.value for one in self.states if one in (MessageState.FAILED, MessageState.EXPIRED)]
+            return [*conditions, tables.failed.c.Reason.in_(reasons)] if reasons else None
+        states = [in_state(tables, one) for one in self.states if one is not MessageState.FAILED]
+        return [*conditions, or_(*states)] if states else None
+
+
+def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
+    """Return the filter of a method's keywords.
+
+    :param own_conn_id: the store's connection.
+    :raises TypeError: a keyword is not one of :class:`FilterArgs`.
+    :raises ValueError: the name of a state is unknown.
+    :raises NaiveTime: a time has no zone.
+    """
+    if unknown := sorted(args.keys() - FilterArgs.__annotations__.keys()):
+        names = ", ".join(FilterArgs.__annotations__)
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; those of a filter are {names}")
+    criteria: dict[str, Any] = {**args}
+    states = states_of(criteria.pop("state", None))
+    if args.get("deliver_conn_id") == own_conn_id:
+        criteria["deliver_conn_id"] = OWN
+    return MessageFilter(**criteria, states=states)
+
+
+def states_of(state: str | Sequence[str] | None) -> tuple[MessageState, ...] | None:
+    """Return the states of one name or several.
+
+    :raises ValueError: a name is unknown.
+    """
+    if state is None:
+        return None
+    names = [state] if isinstance(state, str) else list(state)
+    known = [one.value for one in MessageState]
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"state={wrong[0]!r} is none of {', '.join(known)}")
+    return tuple(MessageState(name) for name in names)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return [state.value for state in value]
+    return str(value) if isinstance(value, _Own) else value
+
+
+def failed_state(reason: str) -> MessageState:
+    """Return the state of a message in the table of failed messages, by its column Reason."""
+    return MessageState.EXPIRED if reason == MessageState.EXPIRED.value else MessageState.FAILED
+
+
+def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
+    """Return the state of a message in the table of messages.
+
+    :param row: Time, ExpiresAt, NextTry, RetryCount, and ClaimedUntil: the end of its lease, or None.
+    """
+    if row["ClaimedUntil"] is not None and row["ClaimedUntil"] > now:
+        return MessageState.IN_FLIGHT
+    if row["ExpiresAt"] is not None and row["ExpiresAt"] <= now:
+        return MessageState.EXPIRED
+    if row["NextTry"] is not None and row["NextTry"] > now and not stays_until_due(row):
+        return MessageState.RETRYING
+    return MessageState.DUE if row["Time"] <= now else MessageState.WAITING
+
+
+def stays_until_due(row: Mapping[str, Any]) -> bool:
+    """Return whether no dispatcher takes a message before it is due: its first try is then, and no retry.
+
+    :param row: Time, NextTry and RetryCount.
+    """
+    return bool(row["NextTry"] == row["Time"] and row["RetryCount"] == 0)
+
+
+def moments(now: datetime) -> dict[str, datetime]:
+    """Return the parameters of the condition of :func:`in_state`, by name."""
+    return {"now": now, "soon": now + AHEAD, "lately": now - LONGEST_LEASE}
+
+
+def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
+    """Return the SQL for the end of a message's lease.
+
+    It is a subquery of one value, and not a join, for which a database may read all remembered ids.
+    """
+    lease = tables.past.alias("lease")
+    return (
+        select(lease.c.ClaimedUntil).where(lease.c.Id == tables.messages.c.Id).correlate(tables.messages)
+    ).scalar_subquery()
+
+
+def in_state(tables: Tables, state: MessageState) -> ColumnElement[bool]:
+    """Return the condition for messages in a state: the same as :func:`state_of`, in SQL.
+
+    Its times are the parameters of :func:`moments`, so that a filter's statement can be cached.
+    """
+    table, lease = tables.messages, tables.past.alias("lease")
+    now, soon, lately = (_moment(name) for name in ("now", "soon", "lately"))
+    if state is MessageState.IN_FLIGHT:
+        # so that the index on At finds the few leased messages first
+        return exists().where(lease.c.Id == table.c.Id, lease.c.At > lately, lease.c.ClaimedUntil > now)
+    leased = func.coalesce(claimed_until(tables), now, type_=UtcTime()) > now
+    expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
+    if state is MessageState.EXPIRED:
+        # no message expires before it is due; with this condition the index on Time can be used
+        return and_(table.c.Time <= now, expired, not_(leased))
+    retrying = retries_later(table, now)
+    alive = and_(or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now), not_(leased))
+    if state is MessageState.RETRYING:
+        # the first condition lets the index on Time be used
+        return and_(table.c.Time <= soon, retrying, alive)
+    tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
+    if state is MessageState.DUE:
+        return and_(table.c.Time <= now, tried, alive)
+    if state is MessageState.WAITING:
+        return and_(table.c.Time > now, or_(tried, _until_due(table)), alive)
+    return false()  # failed messages are in another table
+
+
+def retries_later(table: Table, now: ColumnElement[datetime] | datetime) -> ColumnElement[bool]:
+    """Return the condition for messages whose delivery failed and is tried again later."""
+    return and_(table.c.NextTry.is_not(None), table.c.NextTry > now, not_(_until_due(table)))
+
+
+def _until_due(table: Table) -> ColumnElement[bool]:
+    """Return :func:`stays_until_due` in SQL."""
+    return and_(table.c.NextTry == table.c.Time, table.c.RetryCount == 0)
+
+
+def _moment(name: str) -> BindParameter[datetime]:
+    return bindparam(name, type_=UtcTime())
+
+
+def matching_runs(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:
+    """Return the query for the numbers of runs."""
+    table = tables.runs
+    statement = select(table.c.Seq).where(table.c.DagId == sent_by.dag_id)
+    if sent_by.run_id is not None:
+        statement = statement.where(table.c.RunId == sent_by.run_id)
+    if sent_by.task_id is not None:
+        statement = statement.where(table.c.TaskId == sent_by.task_id)
+    if sent_by.map_index is not None:
+        statement = statement.where(table.c.MapIndex == sent_by.map_index)
+    return statement
+
+
+def register_run(connection: Connection, tables: Tables, origin: Origin) -> int:
+    """Return the number of a run, and insert the run if it is new. Commit it before its messages are stored.
+
+    :raises sqlalchemy.exc.IntegrityError: another transaction has inserted it at the same time; repeat.
+    """
+    runs, now = tables.runs, database_time(connection)
+    row = connection.execute(select(runs.c.Seq, runs.c.At).where(runs.c.Digest == origin.digest)).one_or_none()
+    if row is not None:
+        # a later At keeps dispatchers from deleting the run before its messages are stored
+        if now - row.At > RUN_KEPT / 7:
+            again = update(runs).where(runs.c.Seq == row.Seq).values(At=now)
+            if not connection.execute(again).rowcount:
+                return _insert_run(connection, tables, origin, now)
+        return int(row.Seq)
+    return _insert_run(connection, tables, origin, now)
+
+
+def _insert_run(connection: Connection, tables: Tables, origin: Origin, now: datetime) -> int:
+    row = {
+        "DagId": origin.dag_id,
+        "RunId": origin.run_id,
+        "TaskId": origin.task_id,
+        "MapIndex": origin.map_index,
+        "Iteration": origin.iteration,
+        "Digest": origin.digest,
+        "At": now,
+    }
+    key = connection.execute(insert(tables.runs).values(row)).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def run_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None) -> datetime | None:
+    """Return the time from which a run's relative delays count, stored by its first try; None: no time is stored."""
+    runs = tables.runs
+    kept = select(runs.c.Anchor, runs.c.Turn).where(runs.c.Digest == origin.digest)
+    row = connection.execute(kept).one_or_none()
+    return row.Anchor if row is not None and row.Turn == turn else None
+
+
+def keep_run_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None, anchor: datetime) -> None:
+    """Store the time from which a run's relative delays count, in place of an earlier one.
+
+    :param turn: identifies the tries between two clears of the task, where each clear makes new messages.
+    :raises sqlalchemy.exc.IntegrityError: another transaction has inserted the run at the same time; repeat.
+    """
+    runs, number = tables.runs, register_run(connection, tables, origin)
+    connection.execute(update(runs).where(runs.c.Seq == number).values(Turn=turn, Anchor=anchor))
+
+
+def forget_runs(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Examine up to 100 runs that began to store before a time, and delete those without messages; return how many.
+
+    Runs with messages are checked again after :data:`RUN_KEPT`, or later.
+    """
+    runs = tables.runs
+    old = runs.c.At < min(before, now - RUN_KEPT)
+    oldest = select(runs.c.Seq).where(old).order_by(runs.c.At).limit(RUNS_FORGOTTEN)
+    numbers = list(connection.execute(oldest).scalars())
+    if numbers:
+        left = [exists().where(table.c.Run == runs.c.Seq) for table in (tables.messages, tables.failed)]
+        used = set(connection.execute(select(runs.c.Seq).where(runs.c.Seq.in_(numbers), or_(*left))).scalars())
+        connection.execute(update(runs).where(runs.c.Seq.in_(sorted(used))).values(At=now))
+        unused = [number for number in numbers if number not in used]
+        # the condition again: a run that has just begun to store has a later At
+        connection.execute(delete(runs).where(runs.c.Seq.in_(sorted(unused)), old))
+    return len(numbers)

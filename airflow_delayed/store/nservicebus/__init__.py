@@ -1,0 +1,1 @@
+"""Taking over messages that another store keeps, such as NServiceBus's."""

@@ -1,0 +1,126 @@
+"""Errors as answers of the API: never more of an error than the user may read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from airflow.sdk.exceptions import AirflowException
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from airflow_delayed.errors import DelayedError, InputError, TopologyError, TransportUnavailable
+from airflow_delayed.ui.hook_pool import Busy, TooSlow
+from airflow_delayed.ui.models import ApiModel
+
+#: Seconds after which a client may repeat a request that was refused as one too many.
+RETRY_AFTER = "5"
+
+ErrorCode = Literal[
+    "login",
+    "forbidden",
+    "absent",
+    "invalid",
+    "cross_site",
+    "not_json",
+    "unreachable",
+    "too_slow",
+    "busy",
+    "not_ready",
+    "conflict",
+    "internal",
+    "closed",
+]
+
+
+class ErrorInfo(ApiModel):
+    """An error: a code for programs, and a text for people that says what to do."""
+
+    code: ErrorCode
+    message: str
+
+
+class ErrorResponse(ApiModel):
+    """The body of each answer whose status is 400 or more."""
+
+    error: ErrorInfo
+
+
+class RefusedRequest(HTTPException):
+    """A request that is refused with a code that does not follow from its status."""
+
+    def __init__(self, status: int, code: ErrorCode, message: str) -> None:
+        super().__init__(status, message)
+        self.code: ErrorCode = code
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """One error as the API answers it.
+
+    :param sensitive: its text may name hosts and users, which only users who may read the connection may read.
+    """
+
+    status: int
+    code: ErrorCode
+    message: str
+    sensitive: bool = False
+
+    def without_details(self, connection_id: str) -> ApiError:
+        """Return the same error for users who may not read the connection."""
+        text = f"connection {connection_id!r} cannot be used; the api-server's log says why"
+        return replace(self, message=text, sensitive=False)
+
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """Return the answer."""
+        body = ErrorResponse(error=ErrorInfo(code=self.code, message=self.message))
+        if self.code == "busy":
+            headers = {**(headers or {}), "Retry-After": RETRY_AFTER}
+        return JSONResponse(body.model_dump(), self.status, headers)
+
+
+INTERNAL = ApiError(500, "internal", "Something went wrong; the api-server's log says what")
+
+#: The first class that fits counts.
+_KNOWN: tuple[tuple[type[Exception], int, ErrorCode, bool], ...] = (
+    (TooSlow, 504, "too_slow", False),
+    (Busy, 503, "busy", False),
+    (TransportUnavailable, 503, "unreachable", True),
+    (TopologyError, 409, "not_ready", False),
+    (InputError, 400, "invalid", False),
+    (DelayedError, 409, "conflict", True),
+    # a connection that Airflow does not know, or a client that is not installed beside the api-server
+    (AirflowException, 409, "not_ready", True),
+    (ImportError, 409, "not_ready", True),
+)
+#: ErrorCodes of the statuses that Airflow and FastAPI themselves answer.
+_CODES: Mapping[int, ErrorCode] = {401: "login", 403: "forbidden", 404: "absent"}
+
+
+def api_error(error: Exception) -> ApiError | None:
+    """Return an exception as an error of the API; None: an exception that nobody expected."""
+    for kind, status, code, sensitive in _KNOWN:
+        if isinstance(error, kind):
+            return ApiError(status, code, str(error), sensitive)
+    return None
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Give the errors that FastAPI and Airflow raise the form of all other errors."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        code = error.code if isinstance(error, RefusedRequest) else _CODES.get(error.status_code, "invalid")
+        return ApiError(error.status_code, code, str(error.detail)).response(error.headers)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        # without the request's values, which could be anything
+        problems = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
+        return ApiError(400, "invalid", "; ".join(problems[:5])).response()
+
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(RequestValidationError, invalid)

@@ -1,0 +1,304 @@
+"""The hooks of the page's connections, called with a deadline, and a cache of their figures.
+
+A database or broker may hang. Each call has a thread of its own, which its request awaits: a connection that hangs
+takes no thread from the api-server's other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+
+T = TypeVar("T")
+
+#: Seconds that a request waits for figures and lists.
+READ_SECONDS = 5.0
+#: Seconds that a request waits for a change.
+CHANGE_SECONDS = 30.0
+#: Seconds after which the database itself ends a statement that no request waits for any more.
+STATEMENT_SECONDS = 30
+#: Seconds after which a connection is read from Airflow again: its password may have changed.
+HOOK_SECONDS = 60.0
+#: Calls of one connection at once.
+CALLS = 4
+#: Requests that wait for one connection at once; further ones are refused.
+WAITING = 8
+#: Seconds that figures are cached at least.
+CACHE_SECONDS = 5.0
+#: Figures that took t seconds are cached for 9 t, so that computing them takes at most a tenth of the time.
+CACHE_FACTOR = 9
+
+
+class TooSlow(Exception):
+    """A connection did not answer in time."""
+
+
+class Busy(Exception):
+    """Too many requests wait for the connection already."""
+
+
+@dataclass(slots=True)
+class _OpenHook:
+    hook: DelayedStoreHook
+    since: float
+
+
+class HookPool:
+    """Calls the connections for all routes of the app.
+
+    :param seconds: how long a request waits for figures and lists.
+    """
+
+    def __init__(self, *, seconds: float = READ_SECONDS, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._bulkhead = Bulkhead()
+        self._cache = FiguresCache(monotonic)
+        self._lock = Lock()
+        self._open: dict[str, _OpenHook] = {}
+
+    async def call(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
+        """Run ``work``, which uses that connection, and return its result.
+
+        :raises TooSlow: it takes longer.
+        :raises Busy: too many requests wait for the connection.
+        """
+        return await self._bulkhead.call(connection_id, work, seconds=seconds or self._seconds)
+
+    async def call_store(
+        self, connection_id: str, work: Callable[[DelayedStoreHook], T], *, seconds: float | None = None
+    ) -> T:
+        """Run ``work`` with a store's hook, and return its result."""
+        return await self.call(connection_id, lambda: work(self._hook(connection_id)), seconds=seconds)
+
+    async def figures(self, connection_id: str, name: str, make: Callable[[], T]) -> tuple[T, float]:
+        """Return figures from the cache, or computed now, with their age in seconds."""
+        if cached := self._cache.get(name):
+            return cached
+        made = await self._bulkhead.call(
+            connection_id,
+            lambda: self._cache.compute(name, make),
+            seconds=self._seconds,
+            shared=f"{name} {self._cache.generation(name)}",
+        )
+        return made, 0.0
+
+    async def store_figures(self, connection_id: str, make: Callable[[DelayedStoreHook], T]) -> tuple[T, float]:
+        """Return figures of a store and their age in seconds."""
+        return await self.figures(connection_id, f"store {connection_id}", lambda: make(self._hook(connection_id)))
+
+    def invalidate(self, name: str) -> None:
+        """Drop figures from the cache."""
+        self._cache.invalidate(name)
+
+    def _hook(self, connection_id: str) -> DelayedStoreHook:
+        with self._lock:
+            opened = self._open.get(connection_id)
+            if opened is not None and self._monotonic() - opened.since < HOOK_SECONDS:
+                return opened.hook
+        # outside of the lock, because a secrets backend may be slow; of two that are made at once the first is dropped
+        hook = DelayedStoreHook(connection_id)
+        hook.limit_statements(STATEMENT_SECONDS)
+        with self._lock:
+            old, self._open[connection_id] = self._open.get(connection_id), _OpenHook(hook, self._monotonic())
+        if old is not None:
+            # a connection in use is closed when it returns to its pool
+            old.hook.engine.dispose()
+        return hook
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            hooks, self._open = [opened.hook for opened in self._open.values()], {}
+        for hook in hooks:
+            hook.engine.dispose()
+
+
+async def _pool(request: Request) -> HookPool:
+    pool: HookPool = request.app.state.hook_pool
+    return pool
+
+
+#: The app's pool; a parameter of a route.
+HookPoolDep = Annotated[HookPool, Depends(_pool)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    #: No request waits for the answer longer than until this moment.
+    end: float
+    shared: str | None
+    #: The result, or the error, which is no exception of the future: asyncio logs those if no request waits any more.
+    answer: Future[tuple[Any, BaseException | None]]
+
+
+class _ConnectionCalls:
+    """The calls of one connection."""
+
+    def __init__(self) -> None:
+        self.running: list[_Call] = []
+        self.waiting = 0
+
+
+class Bulkhead:
+    """Calls connections in threads of its own, so many at once; its methods may be called from any event loop.
+
+    :param calls: the limit for each connection; a call that has no answer in time counts until it ends.
+    :param waiting: so many requests wait for one connection at most.
+    """
+
+    def __init__(
+        self, calls: int = CALLS, waiting: int = WAITING, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._calls = calls
+        self._waiting = waiting
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._connections: dict[str, _ConnectionCalls] = {}
+
+    async def call(self, connection_id: str, work: Callable[[], T], *, seconds: float, shared: str | None = None) -> T:
+        """Run ``work``, and return its result or raise its error.
+
+        :param shared: the name of a call that need not run twice at once: the second request waits for the answer of
+            the first.
+        :raises TooSlow: it takes longer; it goes on nevertheless.
+        :raises Busy: too many requests wait for the connection, or all its calls hang.
+        """
+        end = self._monotonic() + seconds
+        with self._lock:
+            connection = self._connections.setdefault(connection_id, _ConnectionCalls())
+            if connection.waiting >= self._waiting:
+                raise Busy(
+                    f"{connection.waiting} requests wait for connection {connection_id!r} already; try again in some"
+                    " seconds"
+                )
+            connection.waiting += 1
+        try:
+            while True:
+                with self._lock:
+                    call = self._start(connection_id, connection, work, end, shared)
+                    running = [other.answer for other in connection.running]
+                if call is not None:
+                    break
+                if not await self._first_of(running, end):
+                    raise _full(connection_id, self._calls)
+            if not await self._first_of([call.answer], end):
+                raise TooSlow(
+                    f"connection {connection_id!r} did not answer within {seconds:g} seconds; look whether it can be"
+                    " reached. It may still be at work, so look at the figures before you try again"
+                )
+            result, error = call.answer.result()
+            if error is not None:
+                raise error
+            answer: T = result
+            return answer
+        finally:
+            with self._lock:
+                connection.waiting -= 1
+
+    async def _first_of(self, answers: list[Future[Any]], end: float) -> bool:
+        """Return whether there is one of these answers before the end."""
+        seconds = max(end - self._monotonic(), 0)
+        # the answers stay as they are when this is cancelled: asyncio.wait cancels nothing
+        done, _ = await asyncio.wait(
+            [asyncio.wrap_future(answer) for answer in answers], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+
+    def _start(
+        self, connection_id: str, connection: _ConnectionCalls, work: Callable[[], Any], end: float, shared: str | None
+    ) -> _Call | None:
+        """Return the call to wait for, which is started or shared; None: the limit of calls is reached.
+
+        :raises Busy: the calls before it hang, so it would only hang too.
+        """
+        now = self._monotonic()
+        for same in connection.running:
+            if shared is not None and same.shared == shared:
+                if same.end > now:
+                    return same
+                raise Busy(f"connection {connection_id!r} has not answered yet; look whether it can be reached")
+        if len(connection.running) < self._calls:
+            call = _Call(end, shared, Future())
+            call.answer.set_running_or_notify_cancel()
+            connection.running.append(call)
+            context = contextvars.copy_context()
+            # a daemon, so that the server can end while it hangs
+            thread = Thread(
+                target=self._run, args=(connection, call, context, work), name="delayed-deliveries", daemon=True
+            )
+            thread.start()
+            return call
+        if end <= now or all(other.end <= now for other in connection.running):
+            raise _full(connection_id, self._calls)
+        return None
+
+    def _run(
+        self, connection: _ConnectionCalls, call: _Call, context: contextvars.Context, work: Callable[[], Any]
+    ) -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            connection.running.remove(call)
+        call.answer.set_result((result, error))
+
+
+def _full(connection_id: str, calls: int) -> Busy:
+    return Busy(
+        f"connection {connection_id!r} has {calls} calls that did not answer; look whether it"
+        " can be reached, and try again"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    value: Any
+    made_at: float
+    expires_at: float
+
+
+class FiguresCache:
+    """Figures by name, each with a time to live that depends on how long they took."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._entries: dict[str, _Entry] = {}
+        self._generations: dict[str, int] = {}
+
+    def generation(self, name: str) -> int:
+        """Return how often figures have been invalidated."""
+        return self._generations.get(name, 0)
+
+    def get(self, name: str) -> tuple[Any, float] | None:
+        """Return figures and their age in seconds; None: there are none, or they have expired."""
+        entry = self._entries.get(name)
+        now = self._monotonic()
+        return None if entry is None or now >= entry.expires_at else (entry.value, now - entry.made_at)
+
+    def compute(self, name: str, make: Callable[[], Any]) -> Any:
+        """Compute figures and return them; they are cached unless they are invalidated meanwhile."""
+        generation = self.generation(name)
+        began = self._monotonic()
+        value = make()
+        now = self._monotonic()
+        if generation == self.generation(name):
+            self._entries[name] = _Entry(value, now, now + max(CACHE_SECONDS, CACHE_FACTOR * (now - began)))
+        return value
+
+    def invalidate(self, name: str) -> None:
+        """Drop figures; figures that are being computed are not cached either."""
+        self._generations[name] = self.generation(name) + 1
+        self._entries.pop(name, None)

@@ -1,0 +1,393 @@
+"""DelayedNotifier and DelayedCancelNotifier with a store: what is red for too long is escalated, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.execution_time.callback_supervisor import execute_callback
+from airflow.triggers.callback import CallbackTrigger
+from support.examples import dags_of, result
+from support.stores import Store, Transport, on_postgres_too
+from support.stores import plain_store_fixture as plain_store_fixture
+
+from airflow_delayed.delivery import SendReport
+from airflow_delayed.errors import DelayedError, InputError, TopologyError
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import utcnow
+from airflow_delayed.notifications import notifiers
+from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
+
+HALF_AN_HOUR = timedelta(minutes=30)
+NOTIFIER = "airflow_delayed.notifications.notifiers.DelayedNotifier"
+CANCEL = "airflow_delayed.notifications.notifiers.DelayedCancelNotifier"
+
+
+@pytest.fixture
+def broker(connect) -> str:
+    """The connection that delivers; no notifier asks the broker itself."""
+    return connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=1)
+
+
+@dataclass
+class Etl:
+    """A DAG whose runs end red or green, with the two lines for it."""
+
+    store: Store
+    hook: DelayedStoreHook
+    per: str = "dag"
+    began: datetime = field(default_factory=utcnow)
+
+    def __post_init__(self) -> None:
+        shared: dict[str, Any] = {"store_conn_id": self.store.conn_id, "per": self.per}
+        self.on_failure = DelayedNotifier(conn_id="broker", destination="desk", delay=HALF_AN_HOUR, **shared)
+        self.on_success = DelayedCancelNotifier(**shared)
+        self.dag = DAG("etl", schedule=None)
+
+    def context(self, run: str, minutes: float, *, lasted: float = 5) -> dict[str, Any]:
+        """What Airflow passes when a run ends, so many minutes after the test's begin."""
+        end = self.began + timedelta(minutes=minutes)
+        start = end - timedelta(minutes=lasted)
+        dag_run = SimpleNamespace(dag_id="etl", run_id=run, start_date=start, end_date=end)
+        return {"dag": self.dag, "run_id": run, "dag_run": dag_run, "ti": SimpleNamespace(id=uuid4(), end_date=end)}
+
+    def red(self, run: str, minutes: float, notifier: DelayedNotifier | None = None) -> None:
+        (notifier or self.on_failure)(self.context(run, minutes))
+
+    def green(self, run: str, minutes: float, *, lasted: float = 5) -> None:
+        self.on_success(self.context(run, minutes, lasted=lasted))
+
+    @property
+    def waiting(self) -> list[datetime]:
+        """When what waits is due."""
+        return [one.due_at for one in self.hook.list()]
+
+    def dispatch(self, minutes: float, transport: Transport | None = None, **options: Any) -> list[bytes]:
+        """Dispatch with a lookahead, when so many minutes are over by the database's clock; returns the bodies."""
+        moment = self.began + timedelta(minutes=minutes)
+        transport = transport or Transport()
+        options = {"lookahead": timedelta(minutes=15), "database_time": lambda connection: moment, **options}
+        dispatcher = self.store.dispatcher(self.hook, transport, **options)
+        dispatcher.once()
+        dispatcher.close()
+        return [one.body for one in transport.sent]
+
+
+@pytest.fixture
+def etl(reachable: Store, broker: str) -> Etl:
+    return Etl(reachable, reachable.installed())
+
+
+@pytest.fixture
+def reachable(store: Store, connect, monkeypatch) -> Iterator[Store]:
+    """A store whose connection leads to its schema by itself, as a user's does."""
+    hook = store.installed()
+    url = hook.engine.url
+    if url.get_backend_name() == "postgresql":
+        schema = str(store.schema).replace('"', '""').replace(" ", r"\ ")
+        monkeypatch.setenv("PGOPTIONS", f'-c search_path="{schema}"')
+    if url.get_backend_name() != "mysql":
+        yield store
+        return
+    # Airflow's own hook cannot connect to a name with blanks
+    name = f"notifiers_{uuid4().hex}"
+    store.sql(hook, f'CREATE DATABASE "{name}"')
+    address = {"host": url.host, "port": url.port, "login": url.username, "password": url.password}
+    own = Store(connect(name, conn_type="mysql", schema=name, **address))
+    yield own
+    own.close()
+    store.sql(hook, f'DROP DATABASE "{name}"')
+
+
+@on_postgres_too
+def test_what_stays_red_is_escalated_when_it_is_due_and_not_before(etl: Etl) -> None:
+    etl.red("a", 0)
+    (one,) = etl.hook.list()
+    assert (one.due_at, one.state, one.next_try, one.tag) == (etl.began + HALF_AN_HOUR, "waiting", None, "notifier:etl")
+    # with a lookahead of 15 minutes
+    assert [etl.dispatch(minutes) for minutes in (14, 16, 29.9)] == [[], [], []]
+    assert etl.hook.counts().waiting == len(list(etl.hook.list(state="waiting"))) == 1
+    assert list(etl.hook.list(state="retrying")) == []
+    (body,) = etl.dispatch(30)
+    failed_at = etl.began.isoformat()
+    assert json.loads(body) == {"dag_id": "etl", "run_id": "a", "failed_at": failed_at}
+    assert etl.waiting == []
+
+
+@on_postgres_too
+def test_green_ten_seconds_before_it_is_due_stops_it(etl: Etl) -> None:
+    etl.red("a", 0)
+    almost = 30 - 1 / 6
+    assert etl.dispatch(almost) == []
+    etl.green("a", almost)
+    assert (etl.waiting, etl.dispatch(31)) == ([], [])
+    (change,) = etl.hook.audit()
+    assert (change.who, change.action) == ("DAG etl, run a", "cancel")
+
+
+def test_the_next_runs_green_stops_it_and_a_green_without_a_red_leaves_no_trace(etl: Etl) -> None:
+    etl.green("before", -60)
+    assert list(etl.hook.audit()) == []
+    etl.red("a", 0)
+    etl.green("b", 20)
+    assert (etl.waiting, etl.dispatch(31)) == ([], [])
+
+
+def test_per_run_only_its_own_green_stops_it(reachable: Store, broker: str) -> None:
+    etl = Etl(reachable, reachable.installed(), per="run")
+    etl.red("a", 0)
+    etl.red("b", 1)
+    etl.green("c", 2)
+    assert len(etl.waiting) == 2
+    etl.green("a", 3)
+    assert etl.waiting == [etl.began + timedelta(minutes=31)]
+
+
+@on_postgres_too
+def test_red_green_red_arms_twice_and_red_red_once(etl: Etl) -> None:
+    etl.red("a", 0)
+    etl.red("a", 0)  # Airflow calls once more for the same failure
+    etl.red("a", 1)  # cleared, and red again
+    etl.red("b", 2)
+    assert etl.waiting == [etl.began + HALF_AN_HOUR]
+    etl.green("a", 3)
+    etl.red("a", 0)  # a callback of the first failure that comes late
+    assert etl.waiting == []
+    etl.red("a", 10)
+    assert etl.waiting == [etl.began + timedelta(minutes=40)]
+
+
+def test_what_is_red_after_an_escalation_is_escalated_again(etl: Etl) -> None:
+    etl.red("a", 0)
+    assert len(etl.dispatch(30)) == 1
+    etl.red("b", 31)
+    assert etl.waiting == [etl.began + timedelta(minutes=61)]
+
+
+def test_two_notifiers_of_a_dag_are_armed_both_and_stopped_by_one_green(etl: Etl) -> None:
+    manager = DelayedNotifier(conn_id="broker", store_conn_id=etl.store.conn_id, destination="desk", delay=7200)
+    for run, minutes in (("a", 0), ("b", 1)):
+        etl.red(run, minutes)
+        etl.red(run, minutes, manager)
+    assert etl.waiting == [etl.began + HALF_AN_HOUR, etl.began + timedelta(hours=2)]
+    etl.green("c", 2)
+    assert etl.waiting == []
+
+
+def test_who_moves_its_due_time_can_still_take_it_back_until_then(etl: Etl) -> None:
+    etl.red("a", 0)
+    etl.hook.reschedule(tag="notifier:etl", due_at=etl.began + timedelta(minutes=40))
+    assert etl.dispatch(39) == []
+    assert len(etl.dispatch(40)) == 1
+
+
+@dataclass
+class Meanwhile(Transport):
+    """A transport during whose send something happens."""
+
+    what: Callable[[], None] = print
+
+    def send(self, messages: Any) -> SendReport:
+        self.what()
+        return super().send(messages)
+
+
+def test_what_was_handed_over_is_a_warning(etl: Etl, caplog) -> None:
+    etl.red("a", 0)
+    (one,) = etl.hook.list()
+    caplog.clear()
+    warning = f"DAG etl, run b: too late to take back {one.message_id}: a dispatcher has handed it over"
+    etl.dispatch(30, Meanwhile(what=lambda: etl.green("b", 30.1)))
+    assert _warnings(caplog) == [warning]
+    caplog.clear()
+    # it had left before the run ended
+    etl.green("b", 32)
+    assert _warnings(caplog) == [warning]
+    caplog.clear()
+    # it had left before the run began
+    etl.green("c", 40)
+    assert _warnings(caplog) == []
+
+
+def test_who_fails_when_nobody_dispatches_is_warned(etl: Etl, caplog) -> None:
+    etl.red("a", 0)
+    (warning,) = _warnings(caplog)
+    assert "no dispatcher of store" in warning
+
+
+def test_a_tasks_failure_counts_from_its_try(etl: Etl) -> None:
+    ti = SimpleNamespace(id=uuid4(), end_date=etl.began)
+    running = SimpleNamespace(dag_id="etl", run_id="a", start_date=etl.began, end_date=None)
+    etl.on_failure({"dag": etl.dag, "run_id": "a", "dag_run": running, "ti": ti})
+    assert etl.waiting == [etl.began + HALF_AN_HOUR]
+    # and a DAG's callback without a task has neither
+    etl.green("b", 1)
+    etl.on_failure({"dag": etl.dag, "run_id": "a", "reason": "timed_out"})
+    (due,) = etl.waiting
+    assert due > etl.began + HALF_AN_HOUR
+
+
+def test_templates_are_rendered_for_each_run(etl: Etl) -> None:
+    notifier = DelayedNotifier(
+        conn_id="{{ 'broker' }}",
+        store_conn_id=etl.store.conn_id,
+        destination="desk-{{ dag.dag_id }}",
+        delay="{{ 60 * 30 }}",
+        value={"run": "{{ run_id }}", "reason": "{{ reason }}"},
+        headers={"run": "{{ dag_run.run_id }}"},
+        per="run",
+    )
+    for run in ("a", "b"):
+        notifier({**etl.context(run, 0), "reason": "task_failure"})
+    transport = Transport()
+    etl.dispatch(30, transport)
+    sent = sorted((one.destination, one.body, one.headers["run"]) for one in transport.sent)
+    assert sent == [
+        ("desk-etl", b'{"run":"a","reason":"task_failure"}', "a"),
+        ("desk-etl", b'{"run":"b","reason":"task_failure"}', "b"),
+    ]
+
+
+def of_deadline(began: datetime) -> dict[str, Any]:
+    """The context that a DeadlineAlert passes."""
+    started, late = (began - timedelta(hours=1)).isoformat(), began.isoformat()
+    run = {"dag_id": "etl", "dag_run_id": "a", "state": "running", "start_date": started, "end_date": None}
+    return {"dag_run": run, "deadline": {"id": "0199", "deadline_time": late}}
+
+
+def test_a_deadline_in_the_triggerer_arms_and_takes_back(etl: Etl) -> None:
+    context = of_deadline(etl.began)
+    value = "{{ dag_run.dag_id }}, {{ dag_run.dag_run_id }}: {{ deadline.deadline_time }}"
+    arguments = {"conn_id": "broker", "store_conn_id": etl.store.conn_id, "destination": "desk", "delay": 1800}
+
+    def fired(path: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        async def last() -> dict[str, Any]:
+            trigger = CallbackTrigger(path, {**arguments, "context": dict(context)})
+            return [event.payload async for event in trigger.run()][-1]
+
+        return asyncio.run(last())
+
+    for _ in range(2):
+        assert fired(NOTIFIER, {**arguments, "value": value})["state"] == "success"
+    assert etl.dispatch(30) == [f"etl, a: {etl.began.isoformat()}".encode()]
+    context["deadline"]["id"] = "0200"
+    assert fired(NOTIFIER, arguments)["state"] == "success"
+    assert fired(CANCEL, {"store_conn_id": etl.store.conn_id})["state"] == "success"
+    assert etl.waiting == []
+
+
+def test_a_deadline_by_the_executor_warns_of_a_literal_body(etl: Etl, caplog) -> None:
+    arguments = {"conn_id": "broker", "store_conn_id": etl.store.conn_id, "destination": "desk", "delay": 1800}
+    for value, warned in (("hush", True), ("{{ dag_run.dag_id }}", False)):
+        caplog.clear()
+        context = of_deadline(etl.began)
+        context["deadline"]["id"] = str(value)
+        log = SimpleNamespace(**dict.fromkeys(("debug", "info", "exception"), lambda *_, **__: None))
+        given = {**arguments, "value": value, "per": "dag", "context": context}
+        assert execute_callback(NOTIFIER, given, "", None, log) == (True, None)
+        assert any("in the clear" in line for line in _warnings(caplog)) is warned
+        assert "hush" not in caplog.text
+        assert len(etl.waiting) == 1
+        etl.hook.cancel(tag="notifier:etl")
+
+
+@pytest.fixture
+def silent(connect) -> Iterator[str]:
+    """A connection to a database that takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        yield connect("silent", conn_type="postgres", host="127.0.0.1", port=port, login="a", password="pw", schema="b")
+
+
+@pytest.mark.parametrize("kind", [DelayedNotifier, DelayedCancelNotifier])
+def test_a_store_that_does_not_answer_is_one_line_and_the_error(
+    kind, silent, broker, monkeypatch, caplog, capsys
+) -> None:
+    assert notifiers.SECONDS == 10
+    monkeypatch.setattr(notifiers, "SECONDS", 0.5)
+    more = {"conn_id": broker, "destination": "q", "delay": 1} if kind is DelayedNotifier else {}
+    context = {"dag": DAG("etl", schedule=None), "run_id": "a"}
+    wanted = "connection 'silent' did not answer within 0.5 seconds"
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(DelayedError, match=wanted):
+        kind(store_conn_id=silent, **more)(dict(context))
+    # Airflow's own line
+    logged = capsys.readouterr()
+    assert (logged.out + logged.err).count(wanted) == 1
+    assert caplog.records == []
+
+    async def wait() -> None:
+        await kind(store_conn_id=silent, **more, context=dict(context))
+
+    with pytest.raises(DelayedError, match=wanted):
+        asyncio.run(wait())
+    assert [wanted in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_what_cannot_wait_says_what_to_do(store: Store, broker, connect, caplog) -> None:
+    context = {"dag": DAG("etl", schedule=None), "run_id": "a"}
+    to: dict[str, Any] = {"destination": "q", "delay": 1}
+    with pytest.raises(TopologyError, match="TopologyInstallOperator"):
+        DelayedNotifier(conn_id=broker, store_conn_id=store.hook().conn_id, **to)(dict(context))
+    connect("another", conn_type="sqlite", host="/nowhere.db")
+    with pytest.raises(InputError, match=r"connection 'another' is a store itself.*pass store_conn_id='another'"):
+        DelayedNotifier(conn_id="another", store_conn_id=store.conn_id, **to)(dict(context))
+    with pytest.raises(InputError, match="destination: must be the name of a queue"):
+        DelayedNotifier(conn_id=broker, store_conn_id=store.conn_id, destination="{{ '' }}", delay=1)(context)
+
+
+def test_the_example_escalates_what_stays_red(
+    here: Path, tmp_path: Path, connect, run_dag, monkeypatch, caplog
+) -> None:
+    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    dags = dags_of(here / "dags/escalation.py", monkeypatch)
+    desk = dags["escalation_desk"]
+    # stays for a minute, until the next run is due
+    desk.get_task("dispatch").until = None
+
+    def called() -> object:
+        run = run_dag(desk)
+        states = {one.task_id: one.state for one in run.get_task_instances()}
+        return result(run, "call") if states["call"] == "success" else states["call"]
+
+    assert called() == "skipped"
+    red = run_dag(dags["escalation"])
+    assert (red.state, called()) == ("failed", "skipped")
+    store = DelayedStoreHook("delayed_store")
+    (one,) = store.list()
+    assert red.end_date <= one.due_at - HALF_AN_HOUR <= utcnow()
+    store.reschedule([one.message_id], delay=0)
+    (body,) = called()
+    assert (json.loads(body)["dag_id"], json.loads(body)["run_id"]) == ("escalation", red.run_id)
+    assert "STILL RED" in caplog.text
+    assert called() == "skipped"
+
+    assert run_dag(dags["escalation"]).state == "failed"
+    assert len(list(store.list())) == 1
+    assert run_dag(dags["escalation"], run_conf={"fail": False}).state == "success"
+    assert list(store.list()) == []
+    store.close()
+
+
+def test_the_quickstart_reads_its_message(here: Path, tmp_path: Path, connect, run_dag, monkeypatch) -> None:
+    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    dag = dags_of(here / "dags/quickstart.py", monkeypatch)["quickstart"]
+    assert dag.get_task("send").delay == 10
+    # no test waits for what a user would
+    dag.get_task("send").delay = 0.1
+    assert "Hello!" in str(result(run_dag(dag), "read"))
+
+
+def _warnings(caplog: Any) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and "notifier" in one.name]

@@ -1,0 +1,134 @@
+"""What `verify` says of messages that are not dispatched in time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from support.standing import give_up, mark_dispatched
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401
+
+from airflow_delayed.delivery import Finding
+from airflow_delayed.message import DelayedMessage
+
+SECOND = timedelta(seconds=1)
+
+
+def send(hook, message_id, late):
+    hook.send([DelayedMessage(destination="q", body=b"x", due_at=hook.now() - late, message_id=message_id)])
+
+
+def found(hook) -> dict[str | None, Finding]:
+    report = hook.verify([])
+    assert {finding.severity for finding in report if finding.code} == {f.severity for f in hook.health()}
+    return {finding.code: finding for finding in hook.health()}
+
+
+def set_heartbeat(store: Store, hook, seconds: int, *, ended: bool) -> None:
+    """Move the sign of life of every dispatcher into the past, as if it had been killed then, or had ended."""
+    table, moment = hook.tables.dispatchers, hook.now() - timedelta(seconds=seconds)
+    with hook.engine.begin() as connection:
+        connection.execute(table.update().values(SeenAt=moment, EndedAt=moment if ended else None))
+
+
+def test_nothing_is_said_of_a_store_that_is_well(store: Store):
+    hook = store.installed()
+    store.dispatcher(hook, Transport()).run()
+    send(hook, "later", -timedelta(hours=1))
+    send(hook, "just-due", SECOND)
+    assert hook.health() == []
+    assert hook.verify([]).ok
+
+
+def test_messages_wait_and_no_dispatcher_was_there(store: Store):
+    hook = store.installed()
+    assert hook.health() == []
+    send(hook, "later", -timedelta(hours=1))
+    assert found(hook)["no-dispatcher"].severity == "warning"
+    assert hook.verify([]).ok
+
+
+def test_no_dispatcher_within_a_day(store: Store):
+    hook = store.installed()
+    send(hook, "late", 61 * SECOND)
+    finding = found(hook)["no-dispatcher"]
+    assert finding.severity == "error"
+    assert "1 overdue" in finding.what
+    assert "no dispatcher was at work for it within a day" in finding.what
+    assert "'broker' in its deliver_conn_ids" in str(finding.remedy)
+    assert not hook.verify([]).ok
+
+
+@pytest.mark.parametrize(
+    "silent, ended, late, code",
+    [
+        (16, False, 16, "no-dispatcher"),  # killed
+        (5, False, 16, None),  # at work, and it is not long ago
+        (5, False, 61, "overdue"),
+        (30, True, 40, None),  # a pass each minute
+        (70, True, 61, "no-dispatcher"),
+    ],
+)
+def test_a_dispatcher_that_is_silent_has_ended_or_is_at_work(store: Store, silent, ended, late, code):
+    hook = store.installed()
+    store.dispatcher(hook, Transport()).run()
+    send(hook, "late", late * SECOND)
+    set_heartbeat(store, hook, silent, ended=ended)
+    assert list(found(hook)) == ([code] if code else [])
+
+
+def test_a_dispatcher_at_work_that_does_not_list_the_connection(store: Store):
+    hook = store.installed()
+    store.dispatcher(hook, Transport(), deliver_conn_ids=["another"]).run()
+    set_heartbeat(store, hook, 1, ended=False)
+    send(hook, "late", 61 * SECOND)
+    assert "the dispatchers at work deliver through another alone" in found(hook)["no-dispatcher"].what
+
+
+def test_the_last_dispatchers_did_not_list_the_connection(store: Store):
+    hook = store.installed()
+    store.dispatcher(hook, Transport(), deliver_conn_ids=["rabbit_old"]).run()
+    set_heartbeat(store, hook, 240, ended=True)
+    send(hook, "late", 61 * SECOND)
+    what = found(hook)["no-dispatcher"].what
+    assert "no dispatcher was at work for it within a day; the last dispatchers delivered through rabbit_old" in what
+
+
+def test_messages_that_a_dispatcher_holds_or_tries_again_later_are_not_overdue(store: Store):
+    hook = store.installed()
+    store.dispatcher(hook, Transport()).run()
+    for message_id in ("held", "later"):
+        send(hook, message_id, 90 * SECOND)
+    now = hook.now()
+    messages, past = hook.tables.messages, hook.tables.past
+    with hook.engine.begin() as connection:
+        connection.execute(messages.update().where(messages.c.Id == "later").values(NextTry=now + 60 * SECOND))
+        connection.execute(past.insert().values(Id="held", Outcome="leased", At=now, ClaimedUntil=now + 60 * SECOND))
+    assert hook.health() == []
+
+
+def test_failed_messages_are_named(store: Store):
+    hook = store.installed()
+    send(hook, "bad", SECOND)
+    with hook.engine.begin() as connection:
+        messages, failed = hook.tables.messages, hook.tables.failed
+        row = dict(connection.execute(messages.select()).mappings().one())
+        connection.execute(failed.insert().values(**row, Reason="failed", FailedAt=hook.now()))
+        connection.execute(messages.delete())
+    finding = found(hook)["failed"]
+    assert finding.severity == "warning"
+    assert finding.what == "1 were given up and are not tried again"
+    assert "--state failed" in str(finding.remedy)
+    assert f"airflow delayed retry --conn-id {hook.conn_id} --destination q; then a dispatcher" in str(finding.remedy)
+
+
+def test_the_destinations_of_what_waits_or_has_failed(store: Store):
+    hook = store.installed()
+    assert hook.destinations() == {}
+    soon = hook.now() + timedelta(hours=1)
+    hook.send(message(f"m{n}", soon, destination=f"q{n % 2}") for n in range(4))
+    hook.send([message("bad", soon, destination="gone"), message("done", hook.now(), destination="past")])
+    store.hook(None).send([message("own", soon, destination="table")])
+    give_up(hook, "bad")
+    mark_dispatched(hook, "done")
+    assert hook.destinations() == {"broker": ["gone", "q0", "q1"], hook.conn_id: ["table"]}

@@ -1,0 +1,67 @@
+"""``airflow delayed dispatcher`` as a process, to be sent signals; see support.forked."""
+
+from __future__ import annotations
+
+import logging
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from airflow.cli import cli_parser
+
+from airflow_delayed import metrics
+from airflow_delayed.cli import commands, service  # noqa: F401 - the parser imports them when a command is called
+from airflow_delayed.delivery import SendReport
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.message import DelayedMessage, utcnow
+from support.dispatching import Journal
+
+
+class Arrivals(Journal):
+    """Writes by how many seconds each message is late; a broker that is away while a file is there."""
+
+    away: Path | None = None
+
+    def send(self, messages) -> SendReport:
+        if self.away is not None and self.away.exists():
+            raise TransportUnavailable("connection 'broker': connection refused")
+        return super().send(messages)
+
+    def word(self, message: DelayedMessage) -> str:
+        # the dispatcher's clock may have been set back a little since it let the message pass, for it carries on the
+        # database's; in a test that is this machine's
+        return str((utcnow() - message.due_at).total_seconds())
+
+
+def serve(
+    pipe: Connection,
+    *,
+    arguments: list[str],
+    journal: str,
+    log: str,
+    hangs_after: int | None = None,
+    grace: float | None = None,
+    reachable: float | None = None,
+    away: dict[str, str] | None = None,
+) -> None:
+    """Run the command; what it is asked for often, it is asked for more often here.
+
+    :param hangs_after: the broker hangs when it has taken so many messages.
+    :param grace, reachable: seconds in place of the service's own.
+    :param away: by connection, the file whose broker is away while the file is there.
+    """
+
+    def transport(conn_id: str, clock) -> Journal:
+        made = Arrivals(journal, clock, hangs_after=hangs_after)
+        made.away = Path(away[conn_id]) if away and conn_id in away else None
+        return made
+
+    service.transport = transport
+    service.ASK_EVERY = 0.1
+    metrics.EVERY = 0.1
+    if grace is not None:
+        service.GRACE = grace
+    if reachable is not None:
+        service.REACHABLE = reachable
+    logging.getLogger("airflow_delayed").addHandler(logging.FileHandler(log))
+    args = cli_parser.get_parser().parse_args(["delayed", "dispatcher", *arguments])
+    args.func(args)

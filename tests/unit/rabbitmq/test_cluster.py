@@ -1,0 +1,244 @@
+"""What is judged of a cluster, by recorded answers of its management API: see answers/README.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from airflow_delayed.delivery import Finding, TopologyReport
+from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.rabbitmq import cluster, levels
+from airflow_delayed.rabbitmq.declare import plan
+from airflow_delayed.rabbitmq.management import Facts, Management, QueueFacts
+from airflow_delayed.rabbitmq.topology import DELAYED
+from airflow_delayed.rabbitmq.verify import judge
+
+ANSWERS = Path(__file__).parent / "answers"
+CODES = ("node-down", "queue-down", "no-quorum", "no-leader", "member-offline", "few-members", "one-leader")
+
+
+def recorded(situation: str, who: str = "rabbit@node1") -> Facts:
+    """Return the facts that a node's management API shows in a situation; of ``rights`` to a user.
+
+    Exchanges, bindings and policies, which were not recorded, are there and empty.
+    """
+    found = json.loads((ANSWERS / f"{situation}.json").read_text())
+    answers: dict[str, Any] = (found.get("users") or found["management"])[who]
+    by_path = {path.partition("?")[0]: answer for path, answer in answers.items()}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode().removeprefix("/api/").partition("?")[0]
+        found = by_path.get(path, {"status": 200, "body": []})
+        if "status" not in found:
+            raise httpx.ReadTimeout(found["error"])
+        body = found["body"]
+        if path.startswith("queues/") and found["status"] == 200:
+            # the last entry only counts the queues that were cut off
+            body = [queue for queue in body if "name" in queue]
+        return httpx.Response(found["status"], json=body)
+
+    client = httpx.Client(base_url="http://rabbit.example:15672", transport=httpx.MockTransport(answer))
+    with Management(client, "/") as management:
+        return management.survey()
+
+
+def judged(facts: Facts, *destinations: str, top_level: int = levels.TOP_LEVEL) -> list[Finding]:
+    parts = plan(DELAYED, destinations)
+    counts = {DELAYED.unroutable_queue: 0}
+    found = judge(DELAYED, destinations, parts, (), top_level=top_level, facts=facts, broker="4.0.5", counts=counts)
+    return [finding for finding in found if finding.code in CODES]
+
+
+def summaries(found: list[Finding]) -> list[tuple[str, str | None, str]]:
+    return [(finding.severity, finding.code, finding.resource) for finding in found]
+
+
+LEVELS = "2 queues (delayed.level-00, delayed.level-16)"
+ALL = "3 queues (delayed.level-00, delayed.level-16, orders)"
+
+
+@pytest.mark.parametrize(
+    "situation, node, found",
+    [
+        ("well", "rabbit@node1", [("warning", "one-leader", LEVELS)]),
+        (
+            "node-down",
+            "rabbit@node1",
+            [
+                ("warning", "node-down", "node rabbit@node3"),
+                ("warning", "member-offline", ALL),
+                ("warning", "one-leader", LEVELS),
+            ],
+        ),
+        # new leaders, which have sent no statistics yet
+        (
+            "leader-down",
+            "rabbit@node2",
+            [
+                ("warning", "node-down", "node rabbit@node1"),
+                ("warning", "member-offline", ALL),
+                ("warning", "one-leader", LEVELS),
+            ],
+        ),
+        (
+            "minority",
+            "rabbit@node1",
+            [("warning", "node-down", "nodes rabbit@node2, rabbit@node3"), ("error", "no-quorum", ALL)],
+        ),
+        (
+            "minority-later",
+            "rabbit@node1",
+            [("warning", "node-down", "nodes rabbit@node2, rabbit@node3"), ("error", "no-quorum", ALL)],
+        ),
+        # the API of a healthy node waits for the frozen one, for as long as the nodes take it to run
+        (
+            "frozen",
+            "rabbit@node1",
+            [
+                ("unknown", "node-down", "nodes of the cluster"),
+                ("unknown", "no-leader", "leaders and members of the queues"),
+            ],
+        ),
+        (
+            "frozen-later",
+            "rabbit@node1",
+            [
+                ("warning", "node-down", "node rabbit@node2"),
+                ("unknown", "no-leader", "leaders and members of the queues"),
+            ],
+        ),
+        ("back", "rabbit@node1", [("warning", "one-leader", LEVELS)]),
+    ],
+)
+def test_situations(situation: str, node: str, found: list[tuple[str, str, str]]) -> None:
+    assert summaries(judged(recorded(situation, node), "orders")) == found
+
+
+@pytest.mark.parametrize(
+    "situation, node, destination, found",
+    [
+        ("well", "rabbit@node1", "one-member", [("warning", "few-members")]),
+        ("node-down", "rabbit@node1", "last-node", [("error", "queue-down"), ("warning", "few-members")]),
+        ("leader-down", "rabbit@node2", "one-member", [("error", "queue-down"), ("warning", "few-members")]),
+        ("minority", "rabbit@node1", "last-node", [("error", "queue-down"), ("warning", "few-members")]),
+    ],
+)
+def test_a_destination_with_one_member(
+    situation: str, node: str, destination: str, found: list[tuple[str, str]]
+) -> None:
+    findings = judged(recorded(situation, node), destination, top_level=-1)
+    assert [(each.severity, each.code) for each in findings if each.code != "node-down"] == found
+    assert {each.resource for each in findings if each.code != "node-down"} == {f"queue {destination}"}
+
+
+def test_what_is_said_of_a_minority_names_the_nodes_to_start() -> None:
+    down, minority = judged(recorded("minority"), "orders")
+    assert str(down) == (
+        "nodes rabbit@node2, rabbit@node3: does not run, or the other nodes cannot reach it. What to do: start"
+        " rabbit@node2, rabbit@node3; a node that will not come back, while more than half of the nodes run:"
+        " rabbitmqctl forget_cluster_node rabbit@node2"
+    )
+    assert str(minority) == (
+        f"{ALL}: no quorum: half of the members or more do not run (rabbit@node2, rabbit@node3), and no message goes"
+        " in or out. What to do: start rabbit@node2, rabbit@node3; a majority of the members has to run"
+    )
+    assert not TopologyReport((minority,)).ok
+
+
+def test_few_members_are_told_with_the_command() -> None:
+    (few,) = judged(recorded("well"), "one-member", top_level=-1)
+    assert few.found == "1 member, in a cluster of 3 nodes; when one node fails, no message goes in or out"
+    assert few.remedy == (
+        "rabbitmq-queues grow rabbit@node2 all, rabbitmq-queues grow rabbit@node3 all (--vhost-pattern and"
+        " --queue-pattern choose the queues), until each has 3 members"
+    )
+
+
+@pytest.mark.parametrize("user", ["manager", "monitor"])
+def test_the_nodes_are_shown_to_users_with_the_tag_monitoring(user: str) -> None:
+    nodes, *others = judged(recorded("rights", user), "orders")
+    assert summaries(others) == ([("warning", "one-leader", LEVELS)] if user == "manager" else [])
+    if user == "monitor":
+        assert nodes.code == "one-leader"
+    else:
+        assert (nodes.severity, nodes.code) == ("unknown", "node-down")
+        assert nodes.found == (
+            "the management API at http://rabbit.example:15672 does not tell this user; the list of nodes needs the"
+            " tag monitoring"
+        )
+
+
+def test_an_api_that_does_not_answer_is_not_said_to_refuse() -> None:
+    assert [finding.found for finding in judged(recorded("frozen"))] == [
+        "the management API at http://rabbit.example:15672 did not answer all questions: no answer in time; that is so"
+        " while a node of its cluster hangs or is cut off"
+    ] * 2
+
+
+NODES = ("rabbit@a", "rabbit@b", "rabbit@c")
+
+
+def queue(name: str = "orders", online: int = 3, **fields: Any) -> QueueFacts:
+    fields = {"leader": NODES[0], "members": NODES, "online": NODES[:online], **fields}
+    return QueueFacts(name=name, type="quorum", **fields)
+
+
+@pytest.mark.parametrize(
+    "facts, code",
+    [
+        (queue(), None),
+        (queue(online=2), None),
+        (queue(online=1), "no-quorum"),
+        # 4.x states it, and goes on naming the last leader
+        (queue(state="minority", online=1), "no-quorum"),
+        (queue(online=0), "queue-down"),
+        (queue(state="down", online=0), "queue-down"),
+        (queue(leader=None), "no-leader"),
+        (queue(members=NODES[:2], online=1), "no-quorum"),
+        (queue(members=NODES[:1], online=1), None),
+        (QueueFacts(name="classic", state="running", node="rabbit@a"), None),
+        (QueueFacts(name="classic", state="down", node="rabbit@a"), "queue-down"),
+        # without statistics, or without the columns
+        (QueueFacts(name="new"), None),
+    ],
+)
+def test_a_queue_that_nothing_passes(facts: QueueFacts, code: str | None) -> None:
+    assert [each.code for each in cluster.judge_queues([facts], []) if each.severity == "error"] == [code][: bool(code)]
+    assert cluster.unavailable([facts]) == [facts][: bool(code)]
+    known = Facts(queues={facts.name: facts})
+    if code:
+        with pytest.raises(TransportUnavailable, match=r"AMQP counts 0 in a queue without a leader.*Nothing was done"):
+            cluster.require_available("rabbit", known, [facts.name, "another"], "Nothing was done")
+    else:
+        cluster.require_available("rabbit", known, [facts.name, "another"], "Nothing was done")
+
+
+def test_without_the_management_api_nothing_is_refused() -> None:
+    cluster.require_available("rabbit", Facts(why="it is off"), ["orders"], "Nothing was done")
+
+
+def test_thirty_queues_are_one_finding() -> None:
+    queues = [queue(DELAYED.level_name(level), online=1) for level in range(levels.BITS)]
+    (found,) = cluster.judge_queues(queues, [])
+    assert found.resource == (
+        "28 queues (delayed.level-00, delayed.level-01, delayed.level-02, delayed.level-03, delayed.level-04, and 23"
+        " more)"
+    )
+
+
+@pytest.mark.parametrize(
+    "leaders, found",
+    [
+        ((NODES[0], NODES[0]), ["one-leader"]),
+        ((NODES[0], NODES[1]), []),
+        ((NODES[0],), []),
+    ],
+)
+def test_one_node_leads_all_the_levels(leaders: tuple[str, ...], found: list[str]) -> None:
+    queues = [queue(f"level-{number}", leader=leader) for number, leader in enumerate(leaders)]
+    names = [each.name for each in queues]
+    assert [each.code for each in cluster.judge_queues([*queues, queue()], names)] == found

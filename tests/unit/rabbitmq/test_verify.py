@@ -1,0 +1,334 @@
+"""What is judged of a broker, from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from airflow_delayed.delivery import Finding, State
+from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, PolicyFacts, QueueFacts
+from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
+from airflow_delayed.rabbitmq.verify import judge
+
+ALL = {"quorum_queue": "enabled", "stream_queue": "enabled"}
+TOP = levels.TOP_LEVEL
+NO_FACTS = Facts()
+NO_COUNTS: Mapping[str, int | None] = {}
+BINDINGS = ("binding", "binding-extra", "destination-unbound")
+RECEIVERS = ("destination-full", "destination-rejects", "destination-dead-letters-back")
+
+
+def findings_of(
+    codes: str | Sequence[str],
+    topology: Topology = DELAYED,
+    facts: Facts = NO_FACTS,
+    *,
+    destinations: Sequence[str] = (),
+    parts: Sequence[Declaration] = (),
+    found: Sequence[Finding] = (),
+    top_level: int = TOP,
+    broker: str | None = "4.0.5",
+    counts: Mapping[str, int | None] = NO_COUNTS,
+) -> list[Finding]:
+    """Judge it all, and return the findings of some codes."""
+    findings = judge(
+        topology,
+        destinations,
+        parts,
+        found,
+        top_level=top_level,
+        facts=facts,
+        broker=broker,
+        counts={topology.unroutable_queue: 0, **counts},
+    )
+    return [finding for finding in findings if finding.code in ([codes] if isinstance(codes, str) else codes)]
+
+
+def summaries(findings: Iterable[Finding]) -> list[tuple[str, str, str | None]]:
+    return [(found.state.value, found.resource, found.code) for found in findings]
+
+
+@pytest.mark.parametrize(
+    "version, states",
+    [
+        ("3.10.0", []),
+        ("3.10.8", []),
+        ("4.0.5", []),
+        ("4.2.0-rc.1", []),
+        ("3.9.29", ["differs"]),
+        ("3.8", ["differs"]),
+        ("", ["unknown"]),
+        ("built by hand", ["unknown"]),
+        (None, ["unknown"]),
+    ],
+)
+def test_the_brokers_version(version: str | None, states: list[str]) -> None:
+    assert [found.state.value for found in findings_of("broker-version", broker=version)] == states
+
+
+@pytest.mark.parametrize(
+    "topology, version, flags, found",
+    [
+        (DELAYED, "3.10.8", ALL, []),
+        (DELAYED, "3.10.8", {**ALL, "stream_queue": "disabled"}, ["stream_queue"]),
+        (DELAYED, "3.11.0", {"quorum_queue": "enabled"}, ["stream_queue"]),
+        (NSERVICEBUS, "3.10.8", {}, ["quorum_queue", "stream_queue"]),
+        # without at-least-once dead-lettering it is not needed
+        (NSERVICEBUS_V1, "3.10.8", {}, []),
+        (CELERY_CLASSIC, "3.10.8", {}, []),
+        # required from 3.12 on; later versions do not even list it
+        (DELAYED, "3.12.0", {}, []),
+        (DELAYED, "4.0.5", None, []),
+    ],
+)
+def test_feature_flags(topology: Topology, version: str, flags: dict[str, str] | None, found: list[str]) -> None:
+    findings = findings_of("feature-flag", topology, Facts(queues={}, flags=flags), broker=version)
+    assert summaries(findings) == [("differs", f"feature flag {name}", "feature-flag") for name in found]
+
+
+def test_feature_flags_that_only_an_administrator_is_told() -> None:
+    findings = findings_of("feature-flag", facts=Facts(queues={}), broker="3.10.8")
+    assert [str(found) for found in findings] == [
+        f"feature flag {name}: unknown: only an administrator may see it" for name in ("quorum_queue", "stream_queue")
+    ]
+
+
+def queue_facts(arguments: dict[str, Any], **fields: Any) -> Facts:
+    return Facts(queues={"q": QueueFacts(name="q", arguments=arguments, **fields)})
+
+
+def arguments_of(part: Exchange | Queue, facts: Facts) -> list[tuple[Any, ...]]:
+    """Return the arguments in which a part differs, whatever AMQP's first difference was."""
+    by_amqp = Finding(state=State.DIFFERS, resource=str(part), code="by-amqp")
+    findings = findings_of("argument", facts=facts, parts=[part], found=[by_amqp])
+    return [(finding.argument, finding.wanted, finding.found) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    "wanted, facts, differ",
+    [
+        ({"x-queue-type": "quorum", "a": 1}, queue_facts({"x-queue-type": "quorum", "a": 1}, type="quorum"), []),
+        ({"a": 1, "b": 2}, queue_facts({"a": 3, "c": 4}), [("a", 1, 3), ("b", 2, None), ("c", None, 4)]),
+        # a queue that was declared without a type has one
+        ({}, queue_facts({"x-queue-type": "classic"}), []),
+        ({}, queue_facts({}, type="quorum"), [("x-queue-type", "classic", "quorum")]),
+        ({}, queue_facts({}, durable=False), [("durable", True, False)]),
+        ({}, Facts(), []),
+        ({}, Facts(queues={}), []),
+    ],
+)
+def test_arguments_of_a_queue(wanted: dict[str, Any], facts: Facts, differ: list[tuple[Any, ...]]) -> None:
+    assert arguments_of(Queue("q", wanted), facts) == differ
+
+
+def test_arguments_of_an_exchange() -> None:
+    facts = Facts(exchanges={"e": ExchangeFacts(name="e", type="fanout", arguments={"alternate-exchange": "x"})})
+    assert arguments_of(Exchange("e", "topic"), facts) == [
+        ("type", "topic", "fanout"),
+        ("alternate-exchange", None, "x"),
+    ]
+
+
+def test_what_amqp_saw_counts_unless_the_user_may_not_ask() -> None:
+    parts = [Queue("q", {"x-message-ttl": 1000})]
+    ok, differs = (Finding(state=state, resource="queue q", code="by-amqp") for state in (State.OK, State.DIFFERS))
+
+    def exact(finding: Finding, facts: Facts) -> list[str | None]:
+        return [
+            one.argument for one in findings_of((finding.code, "argument"), facts=facts, parts=parts, found=[finding])
+        ]
+
+    more = queue_facts({"x-message-ttl": 1000, "x-else": 1})
+    # the broker takes the queue for what we want, whatever that argument is
+    assert exact(ok, more) == [None]
+    assert exact(differs, more) == ["x-else"]
+    assert exact(ok, queue_facts({"x-message-ttl": 9})) == ["x-message-ttl"]
+    assert exact(differs, Facts()) == [None]
+
+
+def there(topology: Topology, *destinations: str) -> set[BindingFacts]:
+    return {
+        BindingFacts(part.source.name, part.target.name, isinstance(part.target, Queue), part.key)
+        for part in plan(topology, destinations)
+        if isinstance(part, Binding)
+    }
+
+
+def judged(topology: Topology, destinations: list[str], bindings: set[BindingFacts]) -> list[Finding]:
+    facts = Facts(bindings=tuple(bindings))
+    return findings_of(BINDINGS, topology, facts, destinations=destinations, parts=plan(topology, destinations))
+
+
+@pytest.mark.parametrize("topology", [DELAYED, NSERVICEBUS, CELERY], ids=lambda topology: topology.name)
+def test_each_binding_that_is_missing_is_named(topology: Topology) -> None:
+    bindings = there(topology, "orders")
+    assert judged(topology, ["orders"], bindings) == []
+    for one in bindings:
+        (found,) = judged(topology, ["orders"], bindings - {one})
+        assert found.resource == f"binding {one.source} -> {one.target}"
+        # senders bind a destination themselves
+        assert found.state is (State.WARNING if one.target == "orders" else State.MISSING)
+
+
+def test_a_binding_is_gone_with_its_end() -> None:
+    gone = Finding(state=State.MISSING, resource="queue delayed.level-03")
+    bindings = tuple(one for one in there(DELAYED) if (one.target, one.is_queue) != ("delayed.level-03", True))
+    assert not findings_of(BINDINGS, facts=Facts(bindings=bindings), parts=plan(DELAYED), found=[gone])
+
+
+def bound(*keys: str, topology: Topology) -> Facts:
+    return Facts(bindings=tuple(BindingFacts(topology.delivery_exchange, key[-5:], True, key) for key in keys))
+
+
+def test_leaks_of_what_is_bound_and_of_what_is_asked_about() -> None:
+    facts = bound("#.Sales", "*." * 28 + "Big.Acme.Sales", topology=CELERY)
+    found = [str(one) for one in findings_of("leak", CELERY, facts, destinations=["Acme.Sales"])]
+    assert found == [
+        "destination Acme.Sales: also gets delayed messages for Big.Acme.Sales",
+        "destination Sales: also gets delayed messages for Acme.Sales",
+        "destination Sales: also gets delayed messages for Big.Acme.Sales",
+    ]
+
+
+def test_a_binding_that_is_not_exact_where_all_are() -> None:
+    facts = bound("#.Sales", "*." * 28 + "Sales", "#", topology=DELAYED)
+    assert summaries(findings_of("leak", facts=facts, destinations=["Acme.Sales"])) == [
+        ("warning", "binding delayed.delivery -> Sales", "leak"),
+        ("warning", "binding delayed.delivery -> #", "leak"),
+    ]
+
+
+def policy(pattern: str, operator: bool = False, priority: int = 0, **definition: Any) -> PolicyFacts:
+    fields = {name.replace("_", "-"): value for name, value in definition.items()}
+    return PolicyFacts(name="p", pattern=pattern, definition=fields, operator=operator, priority=priority)
+
+
+REJECTS = {"x-overflow": "reject-publish", "x-max-length": 10}
+
+
+@pytest.mark.parametrize(
+    "arguments, policies, ready, found",
+    [
+        ({}, [], 99, []),
+        ({"x-max-length": 10}, [], 10, []),
+        (REJECTS, [], 9, ["warning"]),
+        (REJECTS, [], 10, ["blocked"]),
+        # not known is not full
+        (REJECTS, [], None, ["warning"]),
+        ({**REJECTS, "x-overflow": "drop-head"}, [policy("o", overflow="reject-publish")], 99, []),
+        ({"x-max-length": 10}, [policy("o", overflow="reject-publish-dlx")], 10, ["blocked"]),
+        ({"x-overflow": "reject-publish"}, [policy("o", max_length=5)], 5, ["blocked"]),
+        # the smaller limit is in force
+        (REJECTS, [policy("o", operator=True, max_length=3)], 3, ["blocked"]),
+        (REJECTS, [policy("o", max_length=30)], 10, ["blocked"]),
+        ({"x-overflow": "reject-publish"}, [policy("^other", max_length=5)], 9, []),
+        # one policy applies, that of the highest priority
+        ({"x-overflow": "reject-publish"}, [policy("o", max_length=5), policy("o", priority=1)], 9, []),
+        ({"x-overflow": "reject-publish", "x-max-length-bytes": 100}, [], 1, ["blocked"]),
+    ],
+)
+def test_destinations_that_reject(
+    arguments: dict[str, Any], policies: list[PolicyFacts], ready: int | None, found: list[str]
+) -> None:
+    queue = QueueFacts(name="orders", type="quorum", arguments=arguments, ready=ready, ready_bytes=100)
+    for topology, bindings in ((DELAYED, there(DELAYED, "orders")), (NSERVICEBUS, there(NSERVICEBUS, "orders"))):
+        facts = Facts(queues={"orders": queue}, bindings=tuple(bindings), policies=tuple(policies))
+        assert [one.state.value for one in findings_of(RECEIVERS, topology, facts)] == found
+
+
+@pytest.mark.parametrize(
+    "topology, arguments, definition, warned",
+    [
+        (DELAYED, {}, {"dead_letter_exchange": ""}, True),
+        (DELAYED, {}, {"dead_letter_exchange": "dead"}, False),
+        (DELAYED, {}, {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}, False),
+        # senders see an argument, and do not go in directly
+        (DELAYED, {"x-dead-letter-exchange": ""}, {}, False),
+        (DELAYED, {"x-dead-letter-exchange": "dead"}, {"dead_letter_exchange": ""}, False),
+        (CELERY, {}, {"dead_letter_exchange": ""}, False),
+    ],
+)
+def test_destinations_that_dead_letter_into_a_level(
+    topology: Topology, arguments: dict[str, Any], definition: dict[str, Any], warned: bool
+) -> None:
+    facts = Facts(
+        queues={"orders": QueueFacts(name="orders", arguments=arguments)},
+        bindings=tuple(there(topology, "orders")),
+        policies=(policy("orders", **definition),),
+    )
+    assert bool(findings_of(RECEIVERS, topology, facts)) == warned
+
+
+@pytest.mark.parametrize(
+    "topology, applied, found",
+    [
+        (DELAYED, policy("level-03", message_ttl=7999), ["differs"]),
+        (DELAYED, policy("level-03", message_ttl=8000), []),
+        (DELAYED, policy("level-03", expires=10**9), ["differs"]),
+        (DELAYED, policy("level-03", dead_letter_routing_key="x"), ["differs"]),
+        # the queue's own arguments are in force
+        (DELAYED, policy("level-03", dead_letter_exchange="x", overflow="drop-head"), []),
+        (DELAYED, policy("level-03", max_length=5), ["warning"]),
+        (NSERVICEBUS_V1, policy("level-03", max_length=5), ["differs"]),
+        (DELAYED, policy("level-03", delivery_limit=5), ["warning"]),
+        (DELAYED, policy("level-03", operator=True, expires=5), ["differs"]),
+        (DELAYED, PolicyFacts(name="p", pattern="level-03", apply_to="classic_queues", definition={"expires": 5}), []),
+        (DELAYED, PolicyFacts(name="p", pattern="level-03", apply_to="exchanges", definition={"expires": 5}), []),
+        (DELAYED, policy("delivery", alternate_exchange="x"), []),
+        (CELERY, policy("delivery$", alternate_exchange="x"), ["warning"]),
+        (CELERY, policy("delivery$", alternate_exchange="celery_delayed_unroutable"), []),
+        # what Python cannot read is looked at, not left out
+        (DELAYED, policy("level-03(?|a)", expires=5), ["differs"] * 28),
+    ],
+)
+def test_policies(topology: Topology, applied: PolicyFacts, found: list[str]) -> None:
+    findings = findings_of("policy", topology, Facts(policies=(applied,)))
+    assert [one.state.value for one in findings] == found
+
+
+def test_what_is_stuck_and_what_is_unroutable() -> None:
+    facts = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02", stuck=422)}, policies=())
+    assert summaries(findings_of("stuck", facts=facts)) == [("warning", "queue delayed.level-02", "stuck")]
+    assert not findings_of("stuck", facts=facts, top_level=1)
+    # a broker may collect no statistics, or none yet
+    unseen = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02")})
+    assert list(map(str, findings_of("stuck", facts=unseen))) == [
+        "messages stuck in dead-lettering: unknown: the broker has no statistics (yet) of delayed.level-02"
+    ]
+    assert not findings_of("unroutable", facts=facts)
+    assert summaries(findings_of("unroutable", facts=facts, counts={DELAYED.unroutable_queue: 1})) == [
+        ("warning", "queue delayed.unroutable", "unroutable")
+    ]
+    dangling = Facts(policies=(policy("delivery$", alternate_exchange="celery_delayed_unroutable"),))
+    assert summaries(findings_of("unroutable", CELERY, dangling, counts={CELERY.unroutable_queue: None})) == [
+        ("missing", "queue celery_delayed_unroutable", "unroutable")
+    ]
+
+
+def test_without_facts_each_thing_is_unknown_once_and_none_is_a_problem() -> None:
+    facts = Facts(why="it is off")
+    findings = judge(
+        DELAYED,
+        ["orders"],
+        plan(DELAYED, ["orders"]),
+        (),
+        top_level=TOP,
+        facts=facts,
+        broker="4.0.5",
+        counts={"orders": 3, DELAYED.unroutable_queue: 0},
+    )
+    assert [str(one) for one in findings] == [
+        f"{what}: unknown: it is off"
+        for what in (
+            "nodes of the cluster",
+            "leaders and members of the queues",
+            "bindings",
+            "destinations that reject messages when full",
+            "messages stuck in dead-lettering",
+            "policies",
+        )
+    ]

@@ -1,0 +1,114 @@
+"""Files, names and imports that docs/development/architecture.md and CONTRIBUTING.md name are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import guards
+import pytest
+from support import pages
+
+TOP = Path(__file__).resolve().parents[2]
+ARCHITECTURE = TOP / "docs" / "development" / "architecture.md"
+PAGES = [ARCHITECTURE, TOP / "CONTRIBUTING.md"]
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+#: What stands in backticks: a file, perhaps with names after it, or a folder.
+_PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|js|md|txt|toml)|(?:[\w.-]+/)+)(?:: ([\w., ]+))?`")
+
+
+def found(path: str) -> Path:
+    """The file or folder of the package, or else of the repository, that a page names."""
+    places = [root / path for root in (TOP / "airflow_delayed", TOP, *(page.parent for page in PAGES))]
+    return next((place for place in places if place.exists()), places[0])
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def places(page: Path) -> list[tuple[str, str]]:
+    """Each file that a page names, with each name in it, or an empty one."""
+    return [
+        (path, name.strip())
+        for path, names in _PLACE.findall(prose(page))
+        for name in (names.split(",") if names else [""])
+    ]
+
+
+@cache
+def names(file: Path) -> set[str]:
+    """The functions, classes and variables of a module, and those of its classes with the class's name before."""
+    return {name for node in ast.parse(file.read_text()).body for name in made(node)}
+
+
+def made(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node.name
+    elif isinstance(node, ast.ClassDef):
+        yield node.name
+        yield from (f"{node.name}.{name}" for each in node.body for name in made(each))
+        methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+        yield from (f"{node.name}.{name}" for method in methods for name in set_on_self(method))
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+
+
+def set_on_self(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+@by_page
+def test_each_file_that_a_page_names_is_there(page: Path) -> None:
+    assert places(page)
+    assert sorted({path for path, _ in places(page) if not found(path).exists()}) == []
+
+
+@by_page
+def test_each_name_is_in_its_file(page: Path) -> None:
+    named = [(path, name) for path, name in places(page) if name]
+    assert [f"{path}: {name}" for path, name in named if name not in names(found(path))] == []
+
+
+def test_the_page_names_enough_to_be_of_use() -> None:
+    assert sum(bool(name) for _, name in places(ARCHITECTURE)) > 100
+    # a name that the pattern does not see would go untested
+    assert re.findall(r"`[^`\n]*\.py: [^`\n]*`", prose(ARCHITECTURE)) == [
+        match[0] for match in re.finditer(_PLACE, prose(ARCHITECTURE)) if match[2]
+    ]
+
+
+def test_each_room_imports_what_its_row_allows() -> None:
+    rows = re.findall(r"^\| `?(core|\w+/)`? \|[^|]*\|([^|]*)\|$", ARCHITECTURE.read_text(), re.MULTILINE)
+    allowed = {room.rstrip("/"): set(re.findall(r"`(\w+)`", cell)) for room, cell in rows}
+    package = guards.Package(guards.PACKAGE)
+    actual: dict[str, set[str]] = {}
+    for one in package.imports:
+        room, other = package.room(one.importer) or "core", package.room(one.imported) or "core"
+        actual.setdefault(room, set()).update({other} - {room, "core"})
+    assert allowed.keys() == actual.keys()
+    # write a new import into the table "The rooms", if it is right that there is one
+    assert {room: sorted(others - allowed[room]) for room, others in actual.items() if others - allowed[room]} == {}
+
+
+def test_the_code_of_the_page_prints_what_the_page_says() -> None:
+    assert len(list(pages.run(ARCHITECTURE))) == 2
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [link for link in pages.links(page) if not (page.parent / link.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("index", ["README.md", "docs/README.md"])
+def test_both_pages_are_linked(index: str) -> None:
+    file = TOP / index
+    linked = {(file.parent / link.partition("#")[0]).resolve() for link in pages.links(file)}
+    assert set(PAGES) <= linked

@@ -1,0 +1,125 @@
+"""DelayedCancelOperator, DelayedRescheduleOperator and DelayedRetryOperator: what they refuse, before any change."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_delayed.operators.change import (
+    DelayedCancelOperator,
+    DelayedRescheduleOperator,
+    DelayedRetryOperator,
+)
+from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.testing.delayed import Delayed, context_of, executed
+
+OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
+
+
+def task_of(kind: type, **options: object):
+    due = {"delay": 60} if kind is DelayedRescheduleOperator else {}
+    return kind(**{"task_id": "change", "conn_id": "store", **due, **options})
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (
+            {},
+            "give ids= or a filter: at least one of tag=, destination=, deliver_conn_id=, due_from=, due_until=, ",
+        ),
+        ({"ids": ["a"], "tag": "t"}, "give ids= or a filter, and not both"),
+        ({"tag": "t", "on_missing": "error"}, "on_missing='error' is none of 'warn', 'fail', 'ignore'"),
+    ],
+)
+def test_what_cannot_be_is_an_error_when_the_dag_is_read(kind, options, text):
+    with pytest.raises(ValueError, match=text):
+        task_of(kind, **options)
+
+
+@pytest.mark.parametrize("due", [{}, {"due_at": "2030-01-01T00:00Z", "delay": 60}])
+def test_one_new_due_time(due):
+    with pytest.raises(ValueError, match="give due_at= or delay=, and not both"):
+        DelayedRescheduleOperator(task_id="change", conn_id="store", tag="t", **due)
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"tag": "{{ params.nothing }}"}, "tag= is ''; did its template render to nothing"),
+        ({"tag": "t", "destination": "{{ none }}"}, "destination= is 'None'; did its template render to nothing"),
+        ({"ids": "{{ params.nothing }}"}, "ids='' is a text, and no id"),
+        ({"ids": "{{ ['a', 'b'] }}"}, "pass a list, or the other task's output itself instead of a template"),
+        ({"ids": ["a", 1]}, "ids= has a int, or an empty text, among them"),
+        ({"ids": [{"message_ids": ["a"]}]}, "ids= has a dict, or an empty text, among them"),
+        ({"ids": 17}, "ids= is a int, and must be a list of ids"),
+        ({"ids": {"message_ids": None}}, "a DelayedSendOperator of over 100 messages does not name them"),
+        ({"due_from": "2030-01-01T00:00"}, "due_from: 2030-01-01 00:00:00 has no time zone"),
+        ({"due_until": datetime(2030, 1, 1)}, "due_until: 2030-01-01 00:00:00 has no time zone"),
+        ({"due_until": "soon"}, "due_until: 'soon' is not a time"),
+        ({"sent_by": {"run_id": "r"}}, "sent_by= must be a dictionary with dag_id, and may have run_id, task_id, map_"),
+        ({"sent_by": {"dag_id": "d", "run": "r"}}, "sent_by= must be a dictionary with dag_id"),
+        ({"sent_by": {"dag_id": "d", "run_id": None}}, "sent_by= has None as its run_id; leave it out"),
+        ({"sent_by": {"dag_id": "d", "run_id": "{{ params.nothing }}"}}, "sent_by run_id= is ''"),
+        ({"sent_by": {"dag_id": "d", "map_index": "x"}}, "sent_by= has 'x' as its map_index, which is no number"),
+        ({"tag": "t", "dry_run": "{{ params.nothing }}"}, "dry_run='' is neither true nor false"),
+    ],
+)
+def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delayed: Delayed, kind, options, text):
+    with DAG("d", schedule=None, params={"nothing": ""}):
+        task = task_of(kind, **options)
+    with pytest.raises(AirflowFailException) as caught:
+        executed(task, context_of(task, "r", delayed.now))
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"delay": "soon"}, {"due_at": "2030-01-01T00:00"}, {"delay": -1}])
+def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
+    task = DelayedRescheduleOperator(task_id="change", conn_id="store", tag="t", **options)
+    with pytest.raises(AirflowFailException, match=r"(delay|due_at): "):
+        executed(task, context_of(task, "r", delayed.now))
+
+
+def test_a_criterion_that_another_task_did_not_return_does_not_widen_the_filter(delayed: Delayed):
+    send = DelayedSendOperator(
+        task_id="send", conn_id="any", store_conn_id="store", destination="q", value="x", delay=timedelta(days=1)
+    )
+    delayed.run(send)
+    task = DelayedCancelOperator(task_id="change", conn_id="store", destination="q", tag="t")
+    # as Airflow sets a rendered field
+    task.tag = None
+    with pytest.raises(AirflowFailException, match="tag= is None; did its template"):
+        task.execute(context_of(task, "r", delayed.now))
+    assert len(delayed.stored) == 1
+
+
+def test_with_the_fixture_of_ones_own_tests(delayed: Delayed):
+    send = DelayedSendOperator(
+        task_id="send", conn_id="any", store_conn_id="store", destination="q", value="x", delay=timedelta(days=1)
+    )
+    sent = delayed.run(send)
+    later = delayed.run(task_of(DelayedRescheduleOperator, ids=sent, delay=60))
+    assert (later["changed"], later["outcomes"], later["ids"]) == (
+        1,
+        {"rescheduled": 1},
+        {"rescheduled": sent["message_ids"]},
+    )
+    assert later["due_at"] == delayed.stored[0].due_at.isoformat()
+    assert delayed.run(task_of(DelayedCancelOperator, ids=sent["message_ids"]))["outcomes"] == {"cancelled": 1}
+    assert delayed.stored == []
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("conn_type", ["aws", "rabbitmq", "amqp"])
+def test_what_a_broker_has_cannot_be_changed(connect, kind, conn_type):
+    connect("broker", conn_type=conn_type, host="127.0.0.1", port=1)
+    task = task_of(kind, conn_id="broker", tag="t")
+    with pytest.raises(AirflowFailException) as caught:
+        task.execute({})
+    assert f"connection 'broker' is of type '{conn_type}', and no store" in str(caught.value)
+    assert "Send with store_conn_id=" in str(caught.value)

@@ -1,0 +1,342 @@
+"""Sources as objects: files, and a query that runs once a try; what DelayedSendOperator makes of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import time
+from contextlib import closing
+from datetime import datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from support.send_runs import NOW, log_fixture, run_fixture  # noqa: F401 - two are fixtures
+
+from airflow_delayed.errors import SendFailed, SpoolError
+from airflow_delayed.message import UTC
+from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.sources import CsvSource, JsonLinesSource, ParquetSource, SqlSource
+
+DUE = "2030-05-06T12:00:00+00:00"
+SELECT = "SELECT id AS message_id, text AS value, due AS due_at FROM orders ORDER BY id"
+
+
+@pytest.fixture(autouse=True)
+def spools(tmp_path, monkeypatch):
+    """The folder of this user's spools."""
+    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(tmp_path / "spools"))
+    return tmp_path / "spools" / f"airflow-delayed-spool-{os.getuid()}"
+
+
+@pytest.fixture
+def database(tmp_path, monkeypatch):
+    """A database with three orders, as the connection "shop"; a function runs a statement in it."""
+    path = tmp_path / "shop.db"
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "sqlite", "host": str(path)}))
+
+    def run(statement, *parameters):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement, parameters)
+
+    run("CREATE TABLE orders (id TEXT, text TEXT, due TEXT)")
+    for number in range(3):
+        run("INSERT INTO orders VALUES (?, ?, ?)", f"order-{number}", f"body {number}", DUE)
+    return run
+
+
+def bodies(run):
+    return [message.body.decode() for message in run.transport.sent]
+
+
+def files(folder):
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_each_row_of_a_query_is_a_message(run, database, spools):
+    summary = run.execute(source=SqlSource(SELECT, "shop"))
+    assert (summary["sent"], run.ids()) == (3, ["order-0", "order-1", "order-2"])
+    assert {message.due_at for message in run.transport.sent} == {datetime(2030, 5, 6, 12, tzinfo=UTC)}
+    # nothing stays on the disk
+    assert files(spools) == []
+
+
+def test_a_retry_on_the_same_worker_sends_the_rows_of_the_first_try(run, database, spools, log):
+    run.max_tries = 2
+    run.transport.fail_after = 1
+    with pytest.raises(SendFailed):
+        run.execute(source=SqlSource(SELECT, "shop"), retries=2)
+    [spool] = files(spools)
+    assert spool.stat().st_mode & 0o777 == 0o600
+    database("DELETE FROM orders")
+    run.transport.fail_after = None
+    run.execute(source=SqlSource(SELECT, "shop"), retries=2)
+    assert set(bodies(run)) == {"body 0", "body 1", "body 2"}
+    assert "does not run again" in log.text
+    assert files(spools) == []
+
+
+def test_a_retry_on_another_worker_runs_the_query_again_and_says_so(run, database, spools, log):
+    run.max_tries = 1
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(source=SqlSource(SELECT, "shop"), retries=1)
+    [spool] = files(spools)
+    spool.unlink()
+    database("INSERT INTO orders VALUES ('order-3', 'body 3', ?)", DUE)
+    run.transport.fail_after = None
+    run.execute(source=SqlSource(SELECT, "shop"), retries=1)
+    assert run.ids() == ["order-0", "order-1", "order-2", "order-3"]
+    assert "no rows of an earlier try are on this machine" in log.text
+
+
+def test_a_spool_that_lost_its_end_is_not_read(run, database, spools, log):
+    run.max_tries = 1
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(source=SqlSource(SELECT, "shop"), retries=1)
+    [spool] = files(spools)
+    spool.write_bytes(spool.read_bytes()[:-100])
+    run.transport.fail_after = None
+    assert run.execute(source=SqlSource(SELECT, "shop"), retries=1)["sent"] == 3
+    assert "are damaged; it runs again" in log.text
+
+
+def test_after_a_wait_in_the_triggerer_the_rows_are_those_from_before(run, database, spools):
+    arguments = {"source": SqlSource(SELECT, "shop"), "lead": timedelta(minutes=1), "deferrable": True}
+    with pytest.raises(TaskDeferred) as caught:
+        run.execute(**arguments)
+    assert len(files(spools)) == 1
+    database("DELETE FROM orders")
+    run.now = datetime.fromisoformat(DUE)
+    run.task(**arguments).resume(run.context, event=None, **caught.value.kwargs)
+    assert (run.ids(), files(spools)) == (["order-0", "order-1", "order-2"], [])
+
+
+def test_a_cleared_task_runs_the_query_again(run, database):
+    run.max_tries = 1
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(source=SqlSource(SELECT, "shop"), retries=1)
+    run.clear()
+    database("DELETE FROM orders WHERE id = 'order-0'")
+    run.transport.fail_after = None
+    run.execute(source=SqlSource(SELECT, "shop"), retries=1)
+    assert run.ids() == ["order-1", "order-2"]
+
+
+def test_the_last_try_leaves_nothing_on_the_disk(run, database, spools):
+    run.transport.fail_after = 0
+    with pytest.raises(SendFailed):
+        run.execute(source=SqlSource(SELECT, "shop"))
+    assert files(spools) == []
+
+
+def test_what_a_killed_task_left_is_deleted_after_a_week(run, database, spools):
+    spools.mkdir(parents=True, mode=0o700)
+    old, young = spools / "old.rows", spools / "young.rows"
+    for file in (old, young):
+        file.touch()
+    week = time.time() - timedelta(days=7).total_seconds()
+    os.utime(old, (week - 60, week - 60))
+    os.utime(young, (week + 3600, week + 3600))
+    run.execute(source=SqlSource(SELECT, "shop"))
+    assert files(spools) == [young]
+
+
+@pytest.mark.parametrize(
+    "sql, says",
+    [
+        ("SELECT text AS value FROM orders", r"the query on connection 'shop': no column due_at or delay_seconds"),
+        ("SELECT 'x' AS value, 1 AS delay_seconds, 2 AS b, 3 AS b", "more than one column b"),
+        ("SELECT 'x' AS value, 1 AS delay_seconds, 2 AS other", "unknown columns other"),
+        ("DELETE FROM orders", "gives no rows at all; write it as a SELECT"),
+        ("SELECT 'x' AS value, -1 AS delay_seconds", "row 1, column delay_seconds: -1 is negative"),
+        ("SELECT 'x' AS value, 'soon' AS due_at", "column due_at: 'soon' is not a time"),
+        (
+            "SELECT 'x' AS value, 1 AS delay_seconds, '[1]' AS headers",
+            "column headers: must be a JSON object, not list",
+        ),
+        ("SELECT 'x' AS value, 1 AS delay_seconds, NULL AS message_id", "column message_id: is null"),
+        ("SELECT 'x' AS value, 1 AS delay_seconds, 5 AS message_id", "column message_id: must be text of 1"),
+        (" ", "did its template render to nothing"),
+    ],
+)
+def test_a_query_that_cannot_be_sent_is_an_error_before_anything_is(run, database, spools, sql, says):
+    run.max_tries = 5
+    with pytest.raises(AirflowFailException, match=says):
+        run.execute(source=SqlSource(sql, "shop"), retries=5)
+    assert (bodies(run), files(spools)) == ([], [])
+    run.execute(source=SqlSource(SELECT, "shop"))
+    assert len(bodies(run)) == 3
+
+
+def test_a_query_that_the_database_refuses(run, database, spools):
+    with pytest.raises(Exception, match=r"the query on connection 'shop' failed: no such table: orderz"):
+        run.execute(source=SqlSource("SELECT * FROM orderz", "shop"))
+    assert (bodies(run), files(spools)) == ([], [])
+
+
+def test_connections_that_cannot_be_read(run, monkeypatch):
+    with pytest.raises(AirflowFailException, match="connection 'nowhere' of SqlSource cannot be used"):
+        run.execute(source=SqlSource(SELECT, "nowhere"))
+    monkeypatch.setenv("AIRFLOW_CONN_BROKER", json.dumps({"conn_type": "rabbitmq", "host": "localhost"}))
+    with pytest.raises(AirflowFailException, match="'broker' of SqlSource is of type 'rabbitmq', which is no SQL"):
+        run.execute(source=SqlSource(SELECT, "broker"))
+
+
+def test_a_spool_that_would_become_too_large(run, database, spools, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_LIMIT", "1000")
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+        " SELECT 'x' || i AS value, i AS delay_seconds FROM n"
+    )
+    with pytest.raises(AirflowFailException, match=r"more than the 1,000 bytes that \[delayed\] spool_limit allows"):
+        run.execute(source=SqlSource(endless, "shop"))
+    assert (bodies(run), files(spools)) == ([], [])
+
+
+def test_a_disk_that_is_full(run, database, spools, monkeypatch):
+    def full(handle, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(SpoolError, match=r"airflow-delayed-spool-\d+: No space left on device.*Nothing was sent"):
+        run.execute(source=SqlSource(SELECT, "shop"))
+    assert (bodies(run), files(spools)) == ([], [])
+
+
+def test_a_folder_that_others_may_enter_takes_no_bodies(run, database, spools):
+    spools.mkdir(parents=True)
+    spools.chmod(0o755)
+    with pytest.raises(SpoolError, match="not a folder that its user alone may enter"):
+        run.execute(source=SqlSource(SELECT, "shop"))
+
+
+def test_without_pyarrow_the_error_names_the_extra(run, database, monkeypatch):
+    monkeypatch.setattr("airflow_delayed.sources.templated.find_spec", lambda name: None)
+    with pytest.raises(AirflowFailException, match=r"airflow-provider-delayed\[parquet\]"):
+        run.execute(source=SqlSource(SELECT, "shop"))
+
+
+def test_parameters_headers_and_delays(run, database):
+    sql = (
+        "SELECT text AS body, '{\"type\": \"Reminder\"}' AS headers, 1.5 AS delay_seconds, id AS tag, x'00ff' AS token"
+        " FROM orders WHERE id > ?"
+    )
+    run.execute(source=SqlSource(sql, "shop", parameters=["order-1"]), id_columns=["token"])
+    [message] = run.transport.sent
+    assert (message.body, message.tag, message.headers) == (b"body 2", "order-2", {"type": "Reminder"})
+    assert message.due_at == NOW + timedelta(seconds=1.5)
+
+
+def test_ids_are_those_of_the_same_rows_in_a_list_and_in_a_file(run, database, tmp_path):
+    rows = [{"value": f"body {number}", "due_at": datetime.fromisoformat(DUE)} for number in range(3)]
+    run.execute(messages=rows)
+    listed = run.ids()
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    text = ["value,due_at", *(f"{row['value']},{DUE}" for row in rows)]
+    (tmp_path / "rows.csv").write_text("\n".join(text))
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({**row, "due_at": DUE}) for row in rows))
+    for source in (
+        SqlSource("SELECT text AS value, due AS due_at FROM orders", "shop"),
+        ParquetSource(str(tmp_path / "rows.parquet")),
+        CsvSource(str(tmp_path / "rows.csv")),
+        JsonLinesSource(str(tmp_path / "rows.jsonl")),
+        str(tmp_path / "rows.csv"),
+    ):
+        run.transport.sent.clear()
+        run.states.clear()
+        run.execute(source=source)
+        assert run.ids() == listed
+
+
+def test_an_object_has_its_own_options(tmp_path, run):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "part.csv").write_text("value,delay_seconds\nx,5\n")
+    with pytest.raises(AirflowFailException, match="_SUCCESS"):
+        run.execute(source=CsvSource(str(tmp_path / "rows")))
+    run.execute(source=CsvSource(str(tmp_path / "rows"), require_success=False))
+    assert bodies(run) == ["x"]
+    for option in ({"require_success": False}, {"source_format": "csv"}):
+        with pytest.raises(ValueError, match="source_format= and require_success= go with a path"):
+            run.task(source=CsvSource("rows.csv"), **option)
+
+
+def test_rejects_do_not_lie_in_the_source(tmp_path, run):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "part.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
+    source = CsvSource(str(tmp_path / "rows"), require_success=False)
+    with pytest.raises(AirflowFailException, match="lies in the source itself"):
+        run.execute(source=source, invalid_rows="set_aside", rejects=str(tmp_path / "rows" / "bad.jsonl"))
+    rejects = tmp_path / "bad.jsonl"
+    run.execute(source=source, invalid_rows="set_aside", rejects=str(rejects))
+    assert bodies(run) == ["y"]
+    assert json.loads(rejects.read_text())["delay_seconds"] == "five"
+
+
+def context_of(run, **more):
+    return {**run.context, "ds": "2030-05-06", **more}
+
+
+def rendered(operator, context):
+    """An operator as Airflow's worker renders it."""
+    made = operator.prepare_for_execution()
+    made.render_template_fields(context)
+    return made
+
+
+def test_fields_are_templates_and_the_dags_own_object_stays_as_it_is(run, database, tmp_path):
+    (tmp_path / "late.sql").write_text(
+        "SELECT id AS message_id, text AS value, due AS due_at FROM orders\nWHERE id = '{{ params.order }}'"
+    )
+    source = SqlSource("late.sql", "{{ params.shop }}")
+    with DAG("dag", schedule=None, template_searchpath=[str(tmp_path)]):
+        operator = DelayedSendOperator(
+            task_id="send", conn_id="recorder", destination="mail", source=source, clock=lambda: run.now
+        )
+    for order in ("order-2", "order-0"):
+        run.try_number += 1
+        made = rendered(operator, context_of(run, params={"order": order, "shop": "shop"}))
+        made.execute(run.context)
+    assert run.ids() == ["order-2", "order-0"]
+    assert (source.sql, operator.source.sql, operator.source.conn_id) == ("late.sql", "late.sql", "{{ params.shop }}")
+
+
+def test_a_body_that_ends_in_sql_is_no_file(run):
+    operator = run.task(messages=[{"value": "run late.sql", "delay_seconds": 1}])
+    rendered(operator, context_of(run)).execute({**run.context, "try_number": 1})
+    assert bodies(run) == ["run late.sql"]
+
+
+def test_another_tasks_result_in_a_source_comes_first_and_is_used(run, database):
+    with DAG("dag", schedule=None):
+
+        @task
+        def which():
+            return "order-1"
+
+        choice = which()
+        source = SqlSource(
+            "SELECT text AS value, due AS due_at FROM orders WHERE id = :id", "shop", parameters={"id": choice}
+        )
+        operator = DelayedSendOperator(
+            task_id="send", conn_id="recorder", destination="mail", source=source, clock=lambda: run.now
+        )
+    assert operator.upstream_task_ids == {"which"}
+    run.try_number = 1
+    context = context_of(run)
+    context["ti"].xcom_pull = lambda **_: "order-1"
+    rendered(operator, context).execute(context)
+    assert bodies(run) == ["body 1"]
+
+
+def test_the_ui_shows_the_query_and_no_parameters():
+    source = SqlSource("SELECT {{ ds }}", "shop", parameters={"password": "hush"})
+    assert source.serialize() == {"source": "SqlSource", "sql": "SELECT {{ ds }}", "conn_id": "shop"}
+    assert ParquetSource("/rows").serialize() == {"source": "ParquetSource", "path": "/rows"}

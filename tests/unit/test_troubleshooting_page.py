@@ -1,0 +1,141 @@
+"""docs/operations/troubleshooting.md quotes texts and codes that the code has, and leaves out no code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support import pages
+
+from airflow_delayed.delivery import Finding, State
+
+#: A varying part of a text.
+VARIES = "\0"
+MAKERS = {"Finding", "replace", "unknown", "warning"}
+#: SQLite's own text, see below.
+LOCKED = "database is locked"
+
+
+@pytest.fixture
+def page(here: Path) -> Path:
+    return here / "docs" / "operations" / "troubleshooting.md"
+
+
+@pytest.fixture(scope="module")
+def trees() -> list[ast.Module]:
+    package = Path(__file__).resolve().parents[2] / "airflow_delayed"
+    return [ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))]
+
+
+def assigned(trees: list[ast.Module]) -> dict[str, list[ast.expr]]:
+    """The values of each name that is assigned to."""
+    found: dict[str, list[ast.expr]] = {}
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def strings(value: ast.expr, names: dict[str, list[ast.expr]]) -> Iterator[str]:
+    """The texts that an expression may have: a text, a choice of texts, or a name of one of these."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    elif isinstance(value, ast.IfExp):
+        yield from strings(value.body, names)
+        yield from strings(value.orelse, names)
+    elif isinstance(value, ast.Name):
+        for other in names.get(value.id, ()):
+            if not isinstance(other, ast.Name):
+                yield from strings(other, names)
+
+
+def read_codes(trees: list[ast.Module]) -> set[str]:
+    """Every code that a finding can have; without one of its own it is that of its state."""
+    found: set[str] = set()
+    every = assigned(trees)
+    for tree in trees:
+        names = {**every, **assigned([tree])}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS:
+                given = {each.arg: each.value for each in node.keywords}
+                if node.func.id in ("unknown", "warning"):
+                    given.setdefault("code", node.args[0])
+                if "code" in given:
+                    found.update(strings(given["code"], names))
+                elif isinstance(state := given.get("state"), ast.Attribute) and isinstance(state.value, ast.Name):
+                    made = Finding(state=State[state.attr], resource="")
+                    if made.severity != "ok":
+                        found.add(str(made.to_json()["code"]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def codes(trees: list[ast.Module]) -> set[str]:
+    return read_codes(trees)
+
+
+def texts(here: Path, trees: list[ast.Module]) -> str:
+    """All texts of the code, with one character for each varying part."""
+    found = []
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else VARIES for part in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%(\.\d)?[srdgf]", VARIES, node.value))
+    for path in (here / "airflow_delayed" / "ui" / "static").glob("*.js"):
+        found.append(re.sub(r"\$\{[^}]*\}", VARIES, path.read_text()))
+    return "\n".join(found)
+
+
+def test_each_code_is_in_the_last_table_and_no_other_is(page: Path, codes: set[str]) -> None:
+    table = page.read_text().partition("\n## Findings by code\n")[2]
+    listed = [code for row in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for code in re.findall("`(.*?)`", row)]
+    assert len(listed) == len(set(listed)) > 30
+    # what could not be examined is no code, but a word of the page
+    assert {*listed} - {"unknown"} == codes - {"unknown"}
+
+
+def test_what_is_called_a_finding_is_the_code_of_one(page: Path, codes: set[str]) -> None:
+    named = [
+        code for line in re.findall(r"[Ff]indings? (`.*)", page.read_text()) for code in re.findall("`(.*?)`", line)
+    ]
+    assert len(named) > 20
+    assert {*named} <= codes
+
+
+def test_each_text_is_one_of_the_code(page: Path, here: Path, trees: list[ast.Module]) -> None:
+    known = texts(here, trees)
+    quoted = [line for language, text in pages.blocks(page) if language == "text" for line in text.splitlines()]
+    assert len(quoted) > 35
+    for line in quoted:
+        parts = [part for part in line.split("…") if part.strip(" .:,")]
+        assert max(map(len, parts)) > 10, line
+        assert [part for part in parts if part not in known and line != LOCKED] == [], line
+
+
+def test_the_text_of_sqlite(page: Path, tmp_path: Path) -> None:
+    assert f"\n{LOCKED}\n" in page.read_text()
+    with closing(sqlite3.connect(tmp_path / "one.db", timeout=0)) as one:
+        one.execute("BEGIN IMMEDIATE")
+        with (
+            closing(sqlite3.connect(tmp_path / "one.db", timeout=0)) as other,
+            pytest.raises(sqlite3.OperationalError, match=LOCKED),
+        ):
+            other.execute("BEGIN IMMEDIATE")
+
+
+def test_each_symptom_shows_its_cause_and_says_what_to_do(page: Path) -> None:
+    sections = re.split(r"^### ", page.read_text().partition("\n## Findings by code\n")[0], flags=re.MULTILINE)[1:]
+    assert len(sections) >= 20
+    for section in sections:
+        title = section.partition("\n")[0]
+        assert "```text" in section or "inding" in section or "```sh" in section, title
+        assert "\n1. " in section or "Over when" in section, title
