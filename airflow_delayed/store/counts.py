@@ -32,7 +32,8 @@ from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, n
 from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
-from airflow_delayed.store.schema import Tables, columns_after, table_version
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import columns_after, table_version
 
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31

@@ -15,7 +15,8 @@ from airflow_delayed.errors import DelayedError, TransportUnavailable, some
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
-from airflow_delayed.store.schema import Tables, columns_after, table_version
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import columns_after, table_version
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +242,8 @@ def record_heartbeat(
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values["Problem"] = None if problem is None else shortened(problem)
     for column in columns_after(tables, table_version(connection, tables)):
-        values.pop(column.name, None)
+        if column.table is table:
+            values.pop(column.name, None)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
