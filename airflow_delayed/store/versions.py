@@ -115,13 +115,12 @@ def columns_after(tables: Tables, version: int) -> list[Column[Any]]:
 
 def _added(tables: Tables) -> Mapping[int, Sequence[Column[Any]]]:
     """Return by version the columns that it added. Each can be null, so that no row is written when it is added."""
-    dispatchers = (tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId"))
-    return {5: (*dispatchers, *(tables.past.c[name] for name in ("Tag", "Run", "DeliverConnId")))}
+    return {5: [tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId")]}
 
 
 def _added_tables(tables: Tables) -> Sequence[Table]:
     """Return the tables that the version before does not have."""
-    return (tables.rates, tables.history)
+    return (tables.rates,)
 
 
 def upgrade(connection: Connection, tables: Tables) -> None:

@@ -131,7 +131,7 @@ async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -
             unroutable_queue=waiting.unroutable_queue,
             unroutable=waiting.unroutable,
             unavailable=list(waiting.unavailable),
-            findings=[FindingResponse.model_validate(finding.to_json()) for finding in waiting.findings],
+            findings=[FindingResponse.of(finding) for finding in waiting.findings],
         )
 
     figures, age = await pool.figures(connection_id, f"rabbitmq {connection_id}", make)

@@ -31,6 +31,7 @@ ROUTES = [
     ("GET", "/static/{hash_}/{name}", {"name": "app.js", "hash_": "0"}, "viewer"),
     ("GET", "/openapi.json", {}, "viewer"),
     ("GET", "/api/v1/connections", {}, "viewer"),
+    ("GET", "/api/v1/health", {}, "viewer"),
     ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
@@ -104,7 +105,7 @@ def test_nothing_without_login(store: Store, shown: Page):
             answer = shown.ask(method, path, None, headers={"Authorization": f"Bearer {token}"}, **options)
             assert answer.status_code in (401, 403), route
     # and a body that is no JSON is not read before either
-    answer = shown.ask("POST", asked(store, ROUTES[9])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
+    answer = shown.ask("POST", asked(store, ROUTES[10])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 401
 
 
