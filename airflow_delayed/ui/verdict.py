@@ -7,7 +7,7 @@ cause itself, and holds up no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -70,7 +70,7 @@ async def health(pool: HookPoolDep, user: security.User) -> Health:
     names = sorted({one.connection_id for one in listed})
     allowed = dict(zip(names, await run_in_threadpool(_rights, names, user), strict=True))
     seen = [one for one in listed if allowed[one.connection_id]]
-    answers = await asyncio.gather(*(_summary(one, pool, user) for one in seen), return_exceptions=True)
+    answers = await ask(seen, pool, lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user))
     causes: list[Cause] = []
     for connection, answer in zip(seen, answers, strict=True):
         if isinstance(answer, Exception):
@@ -78,10 +78,8 @@ async def health(pool: HookPoolDep, user: security.User) -> Health:
             since = pool.unanswered_since(connection, failed=True)
             causes.append(_unanswered(connection, answer, since, details=rights is not None and rights.read))
             continue
-        if isinstance(answer, BaseException):
-            raise answer
         pool.unanswered_since(connection, failed=False)
-        findings = list(_findings(answer))
+        findings = list(findings_of(answer))
         paused = await run_in_threadpool(_paused_dag, answer, user) if _lacks_dispatcher(findings) else None
         causes += [_cause(connection, finding, paused) for finding in findings]
     causes.sort(key=lambda cause: _SEVERITIES.index(cause.severity))
@@ -99,13 +97,26 @@ def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights 
     return [security.rights(name, user) for name in names]
 
 
-async def _summary(connection: PageConnection, pool: HookPool, user: security.User) -> Summary:
-    name, queue = connection.connection_id, connection.queue
-    if connection.kind == "store":
-        return await api_stores.summary(name, pool)
-    if queue is None:
-        return await api_brokers.rabbitmq(name, pool, user)
-    return await api_brokers.sqs(name, queue, pool)
+async def ask(
+    connections: Sequence[PageConnection], pool: HookPool, rabbitmq: Callable[[str], Awaitable[RabbitMQSummary]]
+) -> list[Summary | Exception]:
+    """Return the figures of each connection, or its error; all are asked at once.
+
+    :param rabbitmq: returns the figures of a RabbitMQ.
+    """
+
+    async def one(connection: PageConnection) -> Summary | Exception:
+        name, queue = connection.connection_id, connection.queue
+        try:
+            if connection.kind == "store":
+                return await api_stores.summary(name, pool)
+            if queue is None:
+                return await rabbitmq(name)
+            return await api_brokers.sqs(name, queue, pool)
+        except Exception as error:
+            return error
+
+    return await asyncio.gather(*map(one, connections))
 
 
 def _unanswered(connection: PageConnection, error: Exception, since: datetime | None, *, details: bool) -> Cause:
@@ -128,7 +139,7 @@ def _unanswered(connection: PageConnection, error: Exception, since: datetime | 
     )
 
 
-def _findings(summary: Summary) -> Iterator[FindingResponse]:
+def findings_of(summary: Summary) -> Iterator[FindingResponse]:
     """Yield what is wrong by a summary."""
     if isinstance(summary, SqsSummary):
         yield from map(FindingResponse.of, _of_sqs(summary))
@@ -176,8 +187,7 @@ def _of_sqs(summary: SqsSummary) -> Iterator[Finding]:
             found=f"{dead.waiting:,} dead letters: messages that their consumer received again and again, and never"
             " deleted",
             code="dead-letters",
-            remedy="when the consumer is repaired, move them back: on this page, or by airflow delayed redrive"
-            f" --conn-id {summary.connection_id} --queue {summary.queue}",
+            remedy="when the consumer is repaired, move them back: on this page, or by SqsDelayHook.redrive",
         )
     if summary.risk:
         yield Finding(

@@ -28,7 +28,7 @@ from services import chromium
 
 pytestmark = pytest.mark.timeout(900)
 #: Where Airflow shows the page.
-FRAME = "iframe[title='Delayed deliveries']"
+FRAME = "iframe[title^='Delayed']"
 
 
 class Site:
@@ -158,7 +158,7 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page = site.open("op", "/")
     page.frame = None
     # from Airflow's own navigation
-    page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed deliveries']")
+    page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME
     assert figure(page, "Failed") == "4"
     assert figure(page, "Expired") == "3"

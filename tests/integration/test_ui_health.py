@@ -147,3 +147,27 @@ def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyP
     (cause,) = health(page)["causes"]
     assert (cause["code"], cause["severity"]) == ("dead-letters", "warning")
     assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
+
+
+def test_prometheus_reads_the_same(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}")
+    # without a token there are none, also for who is logged in
+    assert page.ask("GET", "/metrics", "admin").status_code == 404
+    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "long random text")
+    for headers in ({}, {"Authorization": "Bearer long"}):
+        assert page.ask("GET", "/metrics", None, headers=headers).status_code == 401
+    page.pool.close()
+    answer = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer long random text"})
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    ours = f'conn_id="{store.conn_id}",kind="store",queue=""'
+    assert f"delayed_page_up{{{ours}}} 1.0" in lines
+    assert 'delayed_page_up{conn_id="away",kind="store",queue=""} 0.0' in lines
+    assert f'delayed_page_messages{{{ours},state="overdue"}} 1.0' in lines
+    assert any(line.startswith('delayed_page_findings{code="no-dispatcher"') for line in lines)
+    (late,) = (line for line in lines if line.startswith(f"delayed_page_oldest_due_seconds{{{ours}}}"))
+    assert float(late.split()[-1]) >= 120
+    assert "secret" not in answer.text

@@ -23,9 +23,11 @@ export function verdict(element, find) {
     return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.map(cause), hidden && unseen()];
   }
 
-  function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }) {
+  function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }, index) {
     return h("div", { class: `notice ${TONES[severity] ?? ""}`, "data-code": code },
-      h("p", {}, h("strong", {}, where), `: ${what}`, since && ` (since ${clock(since)})`, ".", remedy && ` What to do: ${remedy}.`),
+      h("p", {}, h("strong", {}, where), `: ${what}`, since && ` (since ${clock(since)})`, "."),
+      // the first cause comes before all others: what to do about it is seen at once
+      remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
       h("p", { class: "buttons" },
         states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
         dag && h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)));
