@@ -156,7 +156,7 @@ def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
             state=State.BLOCKED,
             resource=f"delay queues of {name!r}",
             found=f"{len(summary.missing)} are missing, such as {summary.missing[0]}",
-            code="queues-missing",
+            code="missing",
             remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {name}",
         )
     if summary.unroutable:
