@@ -111,6 +111,11 @@ def viewers() -> str:
     return text
 
 
+def metrics_token() -> str:
+    """Return the token with which Prometheus reads the page's ``/metrics``; empty: nobody reads them."""
+    return _text("metrics_token")
+
+
 def page_body_limit() -> int:
     """Return how many bytes of a body the operations page shows to users with the right to see it; 0: none."""
     text = _text("page_body_limit")

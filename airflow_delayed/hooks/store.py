@@ -120,7 +120,9 @@ class DelayedStoreHook(Store, BaseHook):
         **policy: Any,
     ) -> Dispatcher:
         """Return a dispatcher whose outcomes Airflow's Stats counts, see :meth:`Store.dispatcher`."""
-        return super().dispatcher(deliver_conn_ids, transports, meter=metrics.count_outcomes(self.conn_id), **policy)
+        task = _current_task()
+        more: dict[str, Any] = {"dag_id": task and task["ti"].dag_id, "meter": metrics.count_outcomes(self.conn_id)}
+        return super().dispatcher(deliver_conn_ids, transports, **{**more, **policy})
 
     def actor(self) -> str:
         """Return the task that works here, with the user who triggered its run; elsewhere, the system's user."""
@@ -245,13 +247,20 @@ def _without_password(store: DelayedStoreHook, text: str) -> str:
 
 def acting() -> str:
     """Return the actor: the task, with the user who triggered its run; elsewhere the operating system's user."""
-    from airflow.sdk import get_current_context
-
-    try:
-        context: Any = get_current_context()
-    except RuntimeError:
+    context = _current_task()
+    if context is None:
         return system_user()
     task = context["ti"]
     who = f"task {task.dag_id}.{task.task_id}, run {task.run_id}"
     triggered_by = getattr(context.get("dag_run"), "triggering_user_name", None)
     return f"{who}, triggered by {triggered_by}" if triggered_by else who
+
+
+def _current_task() -> Any:
+    """Return the context of the task that works here; None: no task does."""
+    from airflow.sdk import get_current_context
+
+    try:
+        return get_current_context()
+    except RuntimeError:
+        return None

@@ -28,9 +28,9 @@ from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
-from airflow_delayed.store.schema import check_ready, table_version
 from airflow_delayed.store.script import install_script as install_script
 from airflow_delayed.store.transport import StoreTransport
+from airflow_delayed.store.versions import check_ready, table_version
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

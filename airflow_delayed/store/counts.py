@@ -32,7 +32,8 @@ from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, n
 from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
-from airflow_delayed.store.schema import Tables, columns_after, table_version
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import columns_after, table_version
 
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
@@ -234,6 +235,10 @@ class DispatcherSeen:
     worked_at: datetime | None = None
     #: What keeps it from working. None: nothing, or the tables are of version 4.
     problem: str | None = None
+    #: The machine that it runs on. None: the tables are of version 4.
+    host: str | None = None
+    #: The DAG whose task it is. None: it is no task, or the tables are of version 4.
+    dag_id: str | None = None
 
 
 def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
@@ -241,7 +246,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
     table = tables.dispatchers
     with dialect_of(engine).read_only(engine) as connection:
         lacking = {column.name for column in columns_after(tables, table_version(connection, tables))}
-        columns = (table.c.Id, table.c.StartedAt, table.c.SeenAt, table.c.EndedAt, table.c.WorkedAt, table.c.Problem)
+        columns = [column for column in table.columns if column is not table.c.ConnIds]
         there = [null().label(column.name) if column.name in lacking else column for column in columns]
         statement = select(*there, names_column(connection, tables).label("names"))
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
@@ -254,6 +259,8 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 ended_at=row.EndedAt,
                 worked_at=row.WorkedAt,
                 problem=row.Problem,
+                host=row.Host,
+                dag_id=row.DagId,
             )
             for row in connection.execute(statement)
         ]

@@ -16,7 +16,8 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
-from airflow_delayed.store.schema import Tables, check_ready
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import check_ready
 
 #: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
 _VALUE = re.compile(

@@ -19,7 +19,8 @@ from airflow_delayed.store.dispatch.report import LEASES_LOST
 from airflow_delayed.store.dispatch.watchdog import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
-from airflow_delayed.store.schema import Tables, version_difference
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import version_difference
 
 #: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
 SILENT = timedelta(seconds=15)

@@ -23,7 +23,8 @@ from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.records import delivered_by
-from airflow_delayed.store.schema import MAX_DESTINATION, Tables, UtcTime, columns_after, table_version, upgrade_command
+from airflow_delayed.store.schema import MAX_DESTINATION, Tables, UtcTime
+from airflow_delayed.store.versions import columns_after, table_version, upgrade_command
 
 #: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.
 LEAST, MOST = 1e-6, 1e6

@@ -14,10 +14,11 @@ from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.store import schema
+from airflow_delayed.store import schema, versions
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.schema import OLDER, Tables, columns_after, queue_table, record_version, version_difference
+from airflow_delayed.store.schema import Tables, queue_table
+from airflow_delayed.store.versions import OLDER, columns_after, record_version, version_difference
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def _finished(engine: Engine, tables: Tables, finding: Finding, *, upgrade: bool
     """Do what has a transaction of its own, which holds locks briefly: upgrade the tables, or make an index."""
     if finding.code == OLDER and upgrade:
         if not dry_run:
-            _repeated(engine, lambda connection: schema.upgrade(connection, tables))
+            _repeated(engine, lambda connection: versions.upgrade(connection, tables))
         return Finding(
             state=State.WOULD_REPAIR if dry_run else State.REPAIRED,
             resource=finding.resource,
@@ -137,7 +138,7 @@ def _compared(
     if difference is None or difference.code == OLDER:
         version = schema.VERSION if difference is None else schema.OLDEST
         lacking = columns_after(tables, version)
-        for table in schema.tables_of(tables, version):
+        for table in versions.tables_of(tables, version):
             yield table, compare(connection, table, lacking=[one.name for one in lacking if one.table is table])
     for table in _queue_tables(connection, tables, queues):
         yield table, compare(connection, table, destination=table.name, names_only=True)

@@ -24,7 +24,8 @@ from airflow_delayed.store.health import health
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
-from airflow_delayed.store.schema import TABLE, check_ready, problem, store_tables
+from airflow_delayed.store.schema import TABLE, store_tables
+from airflow_delayed.store.versions import check_ready, problem
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table

@@ -90,7 +90,14 @@ class StoreDispatchTrigger(ThreadTrigger):
         with closing(hook) as store:
             dispatcher = None
             try:
-                dispatcher = store.dispatcher(arguments["deliver_conn_ids"], _transport, ahead=AHEAD, **asdict(policy))
+                task = self.task_instance
+                dispatcher = store.dispatcher(
+                    arguments["deliver_conn_ids"],
+                    _transport,
+                    ahead=AHEAD,
+                    dag_id=None if task is None else task.dag_id,
+                    **asdict(policy),
+                )
                 dispatcher.resume(DispatchReport.restored(arguments["summary"]), arguments["failures"])
                 if arguments["began"] is not None:
                     dispatcher.take_up(parse_moment("began", arguments["began"]))

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
-from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPoolDep
+from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
 from airflow_delayed.ui.models import ApiModel, FindingResponse
 from airflow_delayed.ui.requests import RedriveBody, RedriveUnroutableBody
 from airflow_delayed.ui.security import is_rabbitmq, is_sqs
@@ -108,6 +108,20 @@ class RedriveResponse(ApiModel):
 @router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq, security.views])
 async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -> RabbitMQSummary:
     """Return how many messages wait, when they leave, and how many are unroutable or stuck."""
+    figures = await rabbitmq_figures(connection_id, pool)
+    changed: dict[str, Any] = {}
+    names_hosts = figures.why_unknown or figures.findings
+    if names_hosts and not await run_in_threadpool(security.may, "read", connection_id, user):
+        if figures.why_unknown:
+            changed["why_unknown"] = f"unknown from the management API; {_WHO_SEES}"
+        changed["findings"] = [
+            each.model_copy(update={"what": f"{each.code}; {_WHO_SEES}", "remedy": None}) for each in figures.findings
+        ]
+    return figures.model_copy(update=changed)
+
+
+async def rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummary:
+    """Return the figures of a RabbitMQ, with the names of its hosts."""
 
     def make() -> RabbitMQSummary:
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -131,19 +145,11 @@ async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -
             unroutable_queue=waiting.unroutable_queue,
             unroutable=waiting.unroutable,
             unavailable=list(waiting.unavailable),
-            findings=[FindingResponse.model_validate(finding.to_json()) for finding in waiting.findings],
+            findings=[FindingResponse.of(finding) for finding in waiting.findings],
         )
 
     figures, age = await pool.figures(connection_id, f"rabbitmq {connection_id}", make)
-    changed: dict[str, Any] = {"age_seconds": age}
-    names_hosts = figures.why_unknown or figures.findings
-    if names_hosts and not await run_in_threadpool(security.may, "read", connection_id, user):
-        if figures.why_unknown:
-            changed["why_unknown"] = f"unknown from the management API; {_WHO_SEES}"
-        changed["findings"] = [
-            each.model_copy(update={"what": f"{each.code}; {_WHO_SEES}", "remedy": None}) for each in figures.findings
-        ]
-    return figures.model_copy(update=changed)
+    return figures.model_copy(update={"age_seconds": age})
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])

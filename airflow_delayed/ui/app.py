@@ -7,12 +7,14 @@ path                                         right     answer
                                                        becomes ``static/<hash of all files>/``
 ``GET /static/<hash>/<file>``                opens     a file of the folder ``static``, cached for a year
 ``GET /api/v1/connections``                  opens     see ``security``
+``GET /api/v1/health``                       opens     see ``verdict``; of the connections that the user views
 ``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
 ``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
 ``GET /openapi.json``                        opens     all of it for programs
+``GET /metrics``                             token     see ``prometheus``
 ============================================ ========= =================================================================
 
 The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
@@ -36,10 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_stores, security
+from airflow_delayed.ui import api_brokers, api_stores, prometheus, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -81,10 +84,12 @@ def create(pool: HookPool | None = None) -> FastAPI:
     app.router.route_class = GuardedRoute
     app.state.hook_pool = pool or HookPool()
     api = APIRouter(prefix="/api/v1")
-    for routes in (security.router, api_stores.router, api_stores.change_router, api_brokers.router):
+    for routes in (security.router, verdict.router, api_stores.router, api_stores.change_router, api_brokers.router):
         api.include_router(routes)
     app.include_router(api)
     app.include_router(router)
+    # no route of FastAPI's: Prometheus has a token, and no login
+    app.router.routes.append(Route("/metrics", prometheus.answer))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from threading import Lock, Thread
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import utcnow
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class HookPool:
         self._cache = FiguresCache(monotonic)
         self._lock = Lock()
         self._open: dict[str, _OpenHook] = {}
+        self._unanswered: dict[Hashable, datetime] = {}
 
     async def call(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
         """Run ``work``, which uses that connection, and return its result.
@@ -100,6 +103,13 @@ class HookPool:
     def invalidate(self, name: str) -> None:
         """Drop figures from the cache."""
         self._cache.invalidate(name)
+
+    def unanswered_since(self, connection: Hashable, *, failed: bool) -> datetime | None:
+        """Note whether a connection has just failed, and return since when it does; None: it answers."""
+        if failed:
+            return self._unanswered.setdefault(connection, utcnow())
+        self._unanswered.pop(connection, None)
+        return None
 
     def _hook(self, connection_id: str) -> DelayedStoreHook:
         with self._lock:

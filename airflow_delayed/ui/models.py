@@ -61,6 +61,10 @@ class DispatcherResponse(ApiModel):
     started_at: datetime
     seen_at: datetime
     ended_at: datetime | None
+    worked_at: datetime | None = Field(description="When it last claimed, settled or delivered messages")
+    problem: str | None = Field(description="What keeps it from working; null: nothing")
+    host: str | None = Field(description="The machine that it runs on")
+    dag_id: str | None = Field(description="The DAG whose task it is; null: it is no task")
 
 
 class LastDispatched(ApiModel):
@@ -80,6 +84,11 @@ class FindingResponse(ApiModel):
     where: str
     what: str
     remedy: str | None = Field(description="What to do")
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        """Return a finding."""
+        return cls.model_validate(finding.to_json())
 
 
 class StoreSummary(ApiModel):

@@ -25,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 NAME = "Delayed deliveries"
+NAV_NAME = "Delayed"
 
 #: The places of the page, with the query that each is opened with; Airflow's UI fills in the names, URI-encoded.
 _PLACES = {
@@ -42,7 +43,8 @@ def views() -> list[dict[str, Any]]:
     top = f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
     return [
         {
-            "name": NAME,
+            # the navigation cuts longer names
+            "name": NAV_NAME if place == "nav" else NAME,
             "href": f"{top}{query}",
             "destination": place,
             # a route may be there once only

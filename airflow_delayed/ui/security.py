@@ -31,7 +31,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails, DagDetails
 from airflow.api_fastapi.core_api.security import (
     GetUserDep,
     bearer_scheme,
@@ -41,6 +41,7 @@ from airflow.api_fastapi.core_api.security import (
 )
 from airflow.configuration import conf
 from airflow.models import Connection
+from airflow.models.dag import DagModel
 from airflow.models.log import Log
 from airflow.utils.session import create_session
 from fastapi import APIRouter, Depends, Request, Response
@@ -84,6 +85,13 @@ def may(right: Right, connection_id: str, user: User) -> bool:
     team = Connection.get_team_name(connection_id) if conf.getboolean("core", "multi_team") else None
     details = ConnectionDetails(conn_id=connection_id, team_name=team)
     return get_auth_manager().is_authorized_connection(method=_METHODS[right], details=details, user=user)
+
+
+def may_read_dag(dag_id: str, user: User) -> bool:
+    """Return whether a user may read a DAG."""
+    team = DagModel.get_team_name(dag_id) if conf.getboolean("core", "multi_team") else None
+    details = DagDetails(id=dag_id, team_name=team)
+    return get_auth_manager().is_authorized_dag(method="GET", details=details, user=user)
 
 
 async def _check_views(connection_id: str, user: User) -> None:
@@ -134,14 +142,18 @@ async def _error_response(request: Request, user: User, error: Exception) -> JSO
     known = errors.api_error(error)
     connection_id = request.path_params.get("connection_id", "")
     if known is None:
-        # where it failed, without the error's own text: a database's errors have the rows in them
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        log.error("The page of delayed deliveries failed at %s: %s\n%s", request.url.path, type(error).__name__, frames)
+        log_unexpected(request.url.path, error)
         return errors.INTERNAL.response()
     if known.sensitive and not await run_in_threadpool(may, "read", connection_id, user):
         log.warning("The page of delayed deliveries could not ask a connection: %s", error)
         return known.without_details(connection_id).response()
     return known.response()
+
+
+def log_unexpected(path: str, error: Exception) -> None:
+    """Log where an error occurred, without its own text: a database's errors have the rows in them."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("The page of delayed deliveries failed at %s: %s\n%s", path, type(error).__name__, frames)
 
 
 def check_write(request: Request) -> None:

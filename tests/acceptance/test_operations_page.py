@@ -28,7 +28,7 @@ from services import chromium
 
 pytestmark = pytest.mark.timeout(900)
 #: Where Airflow shows the page.
-FRAME = "iframe[title='Delayed deliveries']"
+FRAME = "iframe[title^='Delayed']"
 
 
 class Site:
@@ -101,7 +101,7 @@ def says(page: chromium.Page, text: str) -> None:
 
 def rows(page: chromium.Page) -> list[str]:
     """The ids of the messages that are listed."""
-    return list(page.evaluate("[...page.querySelectorAll('#messages tbody td.id button')].map(b => b.innerText)"))
+    return list(page.evaluate("[...page.querySelectorAll('#messages tbody td.id a')].map(b => b.innerText)"))
 
 
 def listed(page: chromium.Page, wanted: Callable[[list[str]], bool]) -> list[str]:
@@ -158,13 +158,16 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page = site.open("op", "/")
     page.frame = None
     # from Airflow's own navigation
-    page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed deliveries']")
+    page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME
     assert figure(page, "Failed") == "4"
     assert figure(page, "Expired") == "3"
     assert figure(page, "Overdue") == "5"
     assert figure(page, "Unroutable") == "2"
-    says(page, "3 messages are dead letters: their consumer gave up on them")
+    # the first screen says whether messages are delivered, and why not
+    says(page, "Not delivering")
+    says(page, "3 dead letters: messages that their consumer received again and again, and never deleted")
+    assert page.evaluate("page.querySelector('#verdict [data-code]').getBoundingClientRect().top") < 300
     # a store that is down says so in its own card, without its password, and holds up nobody
     page.wait_for("page.querySelector('[data-connection=down_store] [role=alert]') !== null")
     assert "s3cret-word" not in page.text()
@@ -190,9 +193,11 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
 
 def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
     page = site.open("op")
+    page.click("details.more summary")
     says(page, "Due from (UTC)")
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
     page.go(f"{site.url}{demo_ui.PAGE}")
+    page.click("details.more summary")
     says(page, "Due from (Asia/Tokyo)")
     # the field's times by that zone, also when its clocks are changed
     page.frame = None
@@ -250,7 +255,7 @@ def test_a_dispatcher_that_is_quicker_wins(site: Site) -> None:
     # where it went, and how late, is found by its id
     find(page, id=first)
     listed(page, lambda ids: ids == [first])
-    page.click("td.id button", text=first)
+    page.click("td.id a", text=first)
     says(page, "History")
     says(page, "dispatched")
 
@@ -260,7 +265,7 @@ def test_what_failed_is_looked_at_and_retried(site: Site) -> None:
     page.wait_for("page.querySelector('.figures button') !== null")
     page.click(".figures button[aria-label^='Failed']")
     page.wait_for("page.querySelectorAll('#messages tbody tr').length === 4")
-    page.click("td.id button", text="invoice-0")
+    page.click("td.id a", text="invoice-0")
     says(page, "closed-queue")
     page.click("dialog button", text="Show the body")
     says(page, '{"reminder": "invoice-0"}')
@@ -313,6 +318,43 @@ def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
     page.wait_for("location.pathname.endsWith('/tasks/send')")
 
 
+def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: Site) -> None:
+    page = site.open("op", "/")
+    page.frame = None
+    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&state=failed")
+    failed = listed(page, lambda ids: len(ids) > 1)
+    # why is in the row
+    says(page, "closed-queue")
+    page.click("td.id a", text=failed[0])
+    page.wait_for("page.querySelector('dialog h3') !== null")
+    assert page.evaluate("new URLSearchParams(location.search).get('message')") == failed[0]
+    address = page.evaluate("location.href")
+    page.evaluate("history.back() || true")
+    page.wait_for("page.querySelector('dialog') === null && !location.search.includes('message=')")
+    page.click("[data-key='state Expired']")
+    page.wait_for("new URLSearchParams(location.search).get('state') === 'expired'")
+    listed(page, lambda ids: ids and not set(ids) & set(failed))
+    page.evaluate("history.back() || true")
+    page.wait_for("new URLSearchParams(location.search).get('state') === 'failed'")
+    listed(page, lambda ids: ids == failed)
+    # a message has an address of its own
+    page.go(address)
+    page.wait_for("page.querySelector('dialog h3') !== null")
+    says(page, failed[0])
+    # what is chosen stays chosen when the list is read again
+    page.press("Escape")
+    page.click(f"input[aria-label='Choose {failed[1]}']")
+    page.click("#refresh")
+    page.wait_for("page.querySelector('#messages').getAttribute('aria-busy') === 'false'")
+    says(page, "1 chosen")
+    # a change that would change nothing has no button to do it
+    page.click("[role=toolbar] button", text="Reschedule…")
+    page.click("dialog button", text="Due now")
+    says(page, "Nothing would change")
+    says(page, failed[1])
+    assert page.evaluate("page.querySelectorAll('dialog footer button').length") == 1
+
+
 @contextmanager
 def keyboard(page: chromium.Page) -> Iterator[Callable[[str], None]]:
     """Press keys, with the focus in the frame."""
@@ -322,7 +364,7 @@ def keyboard(page: chromium.Page) -> Iterator[Callable[[str], None]]:
 
 def test_it_is_used_by_keyboard(site: Site) -> None:
     page = site.open("op")
-    page.wait_for("page.querySelector('#messages td.id button') !== null")
+    page.wait_for("page.querySelector('#messages td.id a') !== null")
     first = rows(page)[0]
     with keyboard(page) as press:
         seen = []
@@ -346,7 +388,7 @@ def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:
     find(page, id="offer-1")
     listed(page, lambda ids: ids == ["offer-1"])
     assert page.evaluate("page.querySelectorAll('#messages input[type=checkbox], [role=toolbar]').length") == 0
-    page.click("td.id button", text="offer-1")
+    page.click("td.id a", text="offer-1")
     says(page, "shown to those who may read the connection")
     assert "reminder" not in page.text().replace("appointment-reminders", "")
     site.take(page, "viewer")

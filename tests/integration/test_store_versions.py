@@ -25,15 +25,18 @@ ROWS = length("messages sent and dispatched during an upgrade", 20_000, 1_000_00
 #: Breakers as in production: contention is tried again.
 PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for name in ("store", "fetch", "dispatch")}
 #: The version that an older release made, and the columns that are new since then.
-OLD, NEW = 4, ("WorkedAt", "Problem")
+OLD = 4
+NEW = {"delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"}}
+NEW_TABLES = {"delayed_messages_rates"}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
     """Make the tables as version 4 had them, and fill that of messages."""
     hook.dialect.allow_readers(hook.engine)
     for now in hook.tables:
-        if now is hook.tables.rates:
+        if now.name in NEW_TABLES:
             continue
+        new = NEW.get(now.name, set())
         table = Table(
             now.name,
             MetaData(),
@@ -47,7 +50,7 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
                     quote=True,
                 )
                 for one in now.columns
-                if one.name not in NEW
+                if one.name not in new
             ),
             schema=now.schema,
             quote=True,
@@ -56,6 +59,8 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
         with hook.engine.begin() as connection:
             table.create(connection)
         for index in now.indexes:
+            if new & {column.name for column in index.columns}:
+                continue
             columns = ", ".join(f'"{column.name}"' for column in index.columns)
             unique = "UNIQUE " if index.unique else ""
             store.sql(hook, f'CREATE {unique}INDEX "{index.name}" ON {{s}}"{now.name}" ({columns})')
@@ -66,9 +71,12 @@ def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
         connection.execute(insert(hook.tables.version).values(Version=OLD, At=LATER))
 
 
-def columns_of_dispatchers(hook: DelayedStoreHook) -> set[str]:
-    table = hook.tables.dispatchers
-    return {column["name"] for column in inspect(hook.engine).get_columns(table.name, schema=table.schema)}
+def new_columns(hook: DelayedStoreHook) -> dict[str, set[str]]:
+    there = {
+        name: {column["name"] for column in inspect(hook.engine).get_columns(name, schema=hook.table.schema)}
+        for name in NEW
+    }
+    return {name: there[name] & NEW[name] for name in NEW}
 
 
 def versions(hook: DelayedStoreHook) -> list[int]:
@@ -104,7 +112,7 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert not hook.verify([]).ok
     states = [finding.state for finding in hook.install([])]
     assert (states.count(State.CREATED), states.count(State.WARNING), states.count(State.OK)) == (1, 1, 6)
-    assert (versions(hook), columns_of_dispatchers(hook) & set(NEW)) == ([OLD], set())
+    assert (versions(hook), new_columns(hook)) == ([OLD], {name: set() for name in NEW})
 
 
 def test_an_upgrade_keeps_the_rows(store: Store):
@@ -116,7 +124,7 @@ def test_an_upgrade_keeps_the_rows(store: Store):
     (done,) = (one for one in hook.install([], upgrade=True) if one.state is not State.OK)
     assert (done.state, done.where) == (State.REPAIRED, plan.where)
     assert versions(hook) == [OLD, VERSION]
-    assert columns_of_dispatchers(hook) >= set(NEW)
+    assert new_columns(hook) == NEW
     assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
     assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 8
     hook.set_rates({"q": 5})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ from sqlalchemy import Connection, Engine
 
 from airflow_delayed.delivery import Clock, Delivery, with_defaults
 from airflow_delayed.errors import explained
+from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, TokenBucket
@@ -77,6 +79,7 @@ class Dispatcher:
     :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param bucket: limits the messages a second together with other dispatchers of this process, instead of
         ``max_rate``.
+    :param dag_id: the DAG whose task dispatches; None: no task does.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, the list has no connection, or "exactly_once" is asked of another
         connection than the store's own.
@@ -97,6 +100,7 @@ class Dispatcher:
         monotonic: Callable[[], float] = time.monotonic,
         meter: Meter | None = None,
         bucket: TokenBucket | None = None,
+        dag_id: str | None = None,
         **policy: Any,
     ) -> None:
         self.policy = DispatchPolicy(**policy)
@@ -116,6 +120,7 @@ class Dispatcher:
         self._monotonic = monotonic
         self._meter = meter
         self._bucket = bucket
+        self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
         self._stop = Event()
         self._sleep = sleep or self._stop.wait
         self._clock = CarriedClock(monotonic)
@@ -372,6 +377,7 @@ class Dispatcher:
 
     def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
         state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._repository.problem()}
+        state |= self._runs_in
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
 
 

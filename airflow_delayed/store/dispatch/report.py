@@ -15,7 +15,8 @@ from airflow_delayed.errors import DelayedError, TransportUnavailable, some
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
-from airflow_delayed.store.schema import Tables, columns_after, table_version
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.versions import columns_after, table_version
 
 log = logging.getLogger(__name__)
 
@@ -226,22 +227,27 @@ def record_heartbeat(
     *,
     worked_at: datetime | None = None,
     problem: str | None = None,
+    host: str | None = None,
+    dag_id: str | None = None,
     ended: bool = False,
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
 
-    ``worked_at`` and ``problem`` are not written to tables of the release before this one, which lack the columns.
+    Of the optional ones only ``ended`` is written to tables of the release before this one: they lack the others.
 
     :param deliver_conn_ids: the connections that it delivers through; None stands for the queue tables of the store's
         own database.
     :param worked_at: when it last claimed, settled or delivered messages.
     :param problem: what fails now.
+    :param host: the machine that it runs on.
+    :param dag_id: the DAG whose task it is.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
-    values["Problem"] = None if problem is None else shortened(problem)
+    values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
     for column in columns_after(tables, table_version(connection, tables)):
-        values.pop(column.name, None)
+        if column.table is table:
+            values.pop(column.name, None)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))

@@ -1,6 +1,6 @@
 // Changing messages: what would happen is counted and asked first, what did happen is shown message by message.
 
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { open } from "./dialog.js";
 import { h, show } from "./dom.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
@@ -8,10 +8,11 @@ import { LATEST, absolute, fromField, zone } from "./time.js";
 const SAYS = {
   cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
   reschedule: { title: "Reschedule messages", go: "Reschedule them", ask: "They will be delivered then." },
-  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again and are retried." },
-  erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone." },
+  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again, and those that are due are dispatched at once. Repair the cause first: otherwise they fail again." },
+  erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
 };
 const SHOWN = 100;
+const NAMED = 5;
 const DONE = new Set(["cancelled", "rescheduled", "retried", "erased"]);
 
 /** Ask, do, and show the result; resolves to whether anything may have changed. */
@@ -26,8 +27,8 @@ export async function act(name, store, path, selection) {
     try {
       const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
       show(content, question(says, would, close, () => {
-        work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close);
-      }));
+        work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, name === "retry" && store);
+      }, selection));
       // not the one that does it: who holds a key down has not read the question
       content.querySelector("footer button").focus();
     } catch (fault) {
@@ -43,16 +44,23 @@ export async function act(name, store, path, selection) {
 }
 
 /** Do it, and show what became of it where the question was. */
-async function carry(content, path, asked, would, close) {
+async function carry(content, path, asked, would, close, retried) {
   let nodes;
   try {
     const sum = await all(content, path, asked, would);
-    nodes = (end) => result(sum, end);
+    const obstacles = retried && sum.changed ? await obstaclesOf(retried) : [];
+    nodes = (end) => result(sum, end, obstacles);
   } catch (fault) {
     nodes = () => [failed(fault)];
   }
   if (content.isConnected) show(content, nodes(close));
   return { seen: content.isConnected, nodes };
+}
+
+/** What keeps messages of a store from being delivered, such as that no dispatcher is at work. */
+async function obstaclesOf(store) {
+  const { causes } = await get("health").catch(() => ({ causes: [] }));
+  return causes.filter((cause) => cause.severity === "error" && (cause.connection_id === store || cause.kind !== "store"));
 }
 
 const failed = (fault) => h("p", { class: "notice error", role: "alert" }, fault.message);
@@ -77,15 +85,28 @@ function outcomes(found) {
   return h("ul", {}, Object.entries(found).map(([outcome, number]) => h("li", {}, `${outcome}: `, h("strong", {}, number.toLocaleString()))));
 }
 
-function question(says, would, close, go) {
+/** What is chosen, in words: the first ids, or the filter. */
+function chosen({ ids, filter }) {
+  if (filter) return `By ${Object.entries(filter).map(([name, value]) => `${name.replaceAll("_", " ")} ${[value].flat().join(" or ")}`).join(", ")}`;
+  return `${ids.slice(0, NAMED).join(", ")}${ids.length > NAMED ? ` and ${(ids.length - NAMED).toLocaleString()} more` : ""}`;
+}
+
+function question(says, would, close, go, selection) {
   const least = would.matching_at_least ? "At least " : "";
   const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
+  if (!would.changed && !would.next) {
+    return [
+      h("p", { class: "notice warn" }, "Nothing would change. Outcomes:"), outcomes(would.outcomes), h("p", { class: "mono" }, chosen(selection)),
+      h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Close")),
+    ];
+  }
   return [
+    h("p", { class: "mono" }, chosen(selection)),
     h("p", {}, `${least}${count(would.matching, "message matches", "messages match")}. ${says.ask}`),
     would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
     others && [h("p", {}, would.next ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
-      h("button", { type: "button", class: "primary", disabled: !would.changed && !would.next, onclick: go }, says.go)),
+      h("button", { type: "button", class: says.grave ? "danger solid" : "primary", onclick: go }, says.go)),
   ];
 }
 
@@ -114,12 +135,13 @@ async function all(content, path, asked, would) {
   return sum;
 }
 
-function result(sum, close) {
+function result(sum, close, obstacles) {
   const missed = sum.total - sum.changed;
   // what was not changed comes first: it is what one looks for
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),
     sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
     outcomes(sum.outcomes),
     h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},

@@ -1,4 +1,4 @@
-// The operations page: cards of all connections, and the messages of one store.
+// The operations page: the verdict, the messages of one store, and a card for each connection.
 
 import { get } from "./api.js";
 import { h, show } from "./dom.js";
@@ -6,8 +6,9 @@ import { FIELDS, Messages } from "./messages.js";
 import { card } from "./overview.js";
 import { followTheme } from "./theme.js";
 import { absolute, onZone } from "./time.js";
+import { verdict } from "./verdict.js";
 
-const PAUSE = 30_000; // ms between two looks at the figures, while the page is seen
+const PAUSE = 10_000; // ms between two looks at figures and list, while the page is seen
 
 const overview = document.getElementById("overview");
 const section = document.getElementById("messages");
@@ -15,51 +16,83 @@ const fresh = document.getElementById("fresh");
 let cards = [];
 let messages = null;
 let started = false;
+let updated = null;
+let busy = false;
+
+const top = verdict(document.getElementById("verdict"), (name, state) => {
+  messages?.find(messages.stores.find(({ connection_id: id }) => id === name), { state });
+  section.scrollIntoView({ block: "start" });
+});
 
 async function start() {
   let found;
   try {
     found = await get("connections");
-  } catch (fault) {
-    show(overview, h("p", { class: "notice error", role: "alert" }, fault.message));
-    overview.setAttribute("aria-busy", "false");
-    return;
+  } catch {
+    // the verdict, which asks the same server, says why
+    await top.load();
+    return say(false);
   }
   started = true;
   const stores = found.connections.filter(({ kind }) => kind === "store");
   if (!found.connections.length) show(overview, found.hidden ? nothingToSee() : nothingConfigured());
-  if (stores.length) messages = new Messages(section, stores, { changed: refresh, asked: remember });
-  cards = found.connections.map((connection) => card(connection, (filter) => {
-    messages.find(connection, filter);
-    section.scrollIntoView({ behavior: "smooth", block: "start" });
+  if (stores.length) messages = new Messages(section, stores, { changed: figures, asked: remember });
+  cards = found.connections.map((connection) => card(connection, {
+    find: (filter) => {
+      messages.find(connection, filter);
+      section.scrollIntoView({ block: "start" });
+    },
+    loaded: (summary) => messages?.count(connection, summary),
   }));
   if (cards.length) show(overview, cards.map(({ element }) => element));
   overview.setAttribute("aria-busy", "false");
   section.hidden = !messages;
-  // both at once: figures and list are there after the second round trip
-  await Promise.all([refresh(), messages && firstList(stores)]);
+  // all at once: they are there after the second round trip
+  await Promise.all([figures(), messages && restore()]);
 }
 
-function firstList(stores) {
+/** Show what the address says. */
+function restore() {
   const given = new URLSearchParams(location.search);
   // what Airflow knows no name for stays in braces, such as the map index of a task that is not mapped
-  const filter = Object.fromEntries(FIELDS.map((name) => [name, (given.get(name) ?? "").replace(/^\{[A-Z_]+\}$/, "")]));
-  const store = stores.find(({ connection_id: name }) => name === given.get("store"));
-  // who comes from a DAG or a task looks for its messages
-  if (filter.dag_id) overview.before(section);
-  return messages.find(store, filter);
+  const values = (name) => given.getAll(name).map((value) => value.replace(/^\{[A-Z_]+\}$/, "")).filter(Boolean);
+  const filter = Object.fromEntries(FIELDS.map((name) => [name, name === "state" ? values(name) : values(name)[0] ?? ""]));
+  const store = messages.stores.find(({ connection_id: name }) => name === given.get("store"));
+  return messages.restore(store, filter, given.get("message"));
 }
 
-function remember(store, filter) {
-  const query = new URLSearchParams({ store, ...filter });
-  for (const name of FIELDS) if (!query.get(name)) query.delete(name);
-  history.replaceState(null, "", `?${query}`);
+/** Keep what is shown in the address: Back goes to the view before, and the address can be passed on. */
+function remember(store, filter, message, again) {
+  const query = new URLSearchParams({ store });
+  for (const name of FIELDS) for (const value of [filter[name]].flat()) if (value) query.append(name, value);
+  if (message) query.set("message", message);
+  const address = `?${query}`;
+  if (address === location.search) return;
+  if (again) history.replaceState(null, "", address);
+  else history.pushState(null, "", address);
+}
+
+async function figures() {
+  const answered = await Promise.all([top.load(), ...cards.map(({ load }) => load())]);
+  say(answered.every(Boolean), answered.some(Boolean));
+}
+
+function say(all, some) {
+  // by the server's clock: the browser's may be wrong
+  if (some ?? all) updated = top.at() ?? updated;
+  const of = updated && absolute(updated);
+  fresh.textContent = all ? `Updated ${of}` : some ? `Updated ${of}, but not all of it` : of ? `Not updated since ${of}` : "Not updated";
 }
 
 async function refresh() {
   if (!started) return start();
-  await Promise.all(cards.map(({ load }) => load()));
-  fresh.textContent = `Updated ${absolute(new Date().toISOString())}`;
+  if (busy) return undefined;
+  busy = true;
+  try {
+    await Promise.all([figures(), messages?.load()]);
+  } finally {
+    busy = false;
+  }
   return undefined;
 }
 
@@ -76,9 +109,11 @@ function nothingConfigured() {
 
 followTheme();
 onZone(() => {
+  top.redraw();
   cards.forEach(({ redraw }) => redraw());
   messages?.draw();
 });
-document.getElementById("refresh").addEventListener("click", () => Promise.all([refresh(), messages?.load()]));
-setInterval(() => document.visibilityState === "visible" && refresh(), PAUSE);
+window.addEventListener("popstate", () => messages && restore());
+document.getElementById("refresh").addEventListener("click", refresh);
+setInterval(() => document.visibilityState === "visible" && !document.querySelector("dialog") && refresh(), PAUSE);
 start();

@@ -25,7 +25,7 @@ export function chart(bars, title) {
   const labels = bars.map((bar, index) => index % every === 0
     && s("text", { x: index * step + 2, y: HEIGHT - 3, class: "label" }, clock(bar.begin)));
   return h("figure", { class: "chart" },
-    h("figcaption", {}, title, h("span", { class: "muted" }, ` ${total.toLocaleString()} in all, at most ${(total ? most : 0).toLocaleString()} at once`)),
+    h("figcaption", {}, title, h("span", { class: "muted" }, ` ${total.toLocaleString()} in all, at most ${(total ? most : 0).toLocaleString()} in one bar`)),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${total.toLocaleString()} in all` },
       s("line", { x1: 0, x2: WIDTH, y1: room, y2: room, class: "axis" }), drawn, labels),
     h("details", { "data-key": title }, h("summary", { "data-key": `${title} summary` }, "As a table"),

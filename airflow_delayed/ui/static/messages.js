@@ -1,7 +1,7 @@
-// Finding messages of a store: a filter, one page of a list, and the actions on the chosen messages.
+// Finding messages of a store: counts by state, a filter, one page of a list, and the actions on the chosen messages.
 
 import { act } from "./actions.js";
-import { get, part } from "./api.js";
+import { Fault, get, part } from "./api.js";
 import { h, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
 import { leave } from "./theme.js";
@@ -10,8 +10,16 @@ import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js"
 export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
 /** The fields of the filter; they are in the page's address, so that it can be kept and sent on. */
 export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index"];
+/** The fields that are seen at first; the others are under "More". */
+const FIRST = ["id", "state", "tag", "destination"];
+const NEED_DAG = ["run_id", "task_id", "map_index"];
+/** States with the name of their count in the summary of a store. */
+const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"]];
+const BAD = new Set(["due", "failed"]);
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
 const LIMIT = 50;
+/** Stands for several states in the field of one. */
+const KEPT = "*";
 
 export class Messages {
   constructor(element, stores, { changed, asked }) {
@@ -25,25 +33,59 @@ export class Messages {
     this.chosen = new Set();
     this.all = false;
     this.turn = 0;
+    this.summaries = new Map();
+    this.message = null; // the id of the message that is shown
   }
 
   get path() {
     return `stores/${part(this.store.connection_id)}`;
   }
 
-  /** Show the messages that match a filter, from the first page on. */
-  find(store, filter) {
+  /** Show the messages that match a filter, from the first page on; again: the address has it already. */
+  find(store, filter, { again = false } = {}) {
     this.store = store ?? this.store;
     this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
+    this.filter.state = [this.filter.state].flat().filter(Boolean);
     this.trail = [];
     this.after = null;
     // until the answer comes no action may reach the old list: it may be of another store
     this.page = null;
     this.fault = null;
     this.choose(() => false);
-    this.asked(this.store.connection_id, this.filter);
+    this.asked(this.store.connection_id, this.filter, null, again);
     this.draw();
+    if (!this.filter.dag_id && NEED_DAG.some((name) => this.filter[name] !== "")) {
+      this.fault = new Fault(400, "invalid", "Write the DAG too: a run, a task and a map index are looked up within a DAG.");
+      this.turn += 1;
+      this.element.setAttribute("aria-busy", "false");
+      return this.drawList();
+    }
     return this.load();
+  }
+
+  /** Show what an address says: a filter, and perhaps one message. */
+  async restore(store, filter, message) {
+    this.message = null;
+    document.querySelectorAll("dialog").forEach((dialog) => dialog.close());
+    const loaded = this.find(store, filter, { again: true });
+    if (message) this.open(message, true);
+    return loaded;
+  }
+
+  /** Show one message in a dialog; the address names it meanwhile. */
+  async open(id, again = false) {
+    this.message = id;
+    this.asked(this.store.connection_id, this.filter, id, again);
+    await detail(this.path, id, this.store.may);
+    if (this.message !== id) return;
+    this.message = null;
+    this.asked(this.store.connection_id, this.filter, null, true);
+  }
+
+  /** Take the figures of a store. */
+  count({ connection_id: name }, summary) {
+    this.summaries.set(name, summary);
+    if (name === this.store.connection_id) this.drawStates();
   }
 
   async load() {
@@ -59,7 +101,8 @@ export class Messages {
       this.page = null;
       this.fault = fault;
     }
-    this.choose(() => false);
+    const there = new Set(this.page?.messages.map((message) => message.message_id));
+    if (!this.all) this.choose((id) => there.has(id));
     this.element.setAttribute("aria-busy", "false");
     this.drawList();
   }
@@ -71,10 +114,26 @@ export class Messages {
 
   draw() {
     this.list = h("div", {});
+    this.states = h("div", { class: "states", role: "group", "aria-label": "Messages by state" });
     const choice = h("select", { "aria-label": "Store", "data-key": "store", onchange: (event) => this.find(this.stores[event.target.selectedIndex], this.filter) },
       this.stores.map((store) => h("option", { selected: store === this.store }, store.connection_id)));
-    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.form(), this.list);
+    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.form(), this.list);
+    this.drawStates();
     this.drawList();
+  }
+
+  drawStates() {
+    if (!this.states) return;
+    const summary = this.summaries.get(this.store.connection_id);
+    const one = (name, count, filter, pressed) => h("button", { type: "button", "data-key": `state ${name}`, "aria-pressed": String(pressed),
+      class: count && BAD.has(filter.state) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
+      `${name} `, h("strong", {}, count === undefined ? "–" : count.toLocaleString()));
+    const { state, due_until: until } = this.filter;
+    const chosen = state.length === 1 ? state[0] : null;
+    const overdue = summary && new Date(Date.parse(summary.at) - 60_000).toISOString();
+    show(this.states,
+      summary?.overdue > 0 && one("Overdue", summary.overdue, { state: "due", due_until: overdue }, chosen === "due" && until !== ""),
+      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), summary?.[count], { state: name }, chosen === name && (name !== "due" || until === ""))));
   }
 
   form() {
@@ -89,14 +148,20 @@ export class Messages {
         // a time that the user did not touch stays exact
         given[name] = given[name] && given[name] === toField(f[name]) ? f[name] : fromField(given[name]) ?? "";
       }
+      given.state = given.state === KEPT ? f.state : given.state;
       this.find(null, given);
     };
+    const several = f.state.length > 1;
+    const more = FIELDS.some((name) => !FIRST.includes(name) && f[name] !== "");
     return h("form", { class: "filter", onsubmit: send, role: "search" },
       field("id", "Message id"),
       h("label", {}, "State", h("select", { name: "state", "data-key": "state" }, h("option", { value: "" }, "any"),
-        STATES.map((state) => h("option", { value: state, selected: f.state === state }, state)))),
-      field("tag", "Tag"), field("destination", "Destination"), moment("due_from", "Due from"), moment("due_until", "Due before"),
-      field("dag_id", "DAG"), field("run_id", "Run"), field("task_id", "Task"), field("map_index", "Map index", { type: "number", min: -1, step: 1 }),
+        several && h("option", { value: KEPT, selected: true }, f.state.join(" or ")),
+        STATES.map((state) => h("option", { value: state, selected: !several && f.state[0] === state }, state)))),
+      field("tag", "Tag"), field("destination", "Destination"),
+      h("details", { class: "more", open: more, "data-key": "more" }, h("summary", { "data-key": "more summary" }, "More: due time, DAG, run, task"),
+        h("div", {}, moment("due_from", "Due from"), moment("due_until", "Due before"),
+          field("dag_id", "DAG"), field("run_id", "Run"), field("task_id", "Task"), field("map_index", "Map index", { type: "number", min: -1, step: 1 }))),
       h("div", { class: "buttons" }, h("button", { class: "primary", "data-key": "find" }, "Find"),
         h("button", { type: "button", "data-key": "clear", onclick: () => this.find(null, {}) }, "Clear")));
   }
@@ -111,9 +176,9 @@ export class Messages {
   }
 
   empty() {
-    const asked = Object.values(this.filter).some((value) => value !== "");
+    const asked = Object.values(this.filter).some((value) => value.length);
     return h("p", { class: "empty", role: "status" }, asked
-      ? "No message in this store matches. Messages that were dispatched or cancelled are found by their id, for as long as the dispatcher remembers them."
+      ? "No message in this store matches; texts are compared exactly, with upper and lower case. Messages that were dispatched or cancelled are found by their id, for as long as the dispatcher remembers them."
       : "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here.");
   }
 
@@ -121,7 +186,7 @@ export class Messages {
     const { messages } = this.page;
     if (!messages.length || !this.store.may.edit) return null;
     const more = this.page.next !== null || this.trail.length > 0;
-    const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value !== "");
+    const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value.length);
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
     const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === messages.length;
     return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
@@ -136,14 +201,14 @@ export class Messages {
   async act(name) {
     const selection = this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] };
     if (await act(name, this.store.connection_id, this.path, selection)) {
+      this.choose(() => false);
       await this.load();
       this.changed();
     }
   }
 
   asFilter() {
-    const filter = Object.fromEntries(Object.entries(this.filter).filter(([name, value]) => name !== "id" && value !== ""));
-    if (filter.state) filter.state = [filter.state];
+    const filter = Object.fromEntries(Object.entries(this.filter).filter(([name, value]) => name !== "id" && value.length));
     if (filter.map_index) filter.map_index = Number(filter.map_index);
     return filter;
   }
@@ -162,7 +227,13 @@ export class Messages {
       this.all = false;
       this.drawList();
     };
-    const idCell = (id) => h("td", { class: "id" }, h("button", { type: "button", class: "plain mono", "data-key": `open ${id}`, onclick: () => detail(this.path, id, this.store.may) }, id));
+    const open = (id) => (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      this.open(id);
+    };
+    const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
+    const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
     return h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {},
         may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
@@ -172,7 +243,8 @@ export class Messages {
         may && h("td", {}, h("input", { type: "checkbox", "aria-label": `Choose ${message.message_id}`, "data-key": `choose ${message.message_id}`,
           checked: this.all || this.chosen.has(message.message_id), onchange: toggle(message.message_id) })),
         idCell(message.message_id),
-        h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`)),
+        h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`),
+          message.last_error && h("small", { class: "reason", title: message.last_error }, message.last_error)),
         h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
         h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
         h("td", {}, message.tag),

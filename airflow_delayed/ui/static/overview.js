@@ -8,8 +8,8 @@ import { absolute, relative, span } from "./time.js";
 
 const KINDS = { store: "SQL store", rabbitmq: "RabbitMQ", sqs: "Amazon SQS" };
 
-/** Make a connection's card; find(filter) shows messages of a store. */
-export function card(connection, find) {
+/** Make a connection's card; find(filter) shows messages of a store, and loaded(summary) gets each answer. */
+export function card(connection, { find, loaded }) {
   const body = h("div", {}, h("div", { class: "waiting-line" }));
   const age = h("span", { class: "muted" });
   const { connection_id: name, queue, kind } = connection;
@@ -23,21 +23,26 @@ export function card(connection, find) {
 
   async function load() {
     const mine = ++turn;
+    let answered = true;
     try {
       const found = await get(`${pathOf(connection)}/summary`);
-      if (mine !== turn) return; // a later question has been asked meanwhile
+      if (mine !== turn) return true; // a later question has been asked meanwhile
       last = found;
       shown = "";
+      loaded(last);
       show(body, draw(last, { connection, find, reload: load }));
       age.textContent = last.age_seconds >= 1 ? `${span(last.age_seconds)} old` : "";
     } catch (fault) {
-      if (mine !== turn) return;
-      // old figures would pass for the present; what was said is not said again
-      if (shown !== fault.message) show(body, h("p", { class: "notice error", role: "alert" }, fault.message));
+      if (mine !== turn) return true;
+      answered = false;
+      // the last figures stay, greyed and with their age; the same alert is not repeated, and a lost login is the verdict's
+      const alert = fault.status !== 401 && h("p", { class: "notice error", role: "alert" }, fault.message);
+      if (shown !== fault.message) show(body, alert, last && h("div", { class: "stale" }, draw(last, { connection, find, reload: load })));
       shown = fault.message;
       age.textContent = last ? `last seen ${absolute(last.at)}` : "";
     }
     element.setAttribute("aria-busy", "false");
+    return answered;
   }
   return { element, load, redraw: () => last && show(body, draw(last, { connection, find, reload: load })) };
 }
@@ -65,15 +70,8 @@ function store(summary, { find }) {
       figure("Next due", next ? relative(next, at) : "nothing", { note: next && absolute(next) }),
       figure("Last dispatched", gone ? relative(gone.at, at) : "none yet", {
         note: gone && absolute(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
-    ...findings(summary.findings),
     h("div", { class: "charts" }, chart(summary.by_minute, "Due in the next hour"), chart(summary.by_hour, "Due in the next day")),
   ];
-}
-
-function findings(list) {
-  const tone = { error: "error", warning: "warn" };
-  return list.map(({ code, severity, where, what, remedy }) => h("p", { class: `notice ${tone[severity] ?? ""}`, "data-code": code },
-    h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`));
 }
 
 function rabbitmq(summary, context) {
@@ -83,16 +81,13 @@ function rabbitmq(summary, context) {
     h("dl", { class: "figures" },
       figure("Waiting", unavailable.length && !summary.messages ? null : summary.messages, {
         tone: unavailable.length ? "bad" : null, note: unavailable.length ? `and what waits in ${unavailable.length} queues without a leader` : `topology ${summary.topology}` }),
-      figure("Next may leave", levels.length ? relative(earliest, at) : "nothing waits"),
-      figure("Stuck", summary.stuck, { tone: summary.stuck ? "bad" : null, note: summary.why_unknown }),
+      figure("Next leaves its delay queue", levels.length ? relative(earliest, at) : "nothing waits"),
+      figure("Past their time, not moved on", summary.stuck, { tone: summary.stuck ? "bad" : null, note: summary.why_unknown }),
       figure("Unroutable", summary.unroutable ?? (unavailable.includes(summary.unroutable_queue) ? "unknown" : "no queue"), { tone: summary.unroutable ? "bad" : null, note: summary.unroutable_queue })),
-    ...findings(summary.findings),
-    summary.missing.length > 0 && h("p", { class: "notice error" },
-      `Delay queues are missing: ${summary.missing.join(", ")}. Run the TopologyInstallOperator.`),
     summary.unroutable > 0 && context.connection.may.edit && redrive(context, "Send unroutable messages again…"),
     levels.length > 0 && h("details", { open: levels.length <= 8, "data-key": "levels" }, h("summary", { "data-key": "levels-summary" }, "What waits, and when it leaves"),
       h("div", { class: "scroll" }, h("table", {},
-        h("thead", {}, h("tr", {}, ["Queue", "Messages", "Stuck", "From", "Until"].map((name, i) =>
+        h("thead", {}, h("tr", {}, ["Queue", "Messages", "Not moved on", "From", "Until"].map((name, i) =>
           h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, name)))),
         h("tbody", {}, levels.map((level) => h("tr", {},
           h("td", { class: "mono" }, level.queue),
@@ -109,12 +104,10 @@ function sqs(summary, context) {
       h("td", { class: "number" }, count.toLocaleString()))]
     : h("td", { colspan: 4, class: "muted" }, "there is none"));
   return [
-    summary.risk && h("p", { class: "notice warn" }, summary.risk),
     h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["", "Queue", "Waiting", "Delayed", "In flight"].map((name, i) => h("th", { scope: "col", class: i > 1 ? "number" : null }, name)))),
       h("tbody", {}, row("Destination", summary.destination), row("Delay FIFO", summary.delay_queue), row("Dead letters", dead)))),
     h("p", { class: "muted" }, "Counts are SQS's own, which are approximate."),
-    dead && dead.waiting > 0 && h("p", { class: "notice error" }, `${dead.waiting.toLocaleString()} messages are dead letters: their consumer gave up on them.`),
     dead && dead.waiting > 0 && context.connection.may.edit && redrive(context, "Move dead letters back…"),
   ];
 }

@@ -37,7 +37,8 @@ function ask(content, close, path, kind, reload, found) {
     choices.length > 0 && h("fieldset", {}, h("legend", {}, "Send to"), choices.map(({ line }) => line)),
     stayed(found.remaining),
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them"), button));
-  (button.disabled ? content.querySelector("button") : button).focus();
+  // not the one that moves them: Enter alone moves nothing
+  content.querySelector("footer button").focus();
 }
 
 function question({ waiting, destinations }) {

@@ -1,0 +1,67 @@
+// The verdict on top of the page: whether messages are delivered; if not, why, and what to do.
+
+import { Fault, get, part } from "./api.js";
+import { h, show } from "./dom.js";
+import { leave, surrounding } from "./theme.js";
+import { absolute, clock, relative } from "./time.js";
+
+const HEADS = { ok: "Delivering", degraded: "Needs a look", failing: "Not delivering" };
+const TONES = { error: "error", warning: "warn", unknown: "warn" };
+
+/** Draw the verdict into an element; find(connection_id, states) shows messages. load() resolves to whether it was answered. */
+export function verdict(element, find) {
+  let last = null;
+  let fault = null;
+
+  function draw() {
+    if (fault) return show(element, trouble(fault), last && h("div", { class: "stale" }, causes(last)));
+    return last && show(element, last.status === "ok" ? well(last) : causes(last));
+  }
+
+  function causes({ status, causes: list, hidden }) {
+    if (status === "ok") return [];
+    return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.map(cause), hidden && unseen()];
+  }
+
+  function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }, index) {
+    return h("div", { class: `notice ${TONES[severity] ?? ""}`, "data-code": code },
+      h("p", {}, h("strong", {}, where), `: ${what}`, since && ` (since ${clock(since)})`, "."),
+      // the first cause comes before all others: what to do about it is seen at once
+      remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
+      h("p", { class: "buttons" },
+        states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
+        dag && h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)));
+  }
+
+  async function load() {
+    try {
+      last = await get("health");
+      fault = null;
+    } catch (error) {
+      fault = error;
+    }
+    draw();
+    element.setAttribute("aria-busy", "false");
+    return fault === null;
+  }
+  return { load, redraw: draw, at: () => last?.at };
+}
+
+function well({ next_due: next, at, hidden }) {
+  const due = next ? `The next message is due ${relative(next, at)}, at ${absolute(next)}.` : "No message waits in a store.";
+  return [h("p", { class: "notice good", "data-code": "ok" }, h("strong", {}, "All is well. "), due), hidden && unseen()];
+}
+
+const unseen = () => h("p", { class: "muted" }, "Connections that you may not read are not looked at.");
+
+/** One message for all of the page, with the way to log in when the login has ended. */
+function trouble(fault) {
+  const login = fault instanceof Fault && fault.status === 401;
+  return h("p", { class: "notice error", role: "alert" }, fault.message,
+    login && [" ", h("a", { href: address("auth/login"), onclick: leave }, "Log in")]);
+}
+
+/** An address of Airflow; the page is mounted one level below it. */
+function address(path) {
+  return new URL(`../${path}`, surrounding() ? document.baseURI : location.href).pathname;
+}

@@ -1,0 +1,229 @@
+"""The verdict on all connections of the page: whether messages are delivered in time; if not, why, and what to do.
+
+It is made of the same figures and findings as the summaries, which are cached. A connection that does not answer is a
+cause itself, and holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Literal
+
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
+from fastapi import APIRouter
+from pydantic import Field
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+
+from airflow_delayed.delivery import Finding, State
+from airflow_delayed.message import utcnow
+from airflow_delayed.ui import api_brokers, api_stores, security
+from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
+from airflow_delayed.ui.errors import INTERNAL, api_error
+from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep
+from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreSummary
+from airflow_delayed.ui.security import PageConnection
+
+router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
+
+Status = Literal["ok", "degraded", "failing"]
+Summary = StoreSummary | RabbitMQSummary | SqsSummary
+
+#: Of the findings of a store: the states of the messages that a finding is about.
+_STATES = {
+    "no-dispatcher": ["due", "retrying"],
+    "overdue": ["due", "retrying"],
+    "throttled": ["due", "retrying"],
+    "failed": ["failed"],
+}
+_SEVERITIES = ("error", "unknown", "warning")
+
+
+class Cause(FindingResponse):
+    """A finding of one connection, with what shows more of it."""
+
+    connection_id: str
+    kind: ConnectionKind
+    queue: str | None = Field(description="Of SQS: the destination")
+    since: datetime | None = Field(default=None, description="When this api-server first saw that it does not answer")
+    states: list[str] = Field(default=[], description="Of a store: the states of the messages that it is about")
+    paused_dag: str | None = Field(default=None, description="The DAG of the last dispatcher, if it is paused")
+
+
+class Health(ApiModel):
+    """The verdict: ``failing`` (an error), ``degraded`` (warnings, or something unknown) or ``ok``."""
+
+    status: Status
+    at: datetime
+    next_due: datetime | None = Field(description="Of all stores")
+    causes: list[Cause] = Field(description="The gravest first")
+    hidden: bool = Field(description="Some connections are not looked at, because the user may not view them")
+
+
+@router.get("/health")
+async def health(pool: HookPoolDep, user: security.User) -> Health:
+    """Return the verdict on the connections that the user may view."""
+    listed = security.configured()
+    names = sorted({one.connection_id for one in listed})
+    allowed = dict(zip(names, await run_in_threadpool(_rights, names, user), strict=True))
+    seen = [one for one in listed if allowed[one.connection_id]]
+    answers = await ask(seen, pool, lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user))
+    causes: list[Cause] = []
+    for connection, answer in zip(seen, answers, strict=True):
+        if isinstance(answer, Exception):
+            rights = allowed[connection.connection_id]
+            since = pool.unanswered_since(connection, failed=True)
+            causes.append(_unanswered(connection, answer, since, details=rights is not None and rights.read))
+            continue
+        pool.unanswered_since(connection, failed=False)
+        findings = list(findings_of(answer))
+        paused = await run_in_threadpool(_paused_dag, answer, user) if _lacks_dispatcher(findings) else None
+        causes += [_cause(connection, finding, paused) for finding in findings]
+    causes.sort(key=lambda cause: _SEVERITIES.index(cause.severity))
+    dues = [one.next_due for one in answers if isinstance(one, StoreSummary) and one.next_due]
+    return Health(
+        status="ok" if not causes else "failing" if causes[0].severity == "error" else "degraded",
+        at=utcnow(),
+        next_due=min(dues, default=None),
+        causes=causes,
+        hidden=len(seen) < len(listed),
+    )
+
+
+def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights | None]:
+    return [security.rights(name, user) for name in names]
+
+
+async def ask(
+    connections: Sequence[PageConnection], pool: HookPool, rabbitmq: Callable[[str], Awaitable[RabbitMQSummary]]
+) -> list[Summary | Exception]:
+    """Return the figures of each connection, or its error; all are asked at once.
+
+    :param rabbitmq: returns the figures of a RabbitMQ.
+    """
+
+    async def one(connection: PageConnection) -> Summary | Exception:
+        name, queue = connection.connection_id, connection.queue
+        try:
+            if connection.kind == "store":
+                return await api_stores.summary(name, pool)
+            if queue is None:
+                return await rabbitmq(name)
+            return await api_brokers.sqs(name, queue, pool)
+        except Exception as error:
+            return error
+
+    return await asyncio.gather(*map(one, connections))
+
+
+def _unanswered(connection: PageConnection, error: Exception, since: datetime | None, *, details: bool) -> Cause:
+    known = api_error(error)
+    if known is None:
+        security.log_unexpected(f"the verdict on {connection.connection_id}", error)
+        known = INTERNAL
+    if known.sensitive and not details:
+        known = known.without_details(connection.connection_id)
+    return Cause(
+        code=known.code.replace("_", "-"),
+        severity="error",
+        where=f"connection {connection.connection_id!r}",
+        what=known.message,
+        remedy=None,
+        connection_id=connection.connection_id,
+        kind=connection.kind,
+        queue=connection.queue,
+        since=since,
+    )
+
+
+def findings_of(summary: Summary) -> Iterator[FindingResponse]:
+    """Yield what is wrong by a summary."""
+    if isinstance(summary, SqsSummary):
+        yield from map(FindingResponse.of, _of_sqs(summary))
+        return
+    yield from (finding for finding in summary.findings if finding.severity != "ok")
+    if isinstance(summary, RabbitMQSummary):
+        yield from map(FindingResponse.of, _of_rabbitmq(summary))
+
+
+def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
+    name = summary.connection_id
+    if summary.missing:
+        yield Finding(
+            state=State.BLOCKED,
+            resource=f"delay queues of {name!r}",
+            found=f"{len(summary.missing)} are missing, such as {summary.missing[0]}",
+            code="missing",
+            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {name}",
+        )
+    if summary.unroutable:
+        yield Finding(
+            state=State.WARNING,
+            resource=f"queue {summary.unroutable_queue}",
+            found=f"{summary.unroutable:,} messages were due and had no destination to go to",
+            code="unroutable",
+            remedy="make their destinations, then move the messages back: on this page, or by"
+            f" airflow delayed redrive --conn-id {name}",
+        )
+    if summary.stuck:
+        yield Finding(
+            state=State.WARNING,
+            resource=f"delay queues of {name!r}",
+            found=f"{summary.stuck:,} messages are past their time and have not gone on",
+            code="stuck",
+            remedy="their next queue does not accept them: it is full, or was deleted; airflow delayed doctor names it",
+        )
+
+
+def _of_sqs(summary: SqsSummary) -> Iterator[Finding]:
+    dead = summary.dead_letter_queue
+    if dead is not None and dead.waiting:
+        yield Finding(
+            state=State.WARNING,
+            resource=f"queue {dead.queue}",
+            found=f"{dead.waiting:,} dead letters: messages that their consumer received again and again, and never"
+            " deleted",
+            code="dead-letters",
+            remedy="when the consumer is repaired, move them back: on this page, or by SqsDelayHook.redrive",
+        )
+    if summary.risk:
+        yield Finding(
+            state=State.WARNING,
+            resource=f"queue {summary.queue}",
+            found=summary.risk,
+            code="could-expire",
+            remedy="start more consumers, or raise the queue's retention",
+        )
+
+
+def _lacks_dispatcher(findings: Sequence[FindingResponse]) -> bool:
+    return any(finding.code == "no-dispatcher" for finding in findings)
+
+
+def _paused_dag(summary: Summary, user: security.User) -> str | None:
+    """Return the DAG of the store's last dispatcher, if it is paused and the user may read it."""
+    assert isinstance(summary, StoreSummary)
+    dag_id = next((one.dag_id for one in summary.dispatchers if one.dag_id is not None), None)
+    if dag_id is None or not security.may_read_dag(dag_id, user):
+        return None
+    with create_session() as session:
+        paused = session.execute(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)).scalar()
+    return dag_id if paused else None
+
+
+def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str | None) -> Cause:
+    cause = Cause(
+        **finding.model_dump(),
+        connection_id=connection.connection_id,
+        kind=connection.kind,
+        queue=connection.queue,
+        states=_STATES.get(finding.code, []),
+    )
+    if finding.code == "no-dispatcher" and paused_dag is not None:
+        cause.paused_dag = paused_dag
+        cause.what += f"; the DAG of the last one, {paused_dag}, is paused"
+        cause.remedy = f"unpause the DAG {paused_dag}"
+    return cause

@@ -1,0 +1,173 @@
+"""The verdict of the operations page: its status, and the cause that an operator has to know first."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime, timedelta
+
+import pytest
+from airflow.models.dag import DagModel
+from airflow.models.dagbundle import DagBundleModel
+from airflow.utils.session import create_session
+from sqlalchemy import delete
+from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
+from support.rabbitmq import VirtualHost, eventually, messages
+from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.standing import give_up
+from support.stores import Store, Transport, message, on_postgres_too
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.sqs.settings import QueueSettings
+
+HOUR = timedelta(hours=1)
+#: Past the minute after which an ended dispatcher is late.
+LATE = timedelta(minutes=2)
+
+
+def health(page: Page, role: str = "op") -> dict:
+    page.pool.close()
+    for name in ("store", "rabbitmq", "sqs"):
+        page.pool.invalidate(name)
+    return page.get("/api/v1/health", role)
+
+
+def dispatched_by(hook: DelayedStoreHook, dag_id: str | None = None) -> str:
+    """Let a dispatcher make one pass and end; return its id."""
+    with closing(hook.dispatcher(["broker"], lambda *_: Transport(), dag_id=dag_id)) as dispatcher:
+        dispatcher.run()
+    return dispatcher.id
+
+
+@pytest.fixture
+def dag(airflow_db: None):
+    """A DAG that Airflow knows, paused."""
+    with create_session() as session:
+        session.add(DagBundleModel(name="health"))
+        session.flush()
+        session.add(DagModel(dag_id="dispatch_store", bundle_name="health", is_paused=True, fileloc="x"))
+    yield "dispatch_store"
+    with create_session() as session:
+        session.execute(delete(DagModel).where(DagModel.dag_id == "dispatch_store"))
+        session.execute(delete(DagBundleModel).where(DagBundleModel.name == "health"))
+
+
+@on_postgres_too
+def test_all_is_well(store: Store, page: Page):
+    hook = store.installed()
+    dispatched_by(hook)
+    due = hook.now() + HOUR
+    hook.send([message("later", due)])
+    found = health(page)
+    assert (found["status"], found["causes"], found["hidden"]) == ("ok", [], False)
+    assert datetime.fromisoformat(found["next_due"]) == due
+
+
+def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Page, dag: str):
+    hook = store.installed()
+    dispatcher = dispatched_by(hook, dag)
+    hook.send([message(f"m{number}", hook.now() - LATE) for number in range(17)])
+    found = health(page)
+    (cause,) = found["causes"]
+    assert (found["status"], cause["code"], cause["severity"]) == ("failing", "no-dispatcher", "error")
+    assert (cause["connection_id"], cause["kind"], cause["states"]) == (store.conn_id, "store", ["due", "retrying"])
+    assert cause["what"].startswith("17 overdue, the oldest since ")
+    assert cause["what"].endswith("; the DAG of the last one, dispatch_store, is paused")
+    assert (cause["paused_dag"], cause["remedy"]) == (dag, "unpause the DAG dispatch_store")
+    seen = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
+    assert [(one["dispatcher"], one["dag_id"], bool(one["host"])) for one in seen] == [(dispatcher, dag, True)]
+    with create_session() as session:
+        session.get(DagModel, dag).is_paused = False
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["paused_dag"]) == ("no-dispatcher", None)
+    assert "airflow delayed dispatcher --conn-id" in cause["remedy"]
+
+
+def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
+    hook = store.installed()
+    dispatched_by(hook)
+    hook.send([message("m", hook.now() - LATE)])
+    give_up(hook, "m")
+    found = health(page)
+    (cause,) = found["causes"]
+    assert (found["status"], cause["code"], cause["states"]) == ("degraded", "failed", ["failed"])
+
+
+def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
+    store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
+):
+    hook = store.installed()
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}")
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook.send([message("m", hook.now() - LATE)])
+    found = health(page)
+    away, late = found["causes"]
+    assert (found["status"], away["code"], away["severity"]) == ("failing", "unreachable", "error")
+    assert "127.0.0.1" in away["what"]
+    assert late["code"] == "no-dispatcher"
+    again = health(page)["causes"][0]
+    assert again["since"] == away["since"]
+    # where it is and who logs in is for those who may read the connection
+    hidden = health(page, "viewer")["causes"][0]
+    assert hidden["what"] == "connection 'away' cannot be used; the api-server's log says why"
+
+
+def test_it_is_about_what_the_user_may_view(store: Store, page: Page):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    found = health(page, "viewer")
+    assert (found["status"], found["causes"], found["next_due"], found["hidden"]) == ("ok", [], None, True)
+
+
+def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, monkeypatch: pytest.MonkeyPatch):
+    store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
+    assert [(one["code"], one["severity"]) for one in health(page)["causes"]] == [("not-ready", "error")]
+    hook.install(["gone"], create_destinations=True)
+    hook.send(messages("gone", [1] * 3))
+    with empty_vhost.channel() as channel:
+        channel.queue_delete("gone")
+    eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)
+    page.pool.invalidate("rabbitmq rabbit")
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["severity"], cause["kind"]) == ("unroutable", "warning", "rabbitmq")
+    assert cause["what"].startswith("3 messages were due and had no destination")
+
+
+def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyPatch):
+    store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", f"sqs_test:{world.destination}")
+    settings = QueueSettings(dead_letter_queue=f"{world.queue}-dead", max_receive_count=1)
+    world.hook.install([world.destination], create_destinations=True, settings=settings)
+    world.hook.send(world.message(0, f"m{number}") for number in range(3))
+    world.client.set_queue_attributes(QueueUrl=world.url_of(world.queue), Attributes={"VisibilityTimeout": "0"})
+    eventually(lambda: not world.raw(delete=False) and world.counts(f"{world.queue}-dead")[0] == 3)
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["severity"]) == ("dead-letters", "warning")
+    assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
+
+
+def test_prometheus_reads_the_same(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}")
+    # without a token there are none, also for who is logged in
+    assert page.ask("GET", "/metrics", "admin").status_code == 404
+    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "long random text")
+    for headers in ({}, {"Authorization": "Bearer long"}):
+        assert page.ask("GET", "/metrics", None, headers=headers).status_code == 401
+    page.pool.close()
+    answer = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer long random text"})
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    ours = f'conn_id="{store.conn_id}",kind="store",queue=""'
+    assert f"delayed_page_up{{{ours}}} 1.0" in lines
+    assert 'delayed_page_up{conn_id="away",kind="store",queue=""} 0.0' in lines
+    assert f'delayed_page_messages{{{ours},state="overdue"}} 1.0' in lines
+    assert any(line.startswith('delayed_page_findings{code="no-dispatcher"') for line in lines)
+    (late,) = (line for line in lines if line.startswith(f"delayed_page_oldest_due_seconds{{{ours}}}"))
+    assert float(late.split()[-1]) >= 120
+    assert "secret" not in answer.text
