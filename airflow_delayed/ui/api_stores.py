@@ -24,6 +24,8 @@ from airflow_delayed.store.records import StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
 from airflow_delayed.ui.models import (
+    AuditEntryResponse,
+    AuditPage,
     ChangeResponse,
     MessageBody,
     MessageDetail,
@@ -110,6 +112,25 @@ async def message(
         since = known.stored_at if isinstance(known, StoredMessage) else None
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
         return MessageDetail.of(hook.now(), known, content, changes, values=values)
+
+    return await pool.call_store(connection_id, read)
+
+
+@router.get("/audit")
+async def audit(
+    connection_id: str,
+    pool: HookPoolDep,
+    after: Annotated[str | None, Query(pattern=r"^\d{1,18}$")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> AuditPage:
+    """Return who changed messages of the store, and what became of them."""
+
+    def read(hook: DelayedStoreHook) -> AuditPage:
+        records = list(hook.audit(limit=limit, after=after))
+        return AuditPage(
+            entries=[AuditEntryResponse.model_validate(record) for record in records],
+            next=records[-1].token if len(records) == limit else None,
+        )
 
     return await pool.call_store(connection_id, read)
 

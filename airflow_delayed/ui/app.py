@@ -13,6 +13,7 @@ path                                         right     answer
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
+``GET /api/v1/.../verify``                   edits     see ``api_verify``
 ``GET /openapi.json``                        opens     all of it for programs
 ``GET /metrics``                             token     see ``prometheus``
 ============================================ ========= =================================================================
@@ -42,7 +43,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_stores, prometheus, security, verdict
+from airflow_delayed.ui import api_brokers, api_stores, api_verify, prometheus, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -84,7 +85,14 @@ def create(pool: HookPool | None = None) -> FastAPI:
     app.router.route_class = GuardedRoute
     app.state.hook_pool = pool or HookPool()
     api = APIRouter(prefix="/api/v1")
-    for routes in (security.router, verdict.router, api_stores.router, api_stores.change_router, api_brokers.router):
+    for routes in (
+        security.router,
+        verdict.router,
+        api_stores.router,
+        api_stores.change_router,
+        api_brokers.router,
+        api_verify.router,
+    ):
         api.include_router(routes)
     app.include_router(api)
     app.include_router(router)

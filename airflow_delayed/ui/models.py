@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import category
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -221,6 +221,23 @@ class HistoryEntry(ApiModel):
     )
     who: str | None
     detail: str | None
+
+
+class AuditEntryResponse(ApiModel):
+    """One recorded change of a store; it may have changed no message."""
+
+    at: datetime
+    who: str | None
+    action: str
+    selection: dict[str, Any] = Field(description="ids and the first five of them, or the criteria of a filter")
+    counts: dict[str, int] = Field(description="How many messages by outcome")
+
+
+class AuditPage(ApiModel):
+    """One page of a store's audit, the newest entry first."""
+
+    entries: list[AuditEntryResponse]
+    next: str | None = Field(description="Give it as after= for the next page; null: this is the last")
 
 
 class MessageHeaders(ApiModel):

@@ -103,6 +103,15 @@ async def _check_views(connection_id: str, user: User) -> None:
 views = Depends(_check_views)
 
 
+async def _check_edits(connection_id: str, user: User) -> None:
+    if not await run_in_threadpool(may, "edit", connection_id, user):
+        raise HTTPException(403, "Forbidden")
+
+
+#: The user may edit that connection; for requests without a body, which Airflow's own check reads.
+verifies = Depends(_check_edits)
+
+
 def rights(connection_id: str, user: User) -> ConnectionRights | None:
     """Return a user's rights to a connection; None: the user may not even view it."""
     allowed = ConnectionRights(read=may("read", connection_id, user), edit=may("edit", connection_id, user))

@@ -171,3 +171,36 @@ def test_prometheus_reads_the_same(store: Store, page: Page, connect, monkeypatc
     (late,) = (line for line in lines if line.startswith(f"delayed_page_oldest_due_seconds{{{ours}}}"))
     assert float(late.split()[-1]) >= 120
     assert "secret" not in answer.text
+
+
+def test_who_changed_what(store: Store, page: Page):
+    hook = store.installed()
+    hook.send([message(f"m{number}", hook.now() + HOUR, tag="t") for number in range(3)])
+    for name in ("m0", "m1"):
+        page.post(f"/api/v1/stores/{store.conn_id}/cancel", "op", ids=[name], dry_run=False)
+    url = f"/api/v1/stores/{store.conn_id}/audit"
+    first = page.get(url, "op", limit=1)
+    (entry,) = first["entries"]
+    assert (entry["who"], entry["action"], entry["counts"]) == ("user op", "cancel", {"cancelled": 1})
+    assert entry["selection"] == {"ids": 1, "first": ["m1"]}
+    (second,) = page.get(url, "op", limit=5, after=first["next"])["entries"]
+    assert second["selection"]["first"] == ["m0"]
+    assert page.error("GET", url, "op", params={"after": "m0"}) == (400, "invalid")
+
+
+def test_verify_says_what_an_install_would_do_and_does_nothing(
+    store: Store, page: Page, empty_vhost: VirtualHost, connect, monkeypatch: pytest.MonkeyPatch
+):
+    hook = store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    connect("rabbit", **empty_vhost.connection)
+    url = f"/api/v1/stores/{store.conn_id}/verify"
+    assert page.get(url, "op")["plan"] == []
+    hook.tables.audit.drop(hook.engine)
+    for _ in range(2):
+        found = page.get(url, "op")
+        assert [one["code"] for one in found["findings"]] == ["missing"]
+        assert found["plan"] == [f"table {hook.tables.audit.fullname}: would create"]
+    found = page.get("/api/v1/rabbitmq/rabbit/verify", "op")
+    assert "missing" in {one["code"] for one in found["findings"]}
+    assert len(found["plan"]) > 28

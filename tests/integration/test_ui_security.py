@@ -35,6 +35,10 @@ ROUTES = [
     ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/audit", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/verify", {}, "op"),
+    ("GET", "/api/v1/rabbitmq/{connection_id}/verify", {}, "op"),
+    ("GET", "/api/v1/sqs/{connection_id}/{queue}/verify", {"queue": "q"}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/body", {"params": {"id": "m"}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/cancel", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
@@ -106,7 +110,7 @@ def test_nothing_without_login(store: Store, shown: Page):
             answer = shown.ask(method, path, None, headers={"Authorization": f"Bearer {token}"}, **options)
             assert answer.status_code in (401, 403), route
     # and a body that is no JSON is not read before either
-    answer = shown.ask("POST", asked(store, ROUTES[10])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
+    answer = shown.ask("POST", asked(store, ROUTES[14])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 401
 
 
@@ -164,7 +168,8 @@ def test_a_team_reaches_only_its_own_connections(
         method, path, options = asked(store, route)
         if "{connection_id}" not in route[1]:
             continue
-        assert two_teams.ask(method, path, "op of ours", **options).status_code in (200, 503), route
+        answer = two_teams.ask(method, path, "op of ours", **options)
+        assert answer.status_code in (200, 503), (route, answer.text)
         answer = two_teams.ask(method, path, "op of theirs", **options)
         if route[3] == "sees" and viewers == "plugins":
             assert answer.status_code in (200, 503)

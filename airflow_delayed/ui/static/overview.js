@@ -1,10 +1,13 @@
 // One card for each connection: its figures, its charts, and its problems.
 
-import { get, pathOf } from "./api.js";
+import { airflow, get, part, pathOf } from "./api.js";
 import { chart } from "./chart.js";
 import { redrive } from "./redrive.js";
 import { h, show } from "./dom.js";
+import { leave } from "./theme.js";
 import { absolute, relative, span } from "./time.js";
+
+const SILENT = 15_000; // ms without a sign of life, after which a dispatcher does not work
 
 const KINDS = { store: "SQL store", rabbitmq: "RabbitMQ", sqs: "Amazon SQS" };
 
@@ -54,7 +57,68 @@ function figure(name, value, { tone = null, note = null, go = null } = {}) {
     note && h("small", {}, note)));
 }
 
-function store(summary, { find }) {
+/** A part of a card that is read when it is opened; draw(found, again) returns its content. */
+function later(name, key, read, draw) {
+  const place = h("div", { class: "later" });
+  const load = async () => {
+    if (!place.children.length) show(place, h("p", { class: "muted", role: "status" }, "Looking …"));
+    try {
+      show(place, draw(await read(), load));
+    } catch (fault) {
+      show(place, h("p", { class: "notice error", role: "alert" }, fault.message));
+    }
+  };
+  return h("details", { "data-key": `${key} ${name}`, ontoggle: (event) => event.target.open && !place.children.length && load() },
+    h("summary", { "data-key": `${key} ${name} summary` }, name), place);
+}
+
+const table = (heads, rows) => h("div", { class: "scroll" }, h("table", {},
+  h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
+
+function dispatchers(summary, key) {
+  const state = ({ ended_at: ended, seen_at: seen, problem }) => {
+    if (ended) return `ended ${relative(ended, summary.at)}`;
+    return problem ?? (Date.parse(summary.at) - Date.parse(seen) > SILENT ? `silent since ${absolute(seen)}` : "at work");
+  };
+  return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
+    [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
+  (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
+    h("td", {}, one.dag_id ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : "a service or a command",
+      one.host && h("small", {}, one.host)),
+    h("td", {}, state(one)), h("td", { class: "time" }, one.worked_at ? absolute(one.worked_at) : ""),
+    h("td", {}, one.conn_ids.map((name) => name ?? "queue tables").join(", "))))) : h("p", {}, "None was at work within a day.")));
+}
+
+/** The button that pauses a DAG, or lets it run; nothing if the user may not see the DAG. */
+export function pauser(dag, found, again) {
+  if (!found) return null;
+  const paused = found.is_paused;
+  return [paused && h("small", {}, "paused"), " ", h("button", { type: "button", "data-key": `pause ${dag}`, onclick: async (event) => {
+    try {
+      await airflow("PATCH", `dags/${part(dag)}`, { is_paused: !paused });
+      again();
+    } catch (fault) {
+      event.target.after(h("p", { class: "notice error", role: "alert" }, fault.message));
+    }
+  } }, paused ? "Let it run" : "Pause")];
+}
+
+function audit(connection) {
+  return later("Audit", pathOf(connection), () => get(`${pathOf(connection)}/audit`), ({ entries }) => (entries.length
+    ? table(["When", "Who", "Change", "Of", "Outcomes"], entries.map(({ at, who, action, selection, counts }) => h("tr", {},
+      h("td", { class: "time" }, absolute(at)), h("td", {}, who), h("td", {}, action),
+      h("td", {}, Object.entries(selection).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")),
+      h("td", {}, Object.entries(counts).map(([outcome, number]) => `${number.toLocaleString()} ${outcome}`).join(", ") || "none"))))
+    : h("p", {}, "Nobody has changed a message.")));
+}
+
+function verify(connection) {
+  return connection.may.edit && later("Verify", pathOf(connection), () => get(`${pathOf(connection)}/verify`), ({ findings, plan }) => [
+    findings.length ? h("ul", {}, findings.map(({ code, where, what, remedy }) => h("li", {}, h("strong", {}, where), `: ${what} (${code}).`, remedy && ` What to do: ${remedy}.`))) : h("p", {}, "Nothing is wrong."),
+    h("p", {}, plan.length ? "An install would do this:" : "An install would do nothing."), plan.length > 0 && h("ul", {}, plan.map((line) => h("li", {}, line)))]);
+}
+
+function store(summary, { connection, find }) {
   const { at, last_dispatched: gone, next_due: next } = summary;
   const hour = new Date(Date.parse(at) + 3_600_000).toISOString();
   return [
@@ -71,6 +135,7 @@ function store(summary, { find }) {
       figure("Last dispatched", gone ? relative(gone.at, at) : "none yet", {
         note: gone && absolute(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
     h("div", { class: "charts" }, chart(summary.by_minute, "Due in the next hour"), chart(summary.by_hour, "Due in the next day")),
+    dispatchers(summary, pathOf(connection)), audit(connection), verify(connection),
   ];
 }
 
@@ -94,6 +159,7 @@ function rabbitmq(summary, context) {
           h("td", { class: "number" }, level.messages?.toLocaleString() ?? "unknown"),
           h("td", { class: "number" }, level.stuck?.toLocaleString() ?? "unknown"),
           h("td", { class: "time" }, absolute(level.earliest)), h("td", { class: "time" }, absolute(level.latest)))))))),
+    verify(context.connection),
   ];
 }
 
@@ -109,5 +175,6 @@ function sqs(summary, context) {
       h("tbody", {}, row("Destination", summary.destination), row("Delay FIFO", summary.delay_queue), row("Dead letters", dead)))),
     h("p", { class: "muted" }, "Counts are SQS's own, which are approximate."),
     dead && dead.waiting > 0 && context.connection.may.edit && redrive(context, "Move dead letters back…"),
+    verify(context.connection),
   ];
 }

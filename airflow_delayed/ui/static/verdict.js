@@ -2,6 +2,7 @@
 
 import { Fault, get, part } from "./api.js";
 import { h, show } from "./dom.js";
+import { pauser } from "./overview.js";
 import { leave, surrounding } from "./theme.js";
 import { absolute, clock, relative } from "./time.js";
 
@@ -30,7 +31,7 @@ export function verdict(element, find) {
       remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
       h("p", { class: "buttons" },
         states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
-        dag && h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)));
+        dag && [pauser(dag, { is_paused: true }, load), h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)]));
   }
 
   async function load() {
