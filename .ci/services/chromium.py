@@ -76,6 +76,10 @@ class Page:
             raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
         return found["result"].get("value")
 
+    def load(self, script: str) -> None:
+        """Run a script in the document, whatever its content security policy allows."""
+        self._call("Runtime.evaluate", expression=script)
+
     def wait_for(self, script: str, *, seconds: float = PATIENCE) -> Any:
         """Wait until an expression is true, and return it; raises TimeoutError with the page's text."""
         deadline = time.monotonic() + seconds

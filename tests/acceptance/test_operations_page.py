@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -19,11 +19,13 @@ import demo_ui
 import httpx
 import psutil
 import pytest
+from support import axe
 
 from acceptance.conftest import Site as Browser
 from acceptance.conftest import World
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import chromium
 
 pytestmark = pytest.mark.timeout(900)
@@ -49,6 +51,9 @@ class Site:
         """
         page = self._browser.open(user, path)
         page.frame = FRAME
+        if path != "/":
+            # what stands above the list moves it down when it comes
+            page.wait_for("page.querySelector('#verdict')?.getAttribute('aria-busy') === 'false'")
         return page
 
     def take(self, page: chromium.Page, name: str) -> None:
@@ -67,15 +72,20 @@ class Site:
         found = self.api("GET", "stores/delayed_store/message", params={"id": message_id})
         return str((found["message"] or found["remembered"])["state"])  # type: ignore[index]
 
-    def dispatch(self, *ids: str) -> int:
-        """Have messages dispatched now, and return how many were."""
+    def dispatch(self, *ids: str, dag_id: str | None = None) -> int:
+        """Have messages dispatched now, and return how many were.
+
+        :param dag_id: the DAG that the dispatcher says it runs in.
+        """
         connections = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(has) for name, has in self.world.connections.items()}
         with pytest.MonkeyPatch.context() as monkeypatch:
             for name, fields in connections.items():
                 monkeypatch.setenv(name, fields)
             with closing(DelayedStoreHook("delayed_store")) as store, closing(delivery_for("delayed_sqs")) as transport:
                 store.reschedule(ids, delay=timedelta(0))
-                dispatcher = store.dispatcher(["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0))
+                dispatcher = store.dispatcher(
+                    ["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0), dag_id=dag_id
+                )
                 return dispatcher.run().dispatched
 
 
@@ -166,6 +176,7 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     assert figure(page, "Unroutable") == "2"
     # the first screen says whether messages are delivered, and why not
     says(page, "Not delivering")
+    page.click("#verdict details.others > summary")
     says(page, "3 dead letters: messages that their consumer received again and again, and never deleted")
     assert page.evaluate("page.querySelector('#verdict [data-code]').getBoundingClientRect().top") < 300
     # a store that is down says so in its own card, without its password, and holds up nobody
@@ -197,6 +208,7 @@ def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
     says(page, "Due from (UTC)")
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
     page.go(f"{site.url}{demo_ui.PAGE}")
+    page.wait_for("page.querySelector('#verdict')?.getAttribute('aria-busy') === 'false'")
     page.click("details.more summary")
     says(page, "Due from (Asia/Tokyo)")
     # the field's times by that zone, also when its clocks are changed
@@ -300,6 +312,29 @@ def test_messages_are_rescheduled_and_erased(site: Site) -> None:
     assert other not in rows(page)
 
 
+def test_the_dag_of_a_dispatcher_is_paused_and_let_run(site: Site) -> None:
+    def paused() -> bool:
+        return bool(site.world.live.call("GET", f"/dags/{demo_ui.DAG}")["is_paused"])
+
+    # what the test before has retried fails again
+    with suppress(DispatchFailed):
+        site.dispatch("offer-none", dag_id=demo_ui.DAG)
+    before = paused()
+    page = site.open("op")
+    page.wait_for("page.querySelector('.card .figures') !== null")
+    page.click("details summary", text="Dispatchers")
+    for wanted in (not before, before):
+        page.click("button", text="Pause" if wanted else "Let it run")
+        button = "Let it run" if wanted else "Pause"
+        page.wait_for(f"[...page.querySelectorAll('[data-key^=pause]')].some(b => b.innerText === '{button}')")
+        assert paused() is wanted
+    page.click("details summary", text="Audit")
+    says(page, "reschedule")
+    page.click("details summary", text="Verify")
+    says(page, "An install would do nothing.")
+    site.take(page, "details")
+
+
 def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
     run = quote(site.run, safe="")
     for path in (
@@ -323,6 +358,15 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
     page.frame = None
     page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&state=failed")
     failed = listed(page, lambda ids: len(ids) > 1)
+    page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        assert (theme, axe.violations(page)) == (theme, [])
+        for width in (1440, 1024, 390):
+            page.resize(width, 1000)
+            page.wait_for("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            site.take(page, f"page-{theme}-{width}")
+        page.resize(1280, 1400)
     # why is in the row
     says(page, "closed-queue")
     page.click("td.id a", text=failed[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ import pytest
 from airflow.sdk import BaseHook, BaseNotifier, BaseOperator, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
 from bs4 import BeautifulSoup
+from support import axe
 
 import airflow_delayed
 from airflow_delayed import errors
@@ -31,12 +31,9 @@ from airflow_delayed.provider_info import get_provider_info
 from services import chromium
 
 HERE = Path(__file__).resolve().parents[2]
-AXE = Path(sys.prefix, "neighbour", "axe_playwright_python", "axe.min.js")
 SEARCH = "search.html?q=erase"
 #: The start page, a page with tables and code, a page of the reference, and the search.
 PAGES = ("docs/README.html", "docs/sqs/long-delays.html", "docs/reference/sensors.html", SEARCH)
-VIOLATIONS = """axe.run(document).then(found => found.violations.map(
-  each => `${each.id}: ${each.help}: ${each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)).join(' | ')}`))"""
 RESULTS = "[...document.querySelectorAll('#search-results ul.search > li > a')].map(link => link.getAttribute('href'))"
 
 
@@ -153,8 +150,7 @@ def test_axe_finds_nothing_in_either_theme(page: chromium.Page, address: str, pa
     for theme in ("light", "dark"):
         show(page, address, path, theme)
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        page.evaluate(f"(0, eval)({json.dumps(AXE.read_text())}), true")
-        assert page.evaluate(VIOLATIONS) == [], theme
+        assert axe.violations(page) == [], theme
         if wanted := os.environ.get("SCREENSHOTS"):
             Path(wanted).mkdir(parents=True, exist_ok=True)
             page.screenshot(Path(wanted, f"{Path(urlsplit(path).path).stem}-{theme}.png"))

@@ -144,7 +144,7 @@ function result(sum, close, obstacles) {
     obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),
     sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
     outcomes(sum.outcomes),
-    h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
+    h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("tbody", {},
       named.map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome)))))),
       sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are listed.`)),
     h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Done")),

@@ -73,7 +73,7 @@ function headers({ headers: given, message }) {
   const { names, values, cut } = given;
   return [h("h3", {}, `Headers (${names.length})`),
     names.length > 0 && !values && h("p", { class: "muted" }, "Their values are shown to those who may read the connection."),
-    names.length > 0 && h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, names.map((name) => h("tr", {},
+    names.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("tbody", {}, names.map((name) => h("tr", {},
       h("th", { scope: "row", class: "mono" }, name),
       values && h("td", { class: "mono" }, values[name], cut.includes(name) && h("small", {}, "cut; it is longer"))))))),
   ];

@@ -234,7 +234,7 @@ export class Messages {
     };
     const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
     const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
-    return h("div", { class: "scroll" }, h("table", {},
+    return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
       h("thead", {}, h("tr", {},
         may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
           checked: messages.length > 0 && this.chosen.size === messages.length, disabled: !messages.length })),

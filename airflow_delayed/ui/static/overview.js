@@ -72,7 +72,7 @@ function later(name, key, read, draw) {
     h("summary", { "data-key": `${key} ${name} summary` }, name), place);
 }
 
-const table = (heads, rows) => h("div", { class: "scroll" }, h("table", {},
+const table = (heads, rows) => h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
   h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
 
 function dispatchers(summary, key) {
@@ -151,7 +151,7 @@ function rabbitmq(summary, context) {
       figure("Unroutable", summary.unroutable ?? (unavailable.includes(summary.unroutable_queue) ? "unknown" : "no queue"), { tone: summary.unroutable ? "bad" : null, note: summary.unroutable_queue })),
     summary.unroutable > 0 && context.connection.may.edit && redrive(context, "Send unroutable messages again…"),
     levels.length > 0 && h("details", { open: levels.length <= 8, "data-key": "levels" }, h("summary", { "data-key": "levels-summary" }, "What waits, and when it leaves"),
-      h("div", { class: "scroll" }, h("table", {},
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
         h("thead", {}, h("tr", {}, ["Queue", "Messages", "Not moved on", "From", "Until"].map((name, i) =>
           h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, name)))),
         h("tbody", {}, levels.map((level) => h("tr", {},
@@ -170,8 +170,8 @@ function sqs(summary, context) {
       h("td", { class: "number" }, count.toLocaleString()))]
     : h("td", { colspan: 4, class: "muted" }, "there is none"));
   return [
-    h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, ["", "Queue", "Waiting", "Delayed", "In flight"].map((name, i) => h("th", { scope: "col", class: i > 1 ? "number" : null }, name)))),
+    h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
+      h("thead", {}, h("tr", {}, ["Role", "Queue", "Waiting", "Delayed", "In flight"].map((name, i) => h("th", { scope: "col", class: i > 1 ? "number" : null }, name)))),
       h("tbody", {}, row("Destination", summary.destination), row("Delay FIFO", summary.delay_queue), row("Dead letters", dead)))),
     h("p", { class: "muted" }, "Counts are SQS's own, which are approximate."),
     dead && dead.waiting > 0 && context.connection.may.edit && redrive(context, "Move dead letters back…"),

@@ -7,6 +7,8 @@ import { leave, surrounding } from "./theme.js";
 import { absolute, clock, relative } from "./time.js";
 
 const HEADS = { ok: "Delivering", degraded: "Needs a look", failing: "Not delivering" };
+/** Causes that are seen at once; the others are one press away, so that the list of messages comes soon. */
+const FIRST = 3;
 const TONES = { error: "error", warning: "warn", unknown: "warn" };
 
 /** Draw the verdict into an element; find(connection_id, states) shows messages. load() resolves to whether it was answered. */
@@ -21,14 +23,16 @@ export function verdict(element, find) {
 
   function causes({ status, causes: list, hidden }) {
     if (status === "ok") return [];
-    return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.map(cause), hidden && unseen()];
+    return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.slice(0, FIRST).map(cause),
+      list.length > FIRST && h("details", { class: "others", "data-key": "other causes" }, h("summary", { "data-key": "other causes summary" }, `${list.length - FIRST} more`), list.slice(FIRST).map(cause)),
+      hidden && unseen()];
   }
 
   function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }, index) {
     return h("div", { class: `notice ${TONES[severity] ?? ""}`, "data-code": code },
       h("p", {}, h("strong", {}, where), `: ${what}`, since && ` (since ${clock(since)})`, "."),
       // the first cause comes before all others: what to do about it is seen at once
-      remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
+      remedy && h("details", { open: index === 0 && severity === "error", "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
       h("p", { class: "buttons" },
         states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
         dag && [pauser(dag, { is_paused: true }, load), h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)]));
