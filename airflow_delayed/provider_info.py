@@ -207,6 +207,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="connections",
                         example="plugins",
                     ),
+                    "page_tabs": _option(
+                        "Whether the page is a tab of each DAG, run, task and task instance too. The tab stands there"
+                        " also on DAGs that send nothing: Airflow cannot tell them apart.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
                     "metrics_token": _option(
                         "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"
                         " Authorization: Bearer. Without it there are no such metrics. It may come from a secrets"

@@ -1,4 +1,4 @@
-"""The page in Airflow's navigation, and in the tabs of a DAG, a run, a task and a task instance.
+"""The page in Airflow's navigation, and, if it is wanted, in the tabs of a DAG, a run, a task and a task instance.
 
 Every component of Airflow imports this module, so the app itself is imported and built by the first request. If it
 cannot be built, each request is answered 503.
@@ -39,6 +39,8 @@ _PLACES = {
 
 def views() -> list[dict[str, Any]]:
     """Return the page's places in Airflow's UI."""
+    # not by the module config, which imports much that every component of Airflow would load
+    tabs = conf.getboolean("delayed", "page_tabs", fallback=False)
     # Airflow mounts apps below the path of its own address
     top = f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
     return [
@@ -53,6 +55,7 @@ def views() -> list[dict[str, Any]]:
             "icon_dark_mode": f"{top}static/icon-dark.svg",
         }
         for place, query in _PLACES.items()
+        if place == "nav" or tabs
     ]
 
 
