@@ -124,11 +124,20 @@ def page_body_limit() -> int:
     return int(text)
 
 
+def page_tabs() -> bool:
+    """Return whether the page is a tab of each DAG, run, task and task instance too."""
+    return _switch("page_tabs")
+
+
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
-    text = _text("sqlite_on_shared_disk").lower()
+    return _switch("sqlite_on_shared_disk")
+
+
+def _switch(option: str) -> bool:
+    text = _text(option).lower()
     if text not in ("true", "false"):
-        raise InvalidOption("sqlite_on_shared_disk", text, "write True or False")
+        raise InvalidOption(option, text, "write True or False")
     return text == "true"
 
 

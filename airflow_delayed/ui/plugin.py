@@ -15,6 +15,7 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
+from airflow_delayed import config
 from airflow_delayed.links import ROUTE, base_path
 
 Scope = MutableMapping[str, Any]
@@ -39,8 +40,6 @@ _PLACES = {
 
 def views() -> list[dict[str, Any]]:
     """Return the page's places in Airflow's UI."""
-    # not by the module config, which imports much that every component of Airflow would load
-    tabs = conf.getboolean("delayed", "page_tabs", fallback=False)
     # Airflow mounts apps below the path of its own address
     top = f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
     return [
@@ -55,7 +54,7 @@ def views() -> list[dict[str, Any]]:
             "icon_dark_mode": f"{top}static/icon-dark.svg",
         }
         for place, query in _PLACES.items()
-        if place == "nav" or tabs
+        if place == "nav" or config.page_tabs()
     ]
 
 

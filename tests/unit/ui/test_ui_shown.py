@@ -79,8 +79,7 @@ def test_airflow_loads_one_plugin_however_it_is_found():
 def test_the_plugin_is_light_for_all_who_load_it(fresh):
     loaded = fresh["imported by the plugin"]
     assert all(name.partition(".")[0] in ("airflow_delayed", "airflow") for name in loaded), loaded
-    assert {name for name in loaded if name.startswith("airflow_delayed.")} == {
-        "airflow_delayed.links",
-        "airflow_delayed.ui",
-        "airflow_delayed.ui.plugin",
+    # of the core only what reads the configuration, and of the rooms nothing else
+    assert {name for name in loaded if name.count(".") > 1 and name.startswith("airflow_delayed.")} == {
+        "airflow_delayed.ui.plugin"
     }
