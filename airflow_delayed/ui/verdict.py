@@ -39,6 +39,8 @@ _STATES = {
     "throttled": ["due", "retrying"],
     "failed": ["failed"],
 }
+#: The codes of findings for a connection that gave an error, as airflow delayed doctor has them.
+_UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "silent", "not_ready": "missing"}
 _SEVERITIES = ("error", "unknown", "warning")
 
 
@@ -127,7 +129,7 @@ def _unanswered(connection: PageConnection, error: Exception, since: datetime | 
     if known.sensitive and not details:
         known = known.without_details(connection.connection_id)
     return Cause(
-        code=known.code.replace("_", "-"),
+        code=_UNANSWERED.get(known.code, "not-examined"),
         severity="error",
         where=f"connection {connection.connection_id!r}",
         what=known.message,

@@ -26,7 +26,7 @@ from acceptance.conftest import World
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.report import DispatchFailed
-from services import chromium
+from services import chromium, process
 
 pytestmark = pytest.mark.timeout(900)
 #: Where Airflow shows the page.
@@ -327,7 +327,7 @@ def test_the_dag_of_a_dispatcher_is_paused_and_let_run(site: Site) -> None:
         page.click("button", text="Pause" if wanted else "Let it run")
         button = "Let it run" if wanted else "Pause"
         page.wait_for(f"[...page.querySelectorAll('[data-key^=pause]')].some(b => b.innerText === '{button}')")
-        assert paused() is wanted
+        process.wait_for("the DAG", lambda wanted=wanted: paused() is wanted, seconds=30)
     page.click("details summary", text="Audit")
     says(page, "reschedule")
     page.click("details summary", text="Verify")

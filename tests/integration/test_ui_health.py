@@ -124,7 +124,7 @@ def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, m
     store.installed()
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
     hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
-    assert [(one["code"], one["severity"]) for one in health(page)["causes"]] == [("not-ready", "error")]
+    assert [(one["code"], one["severity"]) for one in health(page)["causes"]] == [("missing", "error")]
     hook.install(["gone"], create_destinations=True)
     hook.send(messages("gone", [1] * 3))
     with empty_vhost.channel() as channel:

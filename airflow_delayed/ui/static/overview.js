@@ -57,19 +57,36 @@ function figure(name, value, { tone = null, note = null, go = null } = {}) {
     note && h("small", {}, note)));
 }
 
+/** Parts of cards by key: a card that is drawn again keeps what is open, and reads it again. */
+const parts = new Map();
+
 /** A part of a card that is read when it is opened; draw(found, again) returns its content. */
 function later(name, key, read, draw) {
+  const id = `${key} ${name}`;
+  if (!parts.has(id)) parts.set(id, opening(name, id));
+  const part = parts.get(id);
+  Object.assign(part, { read, draw });
+  if (part.element.open) part.load();
+  return part.element;
+}
+
+function opening(name, id) {
   const place = h("div", { class: "later" });
-  const load = async () => {
+  const part = { turn: 0 };
+  part.load = async () => {
+    const mine = ++part.turn;
     if (!place.children.length) show(place, h("p", { class: "muted", role: "status" }, "Looking …"));
+    let content;
     try {
-      show(place, draw(await read(), load));
+      content = part.draw(await part.read(), part.load);
     } catch (fault) {
-      show(place, h("p", { class: "notice error", role: "alert" }, fault.message));
+      content = h("p", { class: "notice error", role: "alert" }, fault.message);
     }
+    // what was asked before a change of the user must not hide it
+    if (mine === part.turn) show(place, content);
   };
-  return h("details", { "data-key": `${key} ${name}`, ontoggle: (event) => event.target.open && !place.children.length && load() },
-    h("summary", { "data-key": `${key} ${name} summary` }, name), place);
+  part.element = h("details", { "data-key": id, ontoggle: (event) => event.target.open && part.load() }, h("summary", { "data-key": `${id} summary` }, name), place);
+  return part;
 }
 
 const table = (heads, rows) => h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
