@@ -60,13 +60,13 @@ function figure(name, value, { tone = null, note = null, go = null } = {}) {
 /** Parts of cards by key: a card that is drawn again keeps what is open, and reads it again. */
 const parts = new Map();
 
-/** A part of a card that is read when it is opened; draw(found, again) returns its content. */
-function later(name, key, read, draw) {
+/** A part of a card that is read when it is opened, and with the figures if it is live; draw(found, again) returns its content. */
+function later(name, key, read, draw, { live = true } = {}) {
   const id = `${key} ${name}`;
   if (!parts.has(id)) parts.set(id, opening(name, id));
   const part = parts.get(id);
   Object.assign(part, { read, draw });
-  if (part.element.open) part.load();
+  if (live && part.element.open) part.load();
   return part.element;
 }
 
@@ -132,7 +132,7 @@ function audit(connection) {
 function verify(connection) {
   return connection.may.edit && later("Verify", pathOf(connection), () => get(`${pathOf(connection)}/verify`), ({ findings, plan }) => [
     findings.length ? h("ul", {}, findings.map(({ code, where, what, remedy }) => h("li", {}, h("strong", {}, where), `: ${what} (${code}).`, remedy && ` What to do: ${remedy}.`))) : h("p", {}, "Nothing is wrong."),
-    h("p", {}, plan.length ? "An install would do this:" : "An install would do nothing."), plan.length > 0 && h("ul", {}, plan.map((line) => h("li", {}, line)))]);
+    h("p", {}, plan.length ? "An install would do this:" : "An install would do nothing."), plan.length > 0 && h("ul", {}, plan.map((line) => h("li", {}, line)))], { live: false });
 }
 
 function store(summary, { connection, find }) {
