@@ -165,13 +165,19 @@ class Airflow:
         return {ti["task_id"]: ti["state"] for ti in found}
 
     def deferred(self, dag_id: str, run_id: str, task_id: str) -> bool:
-        """Whether a task waits in the triggerer, and the scheduler knows that its worker has ended.
+        """Whether a task waits in the triggerer, and the scheduler has heard that its worker ended.
 
-        Airflow takes a task for killed that is resumed on the same try before it knows.
+        Airflow takes a task for killed that is resumed on the same try before that. The line that is looked for comes
+        for each task; "TaskInstance Finished" does not where another transaction keeps the task's row locked.
+
+        :raises RuntimeError: the task has ended instead.
         """
-        ended = f"TaskInstance Finished: dag_id={dag_id}, task_id={task_id}, run_id={run_id},"
-        seen = (self.folder / "scheduler.log").read_text(errors="replace")
-        return ended in seen and self.states(dag_id, run_id)[task_id] == "deferred"
+        state = self.states(dag_id, run_id)[task_id]
+        if state in ENDED:
+            raise RuntimeError(f"{task_id} is {state}:\n{self.why(dag_id, run_id, task_id)}")
+        key = f"TaskInstanceKey(dag_id={dag_id!r}, task_id={task_id!r}, run_id={run_id!r},"
+        heard = f"Received executor event with state success for task instance {key}"
+        return state == "deferred" and heard in (self.folder / "scheduler.log").read_text(errors="replace")
 
     def asset_events(self, **fields: str) -> list[dict[str, Any]]:
         """Return the first 100 asset events, those with these fields."""

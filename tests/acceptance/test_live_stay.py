@@ -21,7 +21,7 @@ QUEUE = "stay_queue"
 def become(true: Callable[[], bool], *, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
         time.sleep(0.05)
 
 
