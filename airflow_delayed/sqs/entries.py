@@ -52,6 +52,8 @@ _NATIVE_TYPE = "MessageTypeFullName"
 _TYPES = "NServiceBus.EnclosedMessageTypes"
 _CONTROL = "NServiceBus.ControlMessage"
 _EMPTY = "empty message"
+#: The attribute with the key of a body in S3, and its name in the envelope.
+_S3_BODY_KEY = "S3BodyKey"
 #: The forms a body can have.
 RAW, NSERVICEBUS, UNWRAPPED = FORMS = ("raw", "nservicebus", "nservicebus-unwrapped")
 #: Attributes that are the transport's own; a header may not begin like one.
@@ -253,7 +255,8 @@ def decode(received: MessageTypeDef) -> DecodedMessage:
 
     A body is taken for base64 only where an attribute or an envelope says so: unlike NServiceBus, which reads a body
     such as ``true`` or ``1234`` so as well. NServiceBus does not mark a binary body without an envelope; it comes as
-    the text that it travelled as.
+    the text that it travelled as. Its ``empty message`` is an empty body where the headers are its own: in their JSON
+    they have the id, which this package's do not have there.
 
     :raises InvalidMessage: it cannot be read: headers that are no JSON object of texts, base64 that is none, half of a
         surrogate pair. It stays what it is however often it is received: move it to a queue of its own, or delete it.
@@ -265,8 +268,12 @@ def decode(received: MessageTypeDef) -> DecodedMessage:
     content, key = None, None
     if HEADERS in text:
         headers = text_headers(_json(text[HEADERS]))
+        if MESSAGE_ID in headers:
+            key = _s3_body_key(text.get(_S3_BODY_KEY))
+            content = b"" if key or body == _EMPTY else None
     elif _NATIVE_TYPE not in text and BODY_ENCODING not in text and (wrapped := unwrap(body)):
-        headers |= wrapped.headers
+        # beside an envelope it says what the envelope says
+        headers = {name: value for name, value in headers.items() if name != _S3_BODY_KEY} | wrapped.headers
         content, key = wrapped.body, wrapped.s3_body_key
     if content is None:
         content = _bytes(body, in_base64=text.get(BODY_ENCODING) == "base64")
@@ -327,12 +334,15 @@ def unwrap(text: str) -> Unwrapped | None:
         return None
     if found is None:
         return None
-    key = found.get("S3BodyKey")
-    if not isinstance(key, str) or not key:
-        key = None
-    else:
-        check_text("S3BodyKey", key)
+    key = _s3_body_key(found.get(_S3_BODY_KEY))
     return Unwrapped(_body(found.get("Body")), text_headers(found["Headers"]), key)
+
+
+def _s3_body_key(found: object) -> str | None:
+    if not isinstance(found, str) or not found:
+        return None
+    check_text(_S3_BODY_KEY, found)
+    return found
 
 
 def looks_wrapped(text: str) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sqs.entries import (
     FORMS,
+    HEADERS,
     MAX_BYTES,
     attributes_size,
     decode,
@@ -164,6 +166,45 @@ def test_a_native_message_is_no_envelope_whatever_it_looks_like():
     text = '{"Body":"e30=","Headers":{"NServiceBus.MessageId":"x"}}'
     arrived = decode({"Body": text, "MessageId": "i", "MessageAttributes": {"MessageTypeFullName": string("T")}})
     assert (arrived.body, arrived.headers) == (text.encode(), {"MessageTypeFullName": "T"})
+
+
+RECORDED = json.loads(Path(__file__).with_name("nservicebus_sqs.json").read_text())
+
+
+@pytest.mark.parametrize("sent", RECORDED["bodies_in_s3"]["requests"])
+def test_an_endpoints_message_whose_body_is_in_s3(sent):
+    entry = sent["entry"]
+    arrived = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"], "MessageId": "i"})
+    assert arrived.body == b""
+    assert arrived.s3_body_key == entry["MessageAttributes"]["S3BodyKey"]["StringValue"]
+    assert arrived.message_id == entry["MessageAttributes"]["NServiceBus.MessageId"]["StringValue"]
+    assert arrived.headers["NServiceBus.EnclosedMessageTypes"].startswith("Wake, ")
+    assert "S3BodyKey" not in arrived.headers
+
+
+@pytest.mark.parametrize("sent", RECORDED["requests"])
+def test_each_message_that_an_endpoint_sent(sent):
+    entry = sent["entry"]
+    arrived = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"], "MessageId": "i"})
+    assert json.loads(arrived.body)["Text"].startswith("theirs ")
+    assert arrived.s3_body_key is None
+    assert arrived.message_id == entry["MessageAttributes"]["NServiceBus.MessageId"]["StringValue"]
+    assert (arrived.headers["NServiceBus.MessageIntent"], arrived.headers["NServiceBus.ReplyToAddress"]) == (
+        "Send",
+        "reminders",
+    )
+
+
+def test_an_empty_body_of_an_endpoint_without_envelope():
+    headers = {HEADERS: string(json.dumps({"NServiceBus.MessageId": "m1", "Kind": "a"}))}
+    arrived = decode({"Body": "empty message", "MessageAttributes": headers, "MessageId": "i"})
+    assert (arrived.body, arrived.headers, arrived.message_id) == (b"", {"Kind": "a"}, "m1")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_body_that_says_empty_message_stays_one(form):
+    parcel = pack(message(b"empty message", dict.fromkeys("bcdefghi", "value")), form)
+    assert decode(received(direct(parcel.body, parcel.attributes, 0))).body == b"empty message"
 
 
 # half of a surrogate pair too
