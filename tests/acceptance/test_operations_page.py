@@ -359,6 +359,11 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
     page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&state=failed")
     failed = listed(page, lambda ids: len(ids) > 1)
     page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
+    # each state says what it means, where it stands and in the list of words
+    page.click("#words summary")
+    says(page, "Given up after all tries")
+    for place in ("[data-key='state Failed']", "td .badge"):
+        assert page.evaluate(f"page.querySelector(`{place}`).title").startswith("Given up after all tries")
     for theme in ("light", "dark"):
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         assert (theme, axe.violations(page)) == (theme, [])

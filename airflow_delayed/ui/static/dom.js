@@ -33,3 +33,8 @@ export function show(element, ...children) {
   if (!back) element.tabIndex = -1;
   (back || element).focus({ preventScroll: true });
 }
+
+const words = new Map([...document.querySelectorAll("#words dt")].map((word) => [word.textContent, word.nextElementSibling.textContent]));
+
+/** What a word means, as the list of words at the end of the page has it; null if it is not there. */
+export const meaning = (word) => words.get(word) ?? null;

@@ -2,14 +2,14 @@
 
 import { get, part } from "./api.js";
 import { open } from "./dialog.js";
-import { h, show } from "./dom.js";
+import { h, meaning, show } from "./dom.js";
 import { leave } from "./theme.js";
 import { absolute, relative, span } from "./time.js";
 
 const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
 
 /** A state as a coloured word. */
-export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}` }, state);
+export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}`, title: meaning(state[0].toUpperCase() + state.slice(1)) }, state);
 
 /** Where Airflow shows the task that sent a message; the page is mounted one level below Airflow itself. */
 export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {

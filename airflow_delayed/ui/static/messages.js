@@ -2,7 +2,7 @@
 
 import { act } from "./actions.js";
 import { Fault, get, part } from "./api.js";
-import { h, show } from "./dom.js";
+import { h, meaning, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
 import { leave } from "./theme.js";
 import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js";
@@ -125,7 +125,7 @@ export class Messages {
   drawStates() {
     if (!this.states) return;
     const summary = this.summaries.get(this.store.connection_id);
-    const one = (name, count, filter, pressed) => h("button", { type: "button", "data-key": `state ${name}`, "aria-pressed": String(pressed),
+    const one = (name, count, filter, pressed) => h("button", { type: "button", title: meaning(name), "data-key": `state ${name}`, "aria-pressed": String(pressed),
       class: count && BAD.has(filter.state) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
       `${name} `, h("strong", {}, count === undefined ? "–" : count.toLocaleString()));
     const { state, due_until: until } = this.filter;

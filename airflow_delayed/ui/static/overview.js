@@ -3,7 +3,7 @@
 import { airflow, get, part, pathOf } from "./api.js";
 import { chart } from "./chart.js";
 import { redrive } from "./redrive.js";
-import { h, show } from "./dom.js";
+import { h, meaning, show } from "./dom.js";
 import { leave } from "./theme.js";
 import { absolute, relative, span } from "./time.js";
 
@@ -52,7 +52,7 @@ export function card(connection, { find, loaded }) {
 
 function figure(name, value, { tone = null, note = null, go = null } = {}) {
   const said = typeof value === "number" ? value.toLocaleString() : value ?? "unknown";
-  return h("div", { class: tone }, h("dt", {}, name), h("dd", {},
+  return h("div", { class: tone }, h("dt", { title: meaning(name) }, name), h("dd", {},
     go ? h("button", { type: "button", class: "plain", onclick: go, "data-key": name, "aria-label": `${name}: ${said}; show them` }, said) : said,
     note && h("small", {}, note)));
 }
@@ -145,7 +145,7 @@ function store(summary, { connection, find }) {
       figure("Overdue", summary.overdue, {
         tone: summary.overdue ? "bad" : null, go: () => find({ state: "due", due_until: new Date(Date.parse(at) - 60_000).toISOString() }),
         note: summary.overdue && summary.oldest_due ? `oldest ${relative(summary.oldest_due, at)}` : null }),
-      figure("Being retried", summary.retrying, { tone: summary.retrying ? "warn" : null, go: () => find({ state: "retrying" }) }),
+      figure("Retrying", summary.retrying, { tone: summary.retrying ? "warn" : null, go: () => find({ state: "retrying" }) }),
       figure("Failed", summary.failed, { tone: summary.failed ? "bad" : null, go: () => find({ state: "failed" }) }),
       figure("Expired", summary.expired, { tone: summary.expired ? "warn" : null, go: () => find({ state: "expired" }) }),
       figure("Next due", next ? relative(next, at) : "nothing", { note: next && absolute(next) }),
@@ -182,7 +182,7 @@ function rabbitmq(summary, context) {
 
 function sqs(summary, context) {
   const dead = summary.dead_letter_queue;
-  const row = (role, queue) => h("tr", {}, h("td", {}, role), queue
+  const row = (role, queue) => h("tr", {}, h("td", { title: meaning(role) }, role), queue
     ? [h("td", { class: "mono" }, queue.queue), ...[queue.waiting, queue.delayed, queue.in_flight].map((count) =>
       h("td", { class: "number" }, count.toLocaleString()))]
     : h("td", { colspan: 4, class: "muted" }, "there is none"));
