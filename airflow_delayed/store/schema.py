@@ -1,4 +1,4 @@
-"""The tables of a store: messages, remembered ids, failed messages, audit, runs, dispatchers, rates, version.
+"""The tables of a store: messages, remembered ids, failed messages, audit, runs, dispatchers, rates, history, version.
 
 The first six columns of the table of messages are those of NServiceBus's SqlServerDelayedMessageStore
 (NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning:
@@ -26,6 +26,7 @@ The names of the other tables begin with the name of the table of messages:
 - ``_past``: leases and remembered ids; no body. A dispatcher that claims a message writes its id here, with a lease.
   While the message is in its table, the row is the lease: which dispatcher, until when. Afterwards the row means that
   the message was dispatched. So a claim writes to no message. Ids of cancelled, purged and erased messages stay here.
+  Tag, Run and DeliverConnId are those of the message, to find it when it has left the store.
 - ``_failed``: messages that were given up or expired, with all their content, until they are retried or purged.
 - ``_audit``: each change, with its user and time; no content.
 - ``_runs``: the runs of tasks that stored messages, to find messages by them; in a task loop, the iteration; the moment
@@ -34,8 +35,10 @@ The names of the other tables begin with the name of the table of messages:
   (WorkedAt), what keeps it from working (Problem, null: nothing), its host, and the DAG whose task it is (DagId, null:
   no task).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
+- ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
+  counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds.
 - ``_version``: the version of these tables. Version 4 is the oldest that can be upgraded. Version 5 added WorkedAt,
-  Problem, Host, DagId and the table ``_rates``.
+  Problem, Host, DagId, what ``_past`` has of the message, and the tables ``_rates`` and ``_history``.
 """
 
 from __future__ import annotations
@@ -83,6 +86,10 @@ MAX_HEADERS = 16 * 1024 * 1024
 MAX_TABLE_NAME = 50
 #: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63
+
+#: Buckets of lateness in the history.
+LATE_BUCKETS = 9
+HISTORY_COUNTS = ("Dispatched", "Failed", "Expired", "Retried", *(f"Late{number}" for number in range(LATE_BUCKETS)))
 
 VERSION = 5
 
@@ -143,10 +150,11 @@ class Tables:
     version: Table
     runs: Table
     rates: Table
+    history: Table
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield self.version
+        yield from (self.history, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -187,6 +195,9 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("At", UtcTime(), nullable=False),
             _column("Dispatcher", text_column(MAX_DISPATCHER)),
             _column("ClaimedUntil", UtcTime()),
+            _column("Tag", text_column(MAX_TAG)),
+            _column("Run", NUMBER),
+            _column("DeliverConnId", text_column(MAX_CONN_ID)),
             index("_past", "At"),
         ),
         failed=table(
@@ -240,6 +251,16 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
             _column("Rate", FRACTION, nullable=False),
             _column("EmptyAt", UtcTime(), nullable=False),
+        ),
+        history=table(
+            "_history",
+            _column("At", UtcTime(), primary_key=True),
+            _column("Seconds", Integer(), primary_key=True, autoincrement=False),
+            _column("Dispatcher", text_column(MAX_DISPATCHER), primary_key=True),
+            _column("ConnId", text_column(MAX_CONN_ID), primary_key=True),
+            _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
+            *(_column(name, NUMBER, nullable=False, server_default=text("0")) for name in HISTORY_COUNTS),
+            _column("MaxLate", FRACTION, nullable=False, server_default=text("0")),
         ),
         version=table(
             "_version",

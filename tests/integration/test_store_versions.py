@@ -26,8 +26,11 @@ ROWS = length("messages sent and dispatched during an upgrade", 20_000, 1_000_00
 PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for name in ("store", "fetch", "dispatch")}
 #: The version that an older release made, and the columns that are new since then.
 OLD = 4
-NEW = {"delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"}}
-NEW_TABLES = {"delayed_messages_rates"}
+NEW = {
+    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"},
+    "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
+}
+NEW_TABLES = {"delayed_messages_rates", "delayed_messages_history"}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
@@ -126,7 +129,7 @@ def test_an_upgrade_keeps_the_rows(store: Store):
     assert versions(hook) == [OLD, VERSION]
     assert new_columns(hook) == NEW
     assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
-    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 8
+    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 9
     hook.set_rates({"q": 5})
     assert hook.rates() == {"q": 5}
     assert hook.count() == 1500
