@@ -280,7 +280,7 @@ class Store(StoreTransport):
         Waiting and failed messages are removed with body and headers. Of a remembered id, destination, due time and
         digest are removed; tags are not remembered, so name dispatched messages by their ids. The id itself stays,
         because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
-        ids and the tag of the filter.
+        ids; those of a filter with the tag, earlier ones too, get its SHA-256 in place of the tag.
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """

@@ -17,7 +17,17 @@ from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
 
 from airflow_delayed.store import audit
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.changes import NAMED, MessageChange, Outcome, Outcomes, Purge, Reschedule, Retry, locate
+from airflow_delayed.store.changes import (
+    NAMED,
+    Erase,
+    MessageChange,
+    Outcome,
+    Outcomes,
+    Purge,
+    Reschedule,
+    Retry,
+    locate,
+)
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -103,7 +113,8 @@ class BulkChanges:
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED)
-        entry = AuditEntry(who, change.action, {**wanted.criteria, **_details(change)})
+        selection = {**wanted.criteria, **_details(change)}
+        entry = AuditEntry(who, change.action, selection, hide_tag=isinstance(change, Erase))
         where: Sequence[Where] = ["failed"] if isinstance(change, Retry) else BOTH
         more: Callable[[Table], Conditions] = _no_conditions
         if isinstance(change, Reschedule):
