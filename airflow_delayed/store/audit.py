@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,10 +20,13 @@ from airflow_delayed.store.schema import Tables
 #: A change by ids names the first so many.
 NAMED = 5
 MAX_WHO = 250
+MAX_BECAUSE = 1000
 #: Rows a page.
 PAGE = 1000
 #: The most characters of a selection, or of its counts, that are read; this package writes fewer.
 MOST_CHARACTERS = 16_384
+#: The key of the reason, beside the selection.
+_BECAUSE = "because"
 
 
 class AuditEntry:
@@ -31,15 +36,25 @@ class AuditEntry:
 
     :param who: cut to 250 characters.
     :param selection: ids or criteria, as plain values.
+    :param because: the user's reason; cut to 1000 characters.
     :param hide_tag: write the hash of the selection's tag in place of the tag, in earlier rows too.
     """
 
-    def __init__(self, who: str, action: str, selection: Mapping[str, Any], *, hide_tag: bool = False) -> None:
+    def __init__(
+        self,
+        who: str,
+        action: str,
+        selection: Mapping[str, Any],
+        *,
+        because: str | None = None,
+        hide_tag: bool = False,
+    ) -> None:
         self._who = who[:MAX_WHO]
         self._action = action
         self._hidden = selection.get("tag") if hide_tag else None
         hash_ = {} if self._hidden is None else {"tag": hash_of(self._hidden)}
-        self._selection = json.dumps({**selection, **hash_}, ensure_ascii=False)
+        reason = {_BECAUSE: because[:MAX_BECAUSE]} if because else {}
+        self._selection = json.dumps({**selection, **hash_, **reason}, ensure_ascii=False)
         self._seq: int | None = None
 
     def write(self, connection: Connection, tables: Tables, counts: Mapping[Outcome, int], at: datetime) -> int:
@@ -77,6 +92,15 @@ def _hide(connection: Connection, tables: Tables, tag: str) -> None:
     connection.execute(with_tag.values(Selection=func.replace(column, text, hidden)))
 
 
+def system_user() -> str:
+    """Return the name of the operating system's user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # a container's user need not have a name
+        return f"uid {os.getuid()}"
+
+
 def of_ids(ids: list[str]) -> dict[str, Any]:
     """Return the selection of a change by ids."""
     return {"ids": len(ids), "first": ids[:NAMED]}
@@ -96,6 +120,8 @@ class AuditRecord:
     selection: Mapping[str, Any]
     #: How many messages by outcome.
     counts: Mapping[str, int]
+    #: The user's reason.
+    because: str | None
 
     @property
     def token(self) -> str:
@@ -145,13 +171,16 @@ def records(
 
 
 def _record(row: Mapping[str, Any]) -> AuditRecord:
+    selection = dict(_object(row["Selection"]))
+    because = selection.pop(_BECAUSE, None)
     return AuditRecord(
         seq=int(row["Seq"]),
         at=row["At"],
         who=row["Who"],
         action=row["Action"],
-        selection=_object(row["Selection"]),
+        selection=selection,
         counts={name: many for name, many in _object(row["Counts"]).items() if isinstance(many, int)},
+        because=because if isinstance(because, str) else None,
     )
 
 

@@ -45,6 +45,17 @@ def test_the_audit_is_read_newest_first(store: Store):
             list(hook.audit(after=wrong))
 
 
+def test_a_record_has_the_reason(store: Store):
+    hook = store.installed()
+    hook.send([message("m", LATER, tag="t")])
+    hook.cancel(["m"], because='"late" ä')
+    hook.reschedule(tag="t", delay=5, because="why")
+    hook.purge(timedelta(days=1), because="x" * 2000)
+    hook.retry(tag="t")
+    assert [one.because for one in hook.audit()] == [None, "x" * 1000, "why", '"late" ä']
+    assert [set(one.selection) for one in hook.audit()][0::3] == [{"tag"}, {"ids", "first"}]
+
+
 def test_a_long_audit_is_read_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("airflow_delayed.store.audit.PAGE", 3)
     hook = store.installed()
