@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import pages
 from support.send_runs import log_fixture, rows, run_fixture  # noqa: F401 - fixtures
 
 from airflow_delayed.delivery import Connection
@@ -15,6 +18,7 @@ from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 from airflow_delayed.sqs.transport import SqsTransport
 
 TYPE = "Acme.Reminder, Acme.Messages"
+VECTORS = ("rabbitmq/nservicebus_rabbitmq.json", "sqs/nservicebus_sqs.json")
 NO_TYPE = "NServiceBus.EnclosedMessageTypes"
 
 
@@ -34,7 +38,7 @@ def test_all_that_may_be_given() -> None:
     }
 
 
-@pytest.mark.parametrize("vectors", ["rabbitmq/nservicebus_rabbitmq.json", "sqs/nservicebus_sqs.json"])
+@pytest.mark.parametrize("vectors", VECTORS)
 def test_an_endpoint_has_handled_messages_with_these_headers(vectors: str) -> None:
     """Each recorded message of ours had them, and no further header of NServiceBus but the transport's."""
     handled = json.loads((Path(__file__).parent / vectors).read_text())["headers_of_ours_as_a_handler_sees_them"]
@@ -49,6 +53,27 @@ def test_an_endpoint_has_handled_messages_with_these_headers(vectors: str) -> No
 def test_an_empty_type_is_an_error(empty: str) -> None:
     with pytest.raises(ValueError, match="message_type is empty"):
         headers(empty)
+
+
+def test_the_page_and_its_code(run, monkeypatch) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/dotnet.md"
+    ((_, block),) = pages.blocks(page)
+    names: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), names)
+    (task,) = names["dag"].tasks
+    monkeypatch.setattr(run.transport, "destinations", {"reminders"})
+    task.execute(run.context)
+    (message,) = run.transport.sent
+    assert message.headers == headers("Acme.Reminder, Acme.Messages", "airflow.results")
+    text = page.read_text()
+    assert {name for name in signature(headers).parameters if f"| `{name}` |" in text} == set(
+        signature(headers).parameters
+    )
+    assert {name for name in headers(TYPE, "", "", "") if f"`{name}`" in text} == set(headers(TYPE, "", "", ""))
+    for record in VECTORS:
+        versions = json.loads((Path(__file__).parent / record).read_text())["versions"]
+        assert f"tests/unit/{record}" in text
+        assert [one for one in versions.values() if one not in text] == []
 
 
 def test_rows_with_them_have_the_same_ids_each_time(run) -> None:
