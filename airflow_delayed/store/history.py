@@ -102,7 +102,10 @@ class HistoryRecorder:
             minute = self._minutes.setdefault(self._minute, {})
 
             def counts(row: Mapping[str, Any]) -> HistoryCounts:
-                return minute.setdefault((conn_id, row["Destination"]), HistoryCounts())
+                name = conn_id, row["Destination"]
+                if name not in minute:
+                    minute[name] = HistoryCounts()
+                return minute[name]
 
             at = outcome.at or now
             for row in outcome.delivered:
