@@ -76,9 +76,15 @@ class Page:
             raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
         return found["result"].get("value")
 
-    def load(self, script: str) -> None:
-        """Run a script in the document, whatever its content security policy allows."""
-        self._call("Runtime.evaluate", expression=script)
+    def load(self, script: str) -> Any:
+        """Run a script beside those of the document, whatever its content security policy allows; return its value."""
+        tree = self._call("Page.getFrameTree")["frameTree"]
+        frame = tree["frame"] if self.frame is None else tree["childFrames"][0]["frame"]
+        world = self._call("Page.createIsolatedWorld", frameId=frame["id"])["executionContextId"]
+        found = self._call(
+            "Runtime.evaluate", expression=script, contextId=world, awaitPromise=True, returnByValue=True
+        )
+        return found["result"].get("value")
 
     def wait_for(self, script: str, *, seconds: float = PATIENCE) -> Any:
         """Wait until an expression is true, and return it; raises TimeoutError with the page's text."""

@@ -125,15 +125,19 @@ def listed(page: chromium.Page, wanted: Callable[[list[str]], bool]) -> list[str
 
 
 def find(page: chromium.Page, **fields: str) -> None:
-    """Fill in the filter, and find."""
-    page.click("form.filter button", text="Clear")
-    page.wait_for("page.querySelector('#messages').getAttribute('aria-busy') === 'false'")
+    """Fill in the form with all criteria, and find."""
+    page.wait_for("page.querySelector('form.filter') !== null")
+    page.evaluate("page.querySelector('details.more').open = true")
+    page.evaluate("page.querySelectorAll('form.filter [name]').forEach(field => { field.value = '' })")
     for name, value in fields.items():
-        if name == "state":
-            page.evaluate(f"page.querySelector('select[name=state]').value = {json.dumps(value)}")
-        else:
-            page.fill(f"form.filter input[name={name}]", value)
+        page.evaluate(f"page.querySelector('form.filter [name={name}]').value = {json.dumps(value)}")
     page.click("form.filter button", text="Find")
+
+
+def look_up(page: chromium.Page, text: str, suggestion: str) -> None:
+    """Type into the search field, and take a suggestion."""
+    page.fill("input[type=search]", text)
+    page.click(".suggestions button", text=suggestion)
 
 
 def figure(page: chromium.Page, name: str) -> str:
@@ -191,6 +195,18 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     site.take(page, "dark-1280")
     page.evaluate("document.documentElement.classList.replace('dark', 'light') || true")
     page.evaluate("localStorage.setItem('theme', 'light')")
+    # Airflow's address names what is shown: a reload shows it again, and Back leads to the view before
+    page.click("[data-key='state Expired']")
+    expired = listed(page, lambda ids: len(ids) == 3)
+    page.wait_for("location.search.includes('state=expired')")
+    page.click("[data-key='state Failed']")
+    listed(page, lambda ids: len(ids) == 4)
+    page.evaluate("history.back() || true")
+    page.wait_for("location.search.includes('state=expired')")
+    page.evaluate("location.reload() || true")
+    page.wait_for("page.querySelector('#messages')?.getAttribute('aria-busy') === 'false'")
+    listed(page, lambda ids: ids == expired)
+    assert axe.violations(page) == []
     # its own size, and a smaller one: nothing is wider than the page
     for width in (1280, 768):
         page.resize(width, 1400)
@@ -230,8 +246,12 @@ def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
 
 def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) -> None:
     page = site.open("op")
-    find(page, tag="customer-5")
+    look_up(page, "invoice-0", "id invoice-0")
+    listed(page, lambda ids: ids == ["invoice-0"])
+    page.click("button[aria-label='Remove id invoice-0']")
+    look_up(page, "customer-5", "tag customer-5")
     found = listed(page, lambda ids: len(ids) > 5)
+    says(page, f"{len(found)} messages")
     page.click("input[aria-label='Choose all on this page']")
     act(page, "Cancel…", "Cancel them")
     says(page, f"{len(found)} messages changed.")
@@ -347,10 +367,19 @@ def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
         found = listed(page, bool)
         assert all(name.startswith("appointment-") for name in found), (path, found)
         assert page.evaluate("page.querySelector('input[name=dag_id]').value") == demo_ui.DAG
-    # and back from a message to its task
+    # a tab shows after a reload what it showed before
+    found = listed(page, bool)
+    look_up(page, found[0], f"id {found[0]}")
+    listed(page, lambda ids: ids == found[:1])
+    page.evaluate("location.reload() || true")
+    page.wait_for("page.querySelector('.chip') !== null")
+    listed(page, lambda ids: ids == found[:1])
+    # and back from a message to its task, without loading all of Airflow again
+    page.evaluate("(window.same = true)")
     page.click("#messages tbody a", text="send")
     page.frame = None
     page.wait_for("location.pathname.endsWith('/tasks/send')")
+    page.wait_for("document.querySelector('iframe') === null && window.same")
 
 
 def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: Site) -> None:
@@ -368,7 +397,8 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         assert (theme, axe.violations(page)) == (theme, [])
         for width in (1440, 1024, 390):
-            page.resize(width, 1000)
+            page.resize(width, 844)
+            page.evaluate("scrollTo(0, 0)")
             page.wait_for("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             site.take(page, f"page-{theme}-{width}")
         page.resize(1280, 1400)

@@ -1,8 +1,7 @@
 // Changing messages: what would happen is counted and asked first, what did happen is shown message by message.
 
 import { get, post } from "./api.js";
-import { open } from "./dialog.js";
-import { h, show } from "./dom.js";
+import { h, open, show } from "./dom.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {

@@ -1,9 +1,8 @@
 // One message: its state, its task, and everything that is known of it.
 
 import { get, part } from "./api.js";
-import { open } from "./dialog.js";
-import { h, meaning, show } from "./dom.js";
-import { leave } from "./theme.js";
+import { h, meaning, open, show } from "./dom.js";
+import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
 
 const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };

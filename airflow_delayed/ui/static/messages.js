@@ -1,31 +1,24 @@
-// Finding messages of a store: counts by state, a filter, one page of a list, and the actions on the chosen messages.
+// The messages of a store: counts by state, a search, one page of a list, and the actions on the chosen messages.
 
 import { act } from "./actions.js";
 import { Fault, get, part } from "./api.js";
 import { h, meaning, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
-import { leave } from "./theme.js";
-import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js";
+import { filterOf, isEmpty, problemOf, search } from "./search.js";
+import { leave } from "./airflow.js";
+import { absolute, relative } from "./time.js";
 
-export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
-/** The fields of the filter; they are in the page's address, so that it can be kept and sent on. */
-export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index"];
-/** The fields that are seen at first; the others are under "More". */
-const FIRST = ["id", "state", "tag", "destination"];
-const NEED_DAG = ["run_id", "task_id", "map_index"];
 /** States with the name of their count in the summary of a store. */
 const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"]];
 const BAD = new Set(["due", "failed"]);
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
 const LIMIT = 50;
-/** Stands for several states in the field of one. */
-const KEPT = "*";
 
 export class Messages {
   constructor(element, stores, { changed, asked }) {
     Object.assign(this, { element, stores, changed, asked });
     this.store = stores[0];
-    this.filter = {};
+    this.filter = filterOf({});
     this.trail = []; // the tokens of the pages before this one
     this.after = null;
     this.page = null;
@@ -44,8 +37,7 @@ export class Messages {
   /** Show the messages that match a filter, from the first page on; again: the address has it already. */
   find(store, filter, { again = false } = {}) {
     this.store = store ?? this.store;
-    this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
-    this.filter.state = [this.filter.state].flat().filter(Boolean);
+    this.filter = filterOf(filter);
     this.trail = [];
     this.after = null;
     // until the answer comes no action may reach the old list: it may be of another store
@@ -54,8 +46,9 @@ export class Messages {
     this.choose(() => false);
     this.asked(this.store.connection_id, this.filter, null, again);
     this.draw();
-    if (!this.filter.dag_id && NEED_DAG.some((name) => this.filter[name] !== "")) {
-      this.fault = new Fault(400, "invalid", "Write the DAG too: a run, a task and a map index are looked up within a DAG.");
+    const problem = problemOf(this.filter);
+    if (problem) {
+      this.fault = new Fault(400, "invalid", problem);
       this.turn += 1;
       this.element.setAttribute("aria-busy", "false");
       return this.drawList();
@@ -117,7 +110,8 @@ export class Messages {
     this.states = h("div", { class: "states", role: "group", "aria-label": "Messages by state" });
     const choice = h("select", { "aria-label": "Store", "data-key": "store", onchange: (event) => this.find(this.stores[event.target.selectedIndex], this.filter) },
       this.stores.map((store) => h("option", { selected: store === this.store }, store.connection_id)));
-    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.form(), this.list);
+    this.search = search(this.path, this.filter, (filter) => this.find(null, filter));
+    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.search.element, this.list);
     this.drawStates();
     this.drawList();
   }
@@ -127,47 +121,18 @@ export class Messages {
     const summary = this.summaries.get(this.store.connection_id);
     const one = (name, count, filter, pressed) => h("button", { type: "button", title: meaning(name), "data-key": `state ${name}`, "aria-pressed": String(pressed),
       class: count && BAD.has(filter.state) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
-      `${name} `, h("strong", {}, count === undefined ? "–" : count.toLocaleString()));
+      name, count !== null && [" ", h("strong", {}, count === undefined ? "–" : count.toLocaleString())]);
     const { state, due_until: until } = this.filter;
     const chosen = state.length === 1 ? state[0] : null;
     const overdue = summary && new Date(Date.parse(summary.at) - 60_000).toISOString();
     show(this.states,
       summary?.overdue > 0 && one("Overdue", summary.overdue, { state: "due", due_until: overdue }, chosen === "due" && until !== ""),
-      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), summary?.[count], { state: name }, chosen === name && (name !== "due" || until === ""))));
-  }
-
-  form() {
-    const f = this.filter;
-    const field = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: f[name], autocomplete: "off", spellcheck: "false", "data-key": name, ...more }));
-    const moment = (name, label) => h("label", {}, `${label} (${zone()})`,
-      h("input", { name, type: "datetime-local", step: 1, max: LATEST, value: toField(f[name]), "data-key": name }));
-    const send = (event) => {
-      event.preventDefault();
-      const given = Object.fromEntries(new FormData(event.currentTarget));
-      for (const name of ["due_from", "due_until"]) {
-        // a time that the user did not touch stays exact
-        given[name] = given[name] && given[name] === toField(f[name]) ? f[name] : fromField(given[name]) ?? "";
-      }
-      given.state = given.state === KEPT ? f.state : given.state;
-      this.find(null, given);
-    };
-    const several = f.state.length > 1;
-    const more = FIELDS.some((name) => !FIRST.includes(name) && f[name] !== "");
-    return h("form", { class: "filter", onsubmit: send, role: "search" },
-      field("id", "Message id"),
-      h("label", {}, "State", h("select", { name: "state", "data-key": "state" }, h("option", { value: "" }, "any"),
-        several && h("option", { value: KEPT, selected: true }, f.state.join(" or ")),
-        STATES.map((state) => h("option", { value: state, selected: !several && f.state[0] === state }, state)))),
-      field("tag", "Tag"), field("destination", "Destination"),
-      h("details", { class: "more", open: more, "data-key": "more" }, h("summary", { "data-key": "more summary" }, "More: due time, DAG, run, task"),
-        h("div", {}, moment("due_from", "Due from"), moment("due_until", "Due before"),
-          field("dag_id", "DAG"), field("run_id", "Run"), field("task_id", "Task"), field("map_index", "Map index", { type: "number", min: -1, step: 1 }))),
-      h("div", { class: "buttons" }, h("button", { class: "primary", "data-key": "find" }, "Find"),
-        h("button", { type: "button", "data-key": "clear", onclick: () => this.find(null, {}) }, "Clear")));
+      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), count ? summary?.[count] : null, { state: name }, chosen === name && (name !== "due" || until === ""))));
   }
 
   drawList() {
     const { page, fault } = this;
+    this.search.count(fault || !page ? "" : this.counted());
     if (fault) return show(this.list, h("p", { class: "notice error", role: "alert" }, fault.message, " ",
       h("button", { type: "button", onclick: () => this.load() }, "Try again")));
     if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
@@ -175,18 +140,25 @@ export class Messages {
     return show(this.list, this.actions(), this.table(), this.pages());
   }
 
+  /** How many messages match. */
+  counted() {
+    const { messages, remembered, next } = this.page;
+    const here = messages.length + remembered.length;
+    if (next || this.trail.length) return `more than ${(LIMIT * (this.trail.length + (next ? 1 : 0))).toLocaleString()} messages`;
+    return here === 1 ? "1 message" : `${here.toLocaleString()} messages`;
+  }
+
   empty() {
-    const asked = Object.values(this.filter).some((value) => value.length);
-    return h("p", { class: "empty", role: "status" }, asked
-      ? "No message in this store matches; texts are compared exactly, with upper and lower case. Messages that were dispatched or cancelled are found by their id, for as long as the dispatcher remembers them."
-      : "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here.");
+    return h("p", { class: "empty", role: "status" }, isEmpty(this.filter)
+      ? "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here."
+      : "No message in this store matches; texts are compared exactly, with upper and lower case. Without a state in the search, dispatched and cancelled messages are found by their id alone.");
   }
 
   actions() {
     const { messages } = this.page;
     if (!messages.length || !this.store.may.edit) return null;
     const more = this.page.next !== null || this.trail.length > 0;
-    const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value.length);
+    const filtered = !isEmpty({ ...this.filter, id: "" });
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
     const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === messages.length;
     return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
