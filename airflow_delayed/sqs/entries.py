@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded, short
 from airflow_delayed.message import DelayedMessage, check_text, parse_moment
+from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.sqs.queues import FIFO
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
     body: str | None
     if form == NSERVICEBUS:
         _check_own(message.headers)
-        body = wrap(message.body, message.headers, message.message_id)
+        body = wrap(message.body, _with_due(message), message.message_id)
         size = len(body)
     else:
         body = _text(message.body)
@@ -145,7 +146,7 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
             attributes[BODY_ENCODING] = string("base64")
         if form == UNWRAPPED:
             _check_own(message.headers)
-            headers = {**message.headers, MESSAGE_ID: message.message_id}
+            headers = {**_with_due(message), MESSAGE_ID: message.message_id}
             attributes[HEADERS] = string(json.dumps(headers, separators=(",", ":")))
         else:
             _check_headers(message.headers)
@@ -172,6 +173,10 @@ def _text(body: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return None if _REFUSED.search(text) else text
+
+
+def _with_due(message: DelayedMessage) -> dict[str, str]:
+    return {**message.headers, DELIVER_AT: nservicebus_time(message.due_at)}
 
 
 def _check_own(headers: Mapping[str, str]) -> None:
