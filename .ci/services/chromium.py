@@ -60,6 +60,10 @@ class Page:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
+    def at_first(self, script: str) -> None:
+        """Run a script in each document from now on, before those of the document."""
+        self._call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     def go(self, url: str) -> None:
         """Open another address, and wait until its document is there."""
         self._call("Page.navigate", url=url)
@@ -112,7 +116,11 @@ class Page:
         self.click(selector)
         self.evaluate("page.activeElement.select && page.activeElement.select()")
         self.press("Backspace")
-        self._call("Input.insertText", text=value)
+        self.write(value)
+
+    def write(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self._call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
         """Press a key, such as Enter or Escape."""

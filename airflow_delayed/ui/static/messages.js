@@ -12,6 +12,8 @@ import { absolute, relative } from "./time.js";
 const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"]];
 const BAD = new Set(["due", "failed"]);
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
+/** The actions on a list of cancelled messages. */
+const TAKEN_BACK = [["restore", "Take back…"], ["erase", "Erase…"]];
 const LIMIT = 50;
 
 export class Messages {
@@ -69,7 +71,7 @@ export class Messages {
   async open(id, again = false) {
     this.message = id;
     this.asked(this.store.connection_id, this.filter, id, again);
-    await detail(this.path, id, this.store.may);
+    await detail(this.path, id, this.store.may, (name) => this.change(name, { ids: [id] }));
     if (this.message !== id) return;
     this.message = null;
     this.asked(this.store.connection_id, this.filter, null, true);
@@ -94,10 +96,16 @@ export class Messages {
       this.page = null;
       this.fault = fault;
     }
-    const there = new Set(this.page?.messages.map((message) => message.message_id));
+    const there = new Set(this.choosable());
     if (!this.all) this.choose((id) => there.has(id));
     this.element.setAttribute("aria-busy", "false");
     this.drawList();
+  }
+
+  /** The ids of the list that can be chosen: those of messages, and of cancelled ones that can be taken back. */
+  choosable() {
+    if (!this.page) return [];
+    return [...this.page.messages, ...this.page.remembered.filter((one) => one.restorable_until)].map((one) => one.message_id);
   }
 
   choose(keep) {
@@ -155,23 +163,26 @@ export class Messages {
   }
 
   actions() {
-    const { messages } = this.page;
-    if (!messages.length || !this.store.may.edit) return null;
+    const choosable = this.choosable();
+    if (!choosable.length || !this.store.may.edit) return null;
     const more = this.page.next !== null || this.trail.length > 0;
     const filtered = !isEmpty({ ...this.filter, id: "" });
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
-    const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === messages.length;
+    const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === choosable.length;
     return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
       h("span", { class: "muted", role: "status" }, chosen, offer && [" ", h("button", { type: "button", class: "plain", "data-key": "all", onclick: () => {
         this.all = true;
         this.drawList();
       } }, "choose all that match, on all pages")]),
-      ACTIONS.map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
+      (this.page.messages.length ? ACTIONS : TAKEN_BACK).map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
         disabled: !this.all && !this.chosen.size, onclick: () => this.act(name) }, label)));
   }
 
-  async act(name) {
-    const selection = this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] };
+  act(name) {
+    return this.change(name, this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] });
+  }
+
+  async change(name, selection) {
     if (await act(name, this.store.connection_id, this.path, selection)) {
       this.choose(() => false);
       await this.load();
@@ -188,6 +199,7 @@ export class Messages {
   table() {
     const { messages, remembered, at } = this.page;
     const may = this.store.may.edit;
+    const choosable = this.choosable();
     const toggle = (id) => (event) => {
       if (event.target.checked) this.chosen.add(id);
       else this.chosen.delete(id);
@@ -195,7 +207,7 @@ export class Messages {
       this.drawList();
     };
     const everything = (event) => {
-      this.chosen = new Set(event.target.checked ? messages.map((message) => message.message_id) : []);
+      this.chosen = new Set(event.target.checked ? choosable : []);
       this.all = false;
       this.drawList();
     };
@@ -205,25 +217,28 @@ export class Messages {
       this.open(id);
     };
     const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
+    const choiceCell = (id) => may && h("td", {}, choosable.includes(id) && h("input", { type: "checkbox", "aria-label": `Choose ${id}`, "data-key": `choose ${id}`,
+      checked: this.all || this.chosen.has(id), onchange: toggle(id) }));
+    const sender = (origin) => h("td", {}, origin && [h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id),
+      h("small", {}, `${origin.dag_id} ${origin.run_id}`)]);
     const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
     return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
       h("thead", {}, h("tr", {},
         may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
-          checked: messages.length > 0 && this.chosen.size === messages.length, disabled: !messages.length })),
+          checked: choosable.length > 0 && this.chosen.size === choosable.length, disabled: !choosable.length })),
         ["Message", "State", "Due", "Destination", "Tag", "Sent by"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, messages.map((message) => h("tr", {},
-        may && h("td", {}, h("input", { type: "checkbox", "aria-label": `Choose ${message.message_id}`, "data-key": `choose ${message.message_id}`,
-          checked: this.all || this.chosen.has(message.message_id), onchange: toggle(message.message_id) })),
+        choiceCell(message.message_id),
         idCell(message.message_id),
         h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`),
           message.last_error && h("small", { class: "reason", title: message.last_error }, message.last_error)),
         h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
         h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
         h("td", {}, message.tag),
-        h("td", {}, message.origin && [h("a", { href: taskAddress(message.origin), onclick: leave }, message.origin.task_id),
-          h("small", {}, `${message.origin.dag_id} ${message.origin.run_id}`)]))),
-      remembered.map((gone) => h("tr", {}, may && h("td", {}), idCell(gone.message_id),
-        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at))), h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}), h("td", {}))))));
+        sender(message.origin))),
+      remembered.map((gone) => h("tr", {}, choiceCell(gone.message_id), idCell(gone.message_id),
+        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at)), gone.restorable_until && h("small", {}, `can be taken back until ${absolute(gone.restorable_until)}`)),
+        h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}, gone.tag), sender(gone.origin))))));
   }
 
   pages() {
