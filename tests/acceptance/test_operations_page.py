@@ -177,6 +177,9 @@ def done(page: chromium.Page) -> None:
 def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page = site.open("op", "/")
     page.frame = None
+    # Airflow's home says it already
+    says(page, "Delayed deliveries: Not delivering")
+    site.take(page, "home")
     # from Airflow's own navigation
     page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME
@@ -205,8 +208,8 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page.click("[data-key='state Expired']")
     expired = listed(page, lambda ids: len(ids) == 3)
     page.wait_for("location.search.includes('state=expired')")
-    page.click("[data-key='state Failed']")
-    listed(page, lambda ids: len(ids) == 4)
+    page.click("[data-key='state Waiting']")
+    listed(page, lambda ids: len(ids) == 50)
     page.evaluate("history.back() || true")
     page.wait_for("location.search.includes('state=expired')")
     page.evaluate("location.reload() || true")
@@ -396,7 +399,7 @@ def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
 _FIRST_ROW_WHEN_WELL = """(() => {
   const verdict = page.querySelector('#verdict');
   const causes = [...verdict.childNodes];
-  verdict.innerHTML = '<p class="notice good">All is well. The next message is due in 2 min, at 2031-05-06 07:08:09.</p>';
+  verdict.innerHTML = '<p class="notice good">All is well. The next message is due in 2 min, at 2031-05-06 07:08.</p>';
   const end = page.querySelector('#messages tbody tr').getBoundingClientRect().bottom;
   verdict.replaceChildren(...causes);
   return end;
@@ -509,7 +512,7 @@ def test_it_is_used_by_keyboard(site: Site) -> None:
 
 def test_ten_thousand_messages_an_odd_id_and_a_wrong_clock(site: Site) -> None:
     now = datetime.now(timezone.utc)
-    odd = "".join(map(chr, range(33, 127))) + " é漢"
+    odd = "".join(map(chr, range(33, 127)))
 
     def message(name: str, number: int) -> DelayedMessage:
         return DelayedMessage(

@@ -29,6 +29,7 @@ export class Messages {
     this.all = false;
     this.turn = 0;
     this.summaries = new Map();
+    this.failures = [];
     this.message = null; // the id of the message that is shown
   }
 
@@ -45,6 +46,7 @@ export class Messages {
     // until the answer comes no action may reach the old list: it may be of another store
     this.page = null;
     this.fault = null;
+    this.failures = [];
     this.choose(() => false);
     this.asked(this.store.connection_id, this.filter, null, again);
     this.draw();
@@ -87,9 +89,15 @@ export class Messages {
     const turn = ++this.turn;
     this.element.setAttribute("aria-busy", "true");
     try {
-      const page = await get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT });
+      const { state, reason } = this.filter;
+      const [page, failures] = await Promise.all([
+        get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT }),
+        // without them the list is there all the same
+        state.join() === "failed" && !reason && get(`${this.path}/failures`).catch(() => null),
+      ]);
       if (turn !== this.turn) return; // a later question has been asked meanwhile
       this.page = page;
+      this.failures = failures?.groups ?? [];
       this.fault = null;
     } catch (fault) {
       if (turn !== this.turn) return;
@@ -145,7 +153,17 @@ export class Messages {
       h("button", { type: "button", onclick: () => this.load() }, "Try again")));
     if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
     if (!page.messages.length && !page.remembered.length) return show(this.list, this.empty(), this.pages());
-    return show(this.list, this.actions(), this.table(), this.pages());
+    return show(this.list, this.causes(), this.actions(), this.table(), this.pages());
+  }
+
+  /** Failed messages by cause: why, how many, and the way to see or retry all of a cause. */
+  causes() {
+    return this.failures.length > 0 && h("ul", { class: "groups", "aria-label": "Failed messages by cause" }, this.failures.map(({ reason, destination, count }, index) => {
+      const filter = filterOf({ state: "failed", reason, destination });
+      return h("li", {}, h("span", {}, h("strong", {}, count.toLocaleString()), ` ${reason ?? "for an unknown reason"} `, h("span", { class: "muted" }, destination)),
+        reason && h("button", { type: "button", "data-key": `show cause ${index}`, onclick: () => this.find(null, filter) }, "Show"),
+        reason && this.store.may.edit && h("button", { type: "button", "data-key": `retry cause ${index}`, onclick: () => this.change("retry", { filter: { state: ["failed"], reason, destination } }) }, `Retry ${count.toLocaleString()}…`));
+    }));
   }
 
   /** How many messages match. */
