@@ -129,6 +129,11 @@ def page_tabs() -> bool:
     return _switch("page_tabs")
 
 
+def page_home_card() -> bool:
+    """Return whether Airflow's home has a card with the verdict of the page."""
+    return _switch("page_home_card")
+
+
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
     return _switch("sqlite_on_shared_disk")

@@ -214,6 +214,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
+                    "page_home_card": _option(
+                        "Whether Airflow's home has a card that says whether messages are delivered. It uses Airflow's"
+                        " interface for React plugins, which is experimental.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
                     "metrics_token": _option(
                         "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"
                         " Authorization: Bearer. Without it there are no such metrics. It may come from a secrets"

@@ -60,6 +60,10 @@ class Page:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
+    def at_first(self, script: str) -> None:
+        """Run a script in each document from now on, before those of the document."""
+        self._call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     def go(self, url: str) -> None:
         """Open another address, and wait until its document is there."""
         self._call("Page.navigate", url=url)
@@ -76,9 +80,15 @@ class Page:
             raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
         return found["result"].get("value")
 
-    def load(self, script: str) -> None:
-        """Run a script in the document, whatever its content security policy allows."""
-        self._call("Runtime.evaluate", expression=script)
+    def load(self, script: str) -> Any:
+        """Run a script beside those of the document, whatever its content security policy allows; return its value."""
+        tree = self._call("Page.getFrameTree")["frameTree"]
+        frame = tree["frame"] if self.frame is None else tree["childFrames"][0]["frame"]
+        world = self._call("Page.createIsolatedWorld", frameId=frame["id"])["executionContextId"]
+        found = self._call(
+            "Runtime.evaluate", expression=script, contextId=world, awaitPromise=True, returnByValue=True
+        )
+        return found["result"].get("value")
 
     def wait_for(self, script: str, *, seconds: float = PATIENCE) -> Any:
         """Wait until an expression is true, and return it; raises TimeoutError with the page's text."""
@@ -106,7 +116,11 @@ class Page:
         self.click(selector)
         self.evaluate("page.activeElement.select && page.activeElement.select()")
         self.press("Backspace")
-        self._call("Input.insertText", text=value)
+        self.write(value)
+
+    def write(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self._call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
         """Press a key, such as Enter or Escape."""

@@ -40,8 +40,7 @@ _PLACES = {
 
 def views() -> list[dict[str, Any]]:
     """Return the page's places in Airflow's UI."""
-    # Airflow mounts apps below the path of its own address
-    top = f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
+    top = _top()
     return [
         {
             # the navigation cuts longer names
@@ -56,6 +55,19 @@ def views() -> list[dict[str, Any]]:
         for place, query in _PLACES.items()
         if place == "nav" or config.page_tabs()
     ]
+
+
+def cards() -> list[dict[str, Any]]:
+    """Return the card of Airflow's home, if it is wanted."""
+    if not config.page_home_card():
+        return []
+    card = {"name": f"{NAME}: verdict", "bundle_url": f"{_top()}static/home.js", "destination": "dashboard"}
+    return [{**card, "url_route": f"{ROUTE}-home"}]
+
+
+def _top() -> str:
+    # Airflow mounts apps below the path of its own address
+    return f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
 
 
 def _create() -> App:
@@ -114,3 +126,4 @@ class DelayedPlugin(AirflowPlugin):
     name = "delayed_deliveries"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": f"/{ROUTE}", "name": NAME}]
     external_views = views()
+    react_apps = cards()

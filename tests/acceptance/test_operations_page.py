@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -25,6 +25,7 @@ from acceptance.conftest import Site as Browser
 from acceptance.conftest import World
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import chromium, process
 
@@ -77,16 +78,21 @@ class Site:
 
         :param dag_id: the DAG that the dispatcher says it runs in.
         """
-        connections = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(has) for name, has in self.world.connections.items()}
+        with self.store() as store, closing(delivery_for("delayed_sqs")) as transport:
+            store.reschedule(ids, delay=timedelta(0))
+            dispatcher = store.dispatcher(
+                ["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0), dag_id=dag_id
+            )
+            return dispatcher.run().dispatched
+
+    @contextmanager
+    def store(self) -> Iterator[DelayedStoreHook]:
+        """The store, by the connections of the live Airflow."""
         with pytest.MonkeyPatch.context() as monkeypatch:
-            for name, fields in connections.items():
-                monkeypatch.setenv(name, fields)
-            with closing(DelayedStoreHook("delayed_store")) as store, closing(delivery_for("delayed_sqs")) as transport:
-                store.reschedule(ids, delay=timedelta(0))
-                dispatcher = store.dispatcher(
-                    ["delayed_sqs"], lambda conn_id, clock: transport, lookahead=timedelta(0), dag_id=dag_id
-                )
-                return dispatcher.run().dispatched
+            for name, fields in self.world.connections.items():
+                monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(fields))
+            with closing(DelayedStoreHook("delayed_store", "delayed_sqs")) as store:
+                yield store
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +131,19 @@ def listed(page: chromium.Page, wanted: Callable[[list[str]], bool]) -> list[str
 
 
 def find(page: chromium.Page, **fields: str) -> None:
-    """Fill in the filter, and find."""
-    page.click("form.filter button", text="Clear")
-    page.wait_for("page.querySelector('#messages').getAttribute('aria-busy') === 'false'")
+    """Fill in the form with all criteria, and find."""
+    page.wait_for("page.querySelector('form.filter') !== null")
+    page.evaluate("page.querySelector('details.more').open = true")
+    page.evaluate("page.querySelectorAll('form.filter [name]').forEach(field => { field.value = '' })")
     for name, value in fields.items():
-        if name == "state":
-            page.evaluate(f"page.querySelector('select[name=state]').value = {json.dumps(value)}")
-        else:
-            page.fill(f"form.filter input[name={name}]", value)
+        page.evaluate(f"page.querySelector('form.filter [name={name}]').value = {json.dumps(value)}")
     page.click("form.filter button", text="Find")
+
+
+def look_up(page: chromium.Page, text: str, suggestion: str) -> None:
+    """Type into the search field, and take a suggestion."""
+    page.fill("input[type=search]", text)
+    page.click(".suggestions button", text=suggestion)
 
 
 def figure(page: chromium.Page, name: str) -> str:
@@ -167,6 +177,9 @@ def done(page: chromium.Page) -> None:
 def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page = site.open("op", "/")
     page.frame = None
+    # Airflow's home says it already
+    says(page, "Delayed deliveries: Not delivering")
+    site.take(page, "home")
     # from Airflow's own navigation
     page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME
@@ -191,6 +204,18 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     site.take(page, "dark-1280")
     page.evaluate("document.documentElement.classList.replace('dark', 'light') || true")
     page.evaluate("localStorage.setItem('theme', 'light')")
+    # Airflow's address names what is shown: a reload shows it again, and Back leads to the view before
+    page.click("[data-key='state Expired']")
+    expired = listed(page, lambda ids: len(ids) == 3)
+    page.wait_for("location.search.includes('state=expired')")
+    page.click("[data-key='state Waiting']")
+    listed(page, lambda ids: len(ids) == 50)
+    page.evaluate("history.back() || true")
+    page.wait_for("location.search.includes('state=expired')")
+    page.evaluate("location.reload() || true")
+    page.wait_for("page.querySelector('#messages')?.getAttribute('aria-busy') === 'false'")
+    listed(page, lambda ids: ids == expired)
+    assert axe.violations(page) == []
     # its own size, and a smaller one: nothing is wider than the page
     for width in (1280, 768):
         page.resize(width, 1400)
@@ -230,8 +255,12 @@ def test_the_time_zone_is_the_one_chosen_in_airflow(site: Site) -> None:
 
 def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) -> None:
     page = site.open("op")
-    find(page, tag="customer-5")
+    look_up(page, "invoice-0", "id invoice-0")
+    listed(page, lambda ids: ids == ["invoice-0"])
+    page.click("button[aria-label='Remove id invoice-0']")
+    look_up(page, "customer-5", "tag customer-5")
     found = listed(page, lambda ids: len(ids) > 5)
+    says(page, f"{len(found)} messages")
     page.click("input[aria-label='Choose all on this page']")
     act(page, "Cancel…", "Cancel them")
     says(page, f"{len(found)} messages changed.")
@@ -282,12 +311,16 @@ def test_what_failed_is_looked_at_and_retried(site: Site) -> None:
     page.click("dialog button", text="Show the body")
     says(page, '{"reminder": "invoice-0"}')
     site.take(page, "message")
+    # what can be done with it stands beside it, and the message is read again after that
+    page.click("dialog .buttons button", text="Retry…")
+    page.click("dialog footer button", text="Retry them")
+    says(page, "1 message changed.")
+    page.click("dialog footer button", text="Done")
+    page.wait_for("page.querySelectorAll('dialog').length === 1")
+    page.click("dialog .buttons button", text="Reschedule…")
+    page.press("Escape")
     page.press("Escape")
     page.wait_for("page.querySelector('dialog') === null")
-    page.click("input[aria-label='Choose invoice-0']")
-    act(page, "Retry…", "Retry them")
-    says(page, "1 message changed.")
-    done(page)
     assert site.state("invoice-0") in ("due", "waiting")
 
 
@@ -347,10 +380,30 @@ def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
         found = listed(page, bool)
         assert all(name.startswith("appointment-") for name in found), (path, found)
         assert page.evaluate("page.querySelector('input[name=dag_id]').value") == demo_ui.DAG
-    # and back from a message to its task
+    # a tab shows after a reload what it showed before
+    found = listed(page, bool)
+    look_up(page, found[0], f"id {found[0]}")
+    listed(page, lambda ids: ids == found[:1])
+    page.evaluate("location.reload() || true")
+    page.wait_for("page.querySelector('.chip') !== null")
+    listed(page, lambda ids: ids == found[:1])
+    # and back from a message to its task, without loading all of Airflow again
+    page.evaluate("(window.same = true)")
     page.click("#messages tbody a", text="send")
     page.frame = None
     page.wait_for("location.pathname.endsWith('/tasks/send')")
+    page.wait_for("document.querySelector('iframe') === null && window.same")
+
+
+#: Where the first message of the list ends, in CSS pixels, below a verdict that has no cause to show.
+_FIRST_ROW_WHEN_WELL = """(() => {
+  const verdict = page.querySelector('#verdict');
+  const causes = [...verdict.childNodes];
+  verdict.innerHTML = '<p class="notice good">All is well. The next message is due in 2 min, at 2031-05-06 07:08.</p>';
+  const end = page.querySelector('#messages tbody tr').getBoundingClientRect().bottom;
+  verdict.replaceChildren(...causes);
+  return end;
+})()"""
 
 
 def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: Site) -> None:
@@ -368,9 +421,12 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         assert (theme, axe.violations(page)) == (theme, [])
         for width in (1440, 1024, 390):
-            page.resize(width, 1000)
+            page.resize(width, 844)
+            page.evaluate("scrollTo(0, 0)")
             page.wait_for("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             site.take(page, f"page-{theme}-{width}")
+        # on a phone the first message is on the first screen, if all is well
+        assert page.evaluate(_FIRST_ROW_WHEN_WELL) < 844
         page.resize(1280, 1400)
     # why is in the row
     says(page, "closed-queue")
@@ -414,21 +470,98 @@ def keyboard(page: chromium.Page) -> Iterator[Callable[[str], None]]:
 def test_it_is_used_by_keyboard(site: Site) -> None:
     page = site.open("op")
     page.wait_for("page.querySelector('#messages td.id a') !== null")
-    first = rows(page)[0]
+    focus = "(page.activeElement.getAttribute('aria-label') || page.activeElement.innerText)"
     with keyboard(page) as press:
-        seen = []
-        for _ in range(60):
-            press("Tab")
-            seen.append(page.evaluate("page.activeElement.getAttribute('aria-label') || page.activeElement.innerText"))
-            if seen[-1] == first:
-                break
-        assert seen[-1] == first, seen
+
+        def reach(name: str) -> None:
+            seen = []
+            while name not in seen[-1:]:
+                assert len(seen) < 60, seen
+                press("Tab")
+                seen.append(page.evaluate(focus))
+
+        # find
+        reach("Search by id, tag, destination or DAG")
+        page.write("invoice-1")
+        page.wait_for("page.querySelector('.suggestions button') !== null")
+        press("ArrowDown")
+        press("Enter")
+        listed(page, lambda ids: ids == ["invoice-1"])
+        # read
+        reach("invoice-1")
         press("Enter")
         says(page, "History")
+        # retry and cancel
+        for action, confirm, after in (("Retry…", "Retry them", "Reschedule…"), ("Cancel…", "Cancel them", None)):
+            reach(action)
+            press("Enter")
+            says(page, "1 message matches.")
+            reach(confirm)
+            press("Enter")
+            says(page, "1 message changed.")
+            reach("Done")
+            press("Enter")
+            if after is not None:
+                page.wait_for(f"[...page.querySelectorAll('dialog button')].some(b => b.innerText === '{after}')")
+        page.wait_for("[...page.querySelectorAll('dialog .badge')].some(b => b.innerText === 'cancelled')")
         press("Escape")
         page.wait_for("page.querySelector('dialog') === null")
         # one is where one was
-        assert page.evaluate("page.activeElement.innerText") == first
+        assert page.evaluate("page.activeElement.innerText") == "invoice-1"
+
+
+def test_ten_thousand_messages_an_odd_id_and_a_wrong_clock(site: Site) -> None:
+    now = datetime.now(timezone.utc)
+    odd = "".join(map(chr, range(33, 127)))
+
+    def message(name: str, number: int) -> DelayedMessage:
+        return DelayedMessage(
+            destination=f"place-{number % 2000}",
+            body=b"{}",
+            due_at=now + timedelta(days=30),
+            message_id=name,
+            tag="one of many",
+        )
+
+    with site.store() as store:
+        store.send([message(odd, 0), *(message(f"many-{number}", number) for number in range(9_999))])
+    page = site.open("op", "/")
+    page.frame = None
+    page.at_first(
+        """const Right = Date; globalThis.Date = class extends Right {
+        constructor(...given) { given.length ? super(...given) : super(Right.now() + 864e5); }
+        static now() { return Right.now() + 864e5; } }"""
+    )
+    page.go(f"{site.url}/delayed-deliveries/")
+    # the times are the server's
+    page.wait_for("page.querySelector('#fresh').innerText.startsWith('Updated')")
+    [shown] = re.findall(r"[-\d]+ [:\d]+", page.evaluate("page.querySelector('#fresh').innerText"))
+    assert abs(datetime.fromisoformat(f"{shown}+00:00") - now) < timedelta(minutes=10)
+    # an id with every printable character is found, opened, and has an address
+    look_up(page, odd, f"id {odd}")
+    listed(page, lambda ids: ids == [odd])
+    page.click("td.id a")
+    says(page, "History")
+    page.go(str(page.evaluate("location.href")))
+    says(page, "History")
+    assert page.evaluate("page.querySelector('dialog dd').innerText") == odd
+    page.press("Escape")
+    # one of 2,000 destinations, then all 10,000 messages, changed by one answer
+    find(page, destination="place-1999")
+    listed(page, lambda ids: len(ids) == 4)
+    find(page, tag="one of many")
+    listed(page, lambda ids: len(ids) == 50)
+    says(page, "tag: one of many")
+    page.click("nav.pages button", text="Next")
+    says(page, "Page 2")
+    page.click("input[aria-label='Choose all on this page']")
+    page.click("[role=toolbar] button", text="choose all that match")
+    page.click("[role=toolbar] button", text="Cancel…")
+    says(page, "10,000 messages match")
+    page.click("dialog footer button", text="Cancel them")
+    says(page, "10,000 messages changed.")
+    done(page)
+    assert site.state(odd) == "cancelled"
 
 
 def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:

@@ -1,19 +1,19 @@
 // Changing messages: what would happen is counted and asked first, what did happen is shown message by message.
 
 import { get, post } from "./api.js";
-import { open } from "./dialog.js";
-import { h, show } from "./dom.js";
+import { h, open, show } from "./dom.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {
   cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
   reschedule: { title: "Reschedule messages", go: "Reschedule them", ask: "They will be delivered then." },
   retry: { title: "Retry messages", go: "Retry them", ask: "They wait again, and those that are due are dispatched at once. Repair the cause first: otherwise they fail again." },
+  restore: { title: "Take back a cancel", go: "Take it back", ask: "The messages wait again, and are delivered when they are due." },
   erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
 };
 const SHOWN = 100;
 const NAMED = 5;
-const DONE = new Set(["cancelled", "rescheduled", "retried", "erased"]);
+const DONE = new Set(["cancelled", "rescheduled", "retried", "erased", "restored"]);
 
 /** Ask, do, and show the result; resolves to whether anything may have changed. */
 export async function act(name, store, path, selection) {
@@ -21,40 +21,67 @@ export async function act(name, store, path, selection) {
   const title = `${says.title} in ${store}`;
   let work = null;
   await open(title, async (content, close) => {
+    const ask = async (more) => {
+      show(content, h("p", { role: "status" }, "Counting …"));
+      try {
+        const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
+        const overdue = !more.overdue_ok && would.outcomes.overdue;
+        show(content, question(says, would, close, () => {
+          work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, { name, store, selection });
+        }, selection), overdue > 0 && h("p", { class: "notice warn" }, `${count(overdue, "message is", "messages are")} overdue by now, and would be dispatched at once. `,
+          h("button", { type: "button", onclick: () => ask({ ...more, overdue_ok: true }) }, "Take the overdue back too…")));
+        // not the one that does it: who holds a key down has not read the question
+        content.querySelector("footer button").focus();
+      } catch (fault) {
+        show(content, failed(fault));
+      }
+    };
     const more = name === "reschedule" ? await when(content) : {};
-    if (more === null) return close();
-    show(content, h("p", { role: "status" }, "Counting …"));
-    try {
-      const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
-      show(content, question(says, would, close, () => {
-        work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, name === "retry" && store);
-      }, selection));
-      // not the one that does it: who holds a key down has not read the question
-      content.querySelector("footer button").focus();
-    } catch (fault) {
-      show(content, failed(fault));
-    }
-    return undefined;
+    return more === null ? close() : ask(more);
   });
   if (work === null) return false;
   const done = await work;
   // closed meanwhile: the result is shown nevertheless
   if (!done.seen) await open(title, (content, close) => show(content, done.nodes(close)));
+  if (done.undo()) await act("restore", store, path, done.undo());
   return true;
 }
 
 /** Do it, and show what became of it where the question was. */
-async function carry(content, path, asked, would, close, retried) {
+async function carry(content, path, asked, would, close, { name, store, selection }) {
   let nodes;
+  let undo = null;
   try {
     const sum = await all(content, path, asked, would);
-    const obstacles = retried && sum.changed ? await obstaclesOf(retried) : [];
-    nodes = (end) => result(sum, end, obstacles);
+    const obstacles = name === "retry" && sum.changed ? await obstaclesOf(store) : [];
+    const until = name === "cancel" && sum.changed ? await restorableUntil(path, sum) : null;
+    nodes = (end) => result(sum, end, obstacles, until && h("p", {}, h("button", { type: "button", onclick: () => {
+      undo = cancelled(sum, selection);
+      end();
+    } }, "Take it back…"), ` until ${absolute(until)}`));
   } catch (fault) {
     nodes = () => [failed(fault)];
   }
-  if (content.isConnected) show(content, nodes(close));
-  return { seen: content.isConnected, nodes };
+  const seen = content.isConnected;
+  if (!seen) return { seen, nodes, undo: () => undo };
+  show(content, nodes(close));
+  await new Promise((resolve) => content.closest("dialog").addEventListener("close", resolve));
+  return { seen, nodes, undo: () => undo };
+}
+
+const namesOf = (sum) => sum.messages.filter(({ outcome }) => outcome === "cancelled").map(({ message_id: id }) => id);
+
+/** What a cancel has changed, as a selection: each message if the answers name them all. */
+function cancelled(sum, { filter }) {
+  const ids = namesOf(sum);
+  return ids.length === sum.changed ? { ids } : { filter: { ...filter, state: ["cancelled"] } };
+}
+
+/** Until when a cancel can be taken back; null: it cannot. */
+async function restorableUntil(path, sum) {
+  const [id] = namesOf(sum);
+  const found = id && await get(path.replace(/cancel$/, "message"), { id }).catch(() => null);
+  return found?.remembered?.restorable_until ?? null;
 }
 
 /** What keeps messages of a store from being delivered, such as that no dispatcher is at work. */
@@ -135,12 +162,13 @@ async function all(content, path, asked, would) {
   return sum;
 }
 
-function result(sum, close, obstacles) {
+function result(sum, close, obstacles, undo) {
   const missed = sum.total - sum.changed;
   // what was not changed comes first: it is what one looks for
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    undo,
     obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),
     sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
     outcomes(sum.outcomes),

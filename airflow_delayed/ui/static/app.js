@@ -1,10 +1,11 @@
 // The operations page: the verdict, the messages of one store, and a card for each connection.
 
+import { beginning, followTheme, keep } from "./airflow.js";
 import { get } from "./api.js";
 import { h, show } from "./dom.js";
-import { FIELDS, Messages } from "./messages.js";
+import { Messages } from "./messages.js";
 import { card } from "./overview.js";
-import { followTheme } from "./theme.js";
+import { FIELDS } from "./search.js";
 import { absolute, onZone } from "./time.js";
 import { verdict } from "./verdict.js";
 
@@ -48,12 +49,12 @@ async function start() {
   overview.setAttribute("aria-busy", "false");
   section.hidden = !messages;
   // all at once: they are there after the second round trip
-  await Promise.all([figures(), messages && restore()]);
+  await Promise.all([figures(), messages && restore(beginning())]);
 }
 
-/** Show what the address says. */
-function restore() {
-  const given = new URLSearchParams(location.search);
+/** Show what the address says, or a query. */
+function restore(query = location.search) {
+  const given = new URLSearchParams(query);
   // what Airflow knows no name for stays in braces, such as the map index of a task that is not mapped
   const values = (name) => given.getAll(name).map((value) => value.replace(/^\{[A-Z_]+\}$/, "")).filter(Boolean);
   const filter = Object.fromEntries(FIELDS.map((name) => [name, name === "state" ? values(name) : values(name)[0] ?? ""]));
@@ -67,6 +68,7 @@ function remember(store, filter, message, again) {
   for (const name of FIELDS) for (const value of [filter[name]].flat()) if (value) query.append(name, value);
   if (message) query.set("message", message);
   const address = `?${query}`;
+  keep(address);
   if (address === location.search) return;
   if (again) history.replaceState(null, "", address);
   else history.pushState(null, "", address);

@@ -38,3 +38,28 @@ const words = new Map([...document.querySelectorAll("#words dt")].map((word) => 
 
 /** What a word means, as the list of words at the end of the page has it; null if it is not there. */
 export const meaning = (word) => words.get(word) ?? null;
+
+/** Open a dialog in front of the page; draw(content, close) fills it. Escape and Close end it, and the focus goes back. Resolves when it is closed. */
+export function open(title, draw, { wide = false } = {}) {
+  const before = document.activeElement;
+  const key = before?.dataset?.key;
+  const id = `title-${Math.random().toString(36).slice(2)}`;
+  const dialog = h("dialog", { class: wide ? "wide" : null, "aria-labelledby": id });
+  const close = () => dialog.close();
+  const content = h("div", { class: "content" });
+  dialog.append(h("div", {}, h("header", {}, h("h2", { id }, title),
+    h("button", { type: "button", onclick: close, "aria-label": "Close" }, "Close")), content));
+  document.getElementById("dialogs").append(dialog);
+  const closed = new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      const back = before?.isConnected ? before : key && document.querySelector(`[data-key="${CSS.escape(key)}"]`);
+      (back || document.getElementById("refresh")).focus();
+      resolve();
+    });
+  });
+  dialog.addEventListener("click", (event) => event.target === dialog && close());
+  dialog.showModal();
+  draw(content, close);
+  return closed;
+}

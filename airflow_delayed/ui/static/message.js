@@ -1,9 +1,8 @@
 // One message: its state, its task, and everything that is known of it.
 
 import { get, part } from "./api.js";
-import { open } from "./dialog.js";
-import { h, meaning, show } from "./dom.js";
-import { leave } from "./theme.js";
+import { h, meaning, open, show } from "./dom.js";
+import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
 
 const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
@@ -19,17 +18,33 @@ export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {
   return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}${task}`, document.baseURI).pathname;
 }
 
-/** Show one message in a dialog. */
-export function detail(path, id, may) {
+/** Show one message in a dialog; change(action) asks about a change of it, and resolves when that is answered. */
+export function detail(path, id, may, change) {
   return open("Message", async (content) => {
+    const load = async () => {
+      try {
+        const found = await get(`${path}/message`, { id });
+        show(content, facts(id, found), may.edit && changes(found, async (name) => {
+          await change(name);
+          if (content.isConnected) await load();
+        }), history(found), headers(found), found.message && body(path, id, found, may));
+      } catch (fault) {
+        show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
+      }
+    };
     show(content, h("p", { role: "status" }, "Looking …"));
-    try {
-      const found = await get(`${path}/message`, { id });
-      show(content, facts(id, found), history(found), headers(found), found.message && body(path, id, found, may));
-    } catch (fault) {
-      show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
-    }
+    await load();
   }, { wide: true });
+}
+
+/** The buttons for what can be done with a message as it stands. */
+function changes({ message, remembered, at }, change) {
+  const until = remembered?.restorable_until;
+  const can = message ? [message.state === "failed" ? ["retry", "Retry…"] : ["reschedule", "Reschedule…"], ["cancel", "Cancel…"], ["erase", "Erase…"]]
+    : until && Date.parse(until) > Date.parse(at) ? [["restore", "Take the cancel back…"], ["erase", "Erase…"]] : [];
+  return can.length > 0 && h("div", { class: "buttons" }, can.map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
+    class: name === "erase" ? "danger" : null, onclick: () => change(name) }, label)),
+  until && h("span", { class: "muted" }, `The cancel can be taken back until ${absolute(until)}.`));
 }
 
 function facts(id, { message, remembered, at }) {
@@ -51,6 +66,7 @@ function facts(id, { message, remembered, at }) {
   } else if (remembered) {
     add("State", badge(remembered.state));
     add("When", absolute(remembered.at));
+    add("Tag", remembered.tag);
     add("Due", absolute(remembered.due_at));
     add("How late", remembered.late_seconds === null ? null : remembered.late_seconds > 0 ? span(remembered.late_seconds) : "not late");
     add("Destination", remembered.destination);

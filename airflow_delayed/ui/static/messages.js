@@ -1,31 +1,26 @@
-// Finding messages of a store: counts by state, a filter, one page of a list, and the actions on the chosen messages.
+// The messages of a store: counts by state, a search, one page of a list, and the actions on the chosen messages.
 
 import { act } from "./actions.js";
 import { Fault, get, part } from "./api.js";
 import { h, meaning, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
-import { leave } from "./theme.js";
-import { LATEST, absolute, fromField, relative, toField, zone } from "./time.js";
+import { filterOf, isEmpty, problemOf, search } from "./search.js";
+import { leave } from "./airflow.js";
+import { absolute, relative } from "./time.js";
 
-export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
-/** The fields of the filter; they are in the page's address, so that it can be kept and sent on. */
-export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index"];
-/** The fields that are seen at first; the others are under "More". */
-const FIRST = ["id", "state", "tag", "destination"];
-const NEED_DAG = ["run_id", "task_id", "map_index"];
 /** States with the name of their count in the summary of a store. */
 const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"]];
 const BAD = new Set(["due", "failed"]);
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
+/** The actions on a list of cancelled messages. */
+const TAKEN_BACK = [["restore", "Take back…"], ["erase", "Erase…"]];
 const LIMIT = 50;
-/** Stands for several states in the field of one. */
-const KEPT = "*";
 
 export class Messages {
   constructor(element, stores, { changed, asked }) {
     Object.assign(this, { element, stores, changed, asked });
     this.store = stores[0];
-    this.filter = {};
+    this.filter = filterOf({});
     this.trail = []; // the tokens of the pages before this one
     this.after = null;
     this.page = null;
@@ -34,6 +29,7 @@ export class Messages {
     this.all = false;
     this.turn = 0;
     this.summaries = new Map();
+    this.failures = [];
     this.message = null; // the id of the message that is shown
   }
 
@@ -44,18 +40,19 @@ export class Messages {
   /** Show the messages that match a filter, from the first page on; again: the address has it already. */
   find(store, filter, { again = false } = {}) {
     this.store = store ?? this.store;
-    this.filter = Object.fromEntries(FIELDS.map((name) => [name, filter[name] ?? ""]));
-    this.filter.state = [this.filter.state].flat().filter(Boolean);
+    this.filter = filterOf(filter);
     this.trail = [];
     this.after = null;
     // until the answer comes no action may reach the old list: it may be of another store
     this.page = null;
     this.fault = null;
+    this.failures = [];
     this.choose(() => false);
     this.asked(this.store.connection_id, this.filter, null, again);
     this.draw();
-    if (!this.filter.dag_id && NEED_DAG.some((name) => this.filter[name] !== "")) {
-      this.fault = new Fault(400, "invalid", "Write the DAG too: a run, a task and a map index are looked up within a DAG.");
+    const problem = problemOf(this.filter);
+    if (problem) {
+      this.fault = new Fault(400, "invalid", problem);
       this.turn += 1;
       this.element.setAttribute("aria-busy", "false");
       return this.drawList();
@@ -76,7 +73,7 @@ export class Messages {
   async open(id, again = false) {
     this.message = id;
     this.asked(this.store.connection_id, this.filter, id, again);
-    await detail(this.path, id, this.store.may);
+    await detail(this.path, id, this.store.may, (name) => this.change(name, { ids: [id] }));
     if (this.message !== id) return;
     this.message = null;
     this.asked(this.store.connection_id, this.filter, null, true);
@@ -92,19 +89,31 @@ export class Messages {
     const turn = ++this.turn;
     this.element.setAttribute("aria-busy", "true");
     try {
-      const page = await get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT });
+      const { state, reason } = this.filter;
+      const [page, failures] = await Promise.all([
+        get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT }),
+        // without them the list is there all the same
+        state.join() === "failed" && !reason && get(`${this.path}/failures`).catch(() => null),
+      ]);
       if (turn !== this.turn) return; // a later question has been asked meanwhile
       this.page = page;
+      this.failures = failures?.groups ?? [];
       this.fault = null;
     } catch (fault) {
       if (turn !== this.turn) return;
       this.page = null;
       this.fault = fault;
     }
-    const there = new Set(this.page?.messages.map((message) => message.message_id));
+    const there = new Set(this.choosable());
     if (!this.all) this.choose((id) => there.has(id));
     this.element.setAttribute("aria-busy", "false");
     this.drawList();
+  }
+
+  /** The ids of the list that can be chosen: those of messages, and of cancelled ones that can be taken back. */
+  choosable() {
+    if (!this.page) return [];
+    return [...this.page.messages, ...this.page.remembered.filter((one) => one.restorable_until)].map((one) => one.message_id);
   }
 
   choose(keep) {
@@ -117,7 +126,8 @@ export class Messages {
     this.states = h("div", { class: "states", role: "group", "aria-label": "Messages by state" });
     const choice = h("select", { "aria-label": "Store", "data-key": "store", onchange: (event) => this.find(this.stores[event.target.selectedIndex], this.filter) },
       this.stores.map((store) => h("option", { selected: store === this.store }, store.connection_id)));
-    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.form(), this.list);
+    this.search = search(this.path, this.filter, (filter) => this.find(null, filter));
+    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.search.element, this.list);
     this.drawStates();
     this.drawList();
   }
@@ -127,79 +137,70 @@ export class Messages {
     const summary = this.summaries.get(this.store.connection_id);
     const one = (name, count, filter, pressed) => h("button", { type: "button", title: meaning(name), "data-key": `state ${name}`, "aria-pressed": String(pressed),
       class: count && BAD.has(filter.state) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
-      `${name} `, h("strong", {}, count === undefined ? "–" : count.toLocaleString()));
+      name, count !== null && [" ", h("strong", {}, count === undefined ? "–" : count.toLocaleString())]);
     const { state, due_until: until } = this.filter;
     const chosen = state.length === 1 ? state[0] : null;
     const overdue = summary && new Date(Date.parse(summary.at) - 60_000).toISOString();
     show(this.states,
       summary?.overdue > 0 && one("Overdue", summary.overdue, { state: "due", due_until: overdue }, chosen === "due" && until !== ""),
-      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), summary?.[count], { state: name }, chosen === name && (name !== "due" || until === ""))));
-  }
-
-  form() {
-    const f = this.filter;
-    const field = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: f[name], autocomplete: "off", spellcheck: "false", "data-key": name, ...more }));
-    const moment = (name, label) => h("label", {}, `${label} (${zone()})`,
-      h("input", { name, type: "datetime-local", step: 1, max: LATEST, value: toField(f[name]), "data-key": name }));
-    const send = (event) => {
-      event.preventDefault();
-      const given = Object.fromEntries(new FormData(event.currentTarget));
-      for (const name of ["due_from", "due_until"]) {
-        // a time that the user did not touch stays exact
-        given[name] = given[name] && given[name] === toField(f[name]) ? f[name] : fromField(given[name]) ?? "";
-      }
-      given.state = given.state === KEPT ? f.state : given.state;
-      this.find(null, given);
-    };
-    const several = f.state.length > 1;
-    const more = FIELDS.some((name) => !FIRST.includes(name) && f[name] !== "");
-    return h("form", { class: "filter", onsubmit: send, role: "search" },
-      field("id", "Message id"),
-      h("label", {}, "State", h("select", { name: "state", "data-key": "state" }, h("option", { value: "" }, "any"),
-        several && h("option", { value: KEPT, selected: true }, f.state.join(" or ")),
-        STATES.map((state) => h("option", { value: state, selected: !several && f.state[0] === state }, state)))),
-      field("tag", "Tag"), field("destination", "Destination"),
-      h("details", { class: "more", open: more, "data-key": "more" }, h("summary", { "data-key": "more summary" }, "More: due time, DAG, run, task"),
-        h("div", {}, moment("due_from", "Due from"), moment("due_until", "Due before"),
-          field("dag_id", "DAG"), field("run_id", "Run"), field("task_id", "Task"), field("map_index", "Map index", { type: "number", min: -1, step: 1 }))),
-      h("div", { class: "buttons" }, h("button", { class: "primary", "data-key": "find" }, "Find"),
-        h("button", { type: "button", "data-key": "clear", onclick: () => this.find(null, {}) }, "Clear")));
+      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), count ? summary?.[count] : null, { state: name }, chosen === name && (name !== "due" || until === ""))));
   }
 
   drawList() {
     const { page, fault } = this;
+    this.search.count(fault || !page ? "" : this.counted());
     if (fault) return show(this.list, h("p", { class: "notice error", role: "alert" }, fault.message, " ",
       h("button", { type: "button", onclick: () => this.load() }, "Try again")));
     if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
     if (!page.messages.length && !page.remembered.length) return show(this.list, this.empty(), this.pages());
-    return show(this.list, this.actions(), this.table(), this.pages());
+    return show(this.list, this.causes(), this.actions(), this.table(), this.pages());
+  }
+
+  /** Failed messages by cause: why, how many, and the way to see or retry all of a cause. */
+  causes() {
+    return this.failures.length > 0 && h("ul", { class: "groups", "aria-label": "Failed messages by cause" }, this.failures.map(({ reason, destination, count }, index) => {
+      const filter = filterOf({ state: "failed", reason, destination });
+      return h("li", {}, h("span", {}, h("strong", {}, count.toLocaleString()), ` ${reason ?? "for an unknown reason"} `, h("span", { class: "muted" }, destination)),
+        reason && h("button", { type: "button", "data-key": `show cause ${index}`, onclick: () => this.find(null, filter) }, "Show"),
+        reason && this.store.may.edit && h("button", { type: "button", "data-key": `retry cause ${index}`, onclick: () => this.change("retry", { filter: { state: ["failed"], reason, destination } }) }, `Retry ${count.toLocaleString()}…`));
+    }));
+  }
+
+  /** How many messages match. */
+  counted() {
+    const { messages, remembered, next } = this.page;
+    const here = messages.length + remembered.length;
+    if (next || this.trail.length) return `more than ${(LIMIT * (this.trail.length + (next ? 1 : 0))).toLocaleString()} messages`;
+    return here === 1 ? "1 message" : `${here.toLocaleString()} messages`;
   }
 
   empty() {
-    const asked = Object.values(this.filter).some((value) => value.length);
-    return h("p", { class: "empty", role: "status" }, asked
-      ? "No message in this store matches; texts are compared exactly, with upper and lower case. Messages that were dispatched or cancelled are found by their id, for as long as the dispatcher remembers them."
-      : "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here.");
+    return h("p", { class: "empty", role: "status" }, isEmpty(this.filter)
+      ? "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here."
+      : "No message in this store matches; texts are compared exactly, with upper and lower case. Without a state in the search, dispatched and cancelled messages are found by their id alone.");
   }
 
   actions() {
-    const { messages } = this.page;
-    if (!messages.length || !this.store.may.edit) return null;
+    const choosable = this.choosable();
+    if (!choosable.length || !this.store.may.edit) return null;
     const more = this.page.next !== null || this.trail.length > 0;
-    const filtered = Object.entries(this.filter).some(([name, value]) => name !== "id" && value.length);
+    const filtered = !isEmpty({ ...this.filter, id: "" });
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
-    const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === messages.length;
+    const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === choosable.length;
     return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
       h("span", { class: "muted", role: "status" }, chosen, offer && [" ", h("button", { type: "button", class: "plain", "data-key": "all", onclick: () => {
         this.all = true;
         this.drawList();
       } }, "choose all that match, on all pages")]),
-      ACTIONS.map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
+      (this.page.messages.length ? ACTIONS : TAKEN_BACK).map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
         disabled: !this.all && !this.chosen.size, onclick: () => this.act(name) }, label)));
   }
 
-  async act(name) {
-    const selection = this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] };
+  act(name) {
+    return this.change(name, this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] });
+  }
+
+  async change(name, selection) {
     if (await act(name, this.store.connection_id, this.path, selection)) {
       this.choose(() => false);
       await this.load();
@@ -216,6 +217,7 @@ export class Messages {
   table() {
     const { messages, remembered, at } = this.page;
     const may = this.store.may.edit;
+    const choosable = this.choosable();
     const toggle = (id) => (event) => {
       if (event.target.checked) this.chosen.add(id);
       else this.chosen.delete(id);
@@ -223,7 +225,7 @@ export class Messages {
       this.drawList();
     };
     const everything = (event) => {
-      this.chosen = new Set(event.target.checked ? messages.map((message) => message.message_id) : []);
+      this.chosen = new Set(event.target.checked ? choosable : []);
       this.all = false;
       this.drawList();
     };
@@ -233,25 +235,28 @@ export class Messages {
       this.open(id);
     };
     const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
+    const choiceCell = (id) => may && h("td", {}, choosable.includes(id) && h("input", { type: "checkbox", "aria-label": `Choose ${id}`, "data-key": `choose ${id}`,
+      checked: this.all || this.chosen.has(id), onchange: toggle(id) }));
+    const sender = (origin) => h("td", {}, origin && [h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id),
+      h("small", {}, `${origin.dag_id} ${origin.run_id}`)]);
     const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
     return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
       h("thead", {}, h("tr", {},
         may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
-          checked: messages.length > 0 && this.chosen.size === messages.length, disabled: !messages.length })),
+          checked: choosable.length > 0 && this.chosen.size === choosable.length, disabled: !choosable.length })),
         ["Message", "State", "Due", "Destination", "Tag", "Sent by"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, messages.map((message) => h("tr", {},
-        may && h("td", {}, h("input", { type: "checkbox", "aria-label": `Choose ${message.message_id}`, "data-key": `choose ${message.message_id}`,
-          checked: this.all || this.chosen.has(message.message_id), onchange: toggle(message.message_id) })),
+        choiceCell(message.message_id),
         idCell(message.message_id),
         h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`),
           message.last_error && h("small", { class: "reason", title: message.last_error }, message.last_error)),
         h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at))),
         h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
         h("td", {}, message.tag),
-        h("td", {}, message.origin && [h("a", { href: taskAddress(message.origin), onclick: leave }, message.origin.task_id),
-          h("small", {}, `${message.origin.dag_id} ${message.origin.run_id}`)]))),
-      remembered.map((gone) => h("tr", {}, may && h("td", {}), idCell(gone.message_id),
-        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at))), h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}), h("td", {}))))));
+        sender(message.origin))),
+      remembered.map((gone) => h("tr", {}, choiceCell(gone.message_id), idCell(gone.message_id),
+        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at)), gone.restorable_until && h("small", {}, `can be taken back until ${absolute(gone.restorable_until)}`)),
+        h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}, gone.tag), sender(gone.origin))))));
   }
 
   pages() {

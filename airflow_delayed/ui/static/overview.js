@@ -4,7 +4,7 @@ import { airflow, get, part, pathOf } from "./api.js";
 import { chart } from "./chart.js";
 import { redrive } from "./redrive.js";
 import { h, meaning, show } from "./dom.js";
-import { leave } from "./theme.js";
+import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
 
 const SILENT = 15_000; // ms without a sign of life, after which a dispatcher does not work

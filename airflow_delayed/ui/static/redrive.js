@@ -1,8 +1,7 @@
 // Moving back what could not be delivered: counted and asked first.
 
 import { pathOf, post } from "./api.js";
-import { open } from "./dialog.js";
-import { h, show } from "./dom.js";
+import { h, open, show } from "./dom.js";
 
 export function redrive({ connection, reload }, label) {
   const path = `${pathOf(connection)}/redrive`;

@@ -3,7 +3,7 @@
 import { Fault, get, part } from "./api.js";
 import { h, show } from "./dom.js";
 import { pauser } from "./overview.js";
-import { leave, surrounding } from "./theme.js";
+import { leave, surrounding } from "./airflow.js";
 import { absolute, clock, relative } from "./time.js";
 
 const HEADS = { ok: "Delivering", degraded: "Needs a look", failing: "Not delivering" };

@@ -9,7 +9,7 @@ from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.ui.models import text_of
-from airflow_delayed.ui.plugin import DelayedPlugin, views
+from airflow_delayed.ui.plugin import DelayedPlugin, cards, views
 from airflow_delayed.ui.security import csrf_problem
 
 
@@ -69,6 +69,16 @@ def test_the_pages_places_have_routes_of_their_own(monkeypatch: pytest.MonkeyPat
     assert all(one["href"].startswith("/team/airflow/delayed-deliveries/") for one in found)
     hrefs = {one["destination"]: one["href"] for one in found}
     assert hrefs["task_instance"].endswith("?dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}")
+
+
+def test_airflows_home_has_a_card_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/team/airflow/")
+    assert cards() == []
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_HOME_CARD", "True")
+    [card] = cards()
+    assert card["destination"] == "dashboard"
+    assert card["bundle_url"] == "/team/airflow/delayed-deliveries/static/home.js"
+    assert card["url_route"] not in {one["url_route"] for one in views()}
 
 
 def test_airflow_loads_one_plugin_however_it_is_found():

@@ -1,4 +1,5 @@
-// The look of the Airflow around this page: its colours, its fonts, and whether it is light or dark at the moment.
+// The Airflow around this page: its colours and fonts, its address, and links to its other pages.
+// Airflow shows the page in a sandboxed frame of the same origin, which may neither open windows nor leave by itself.
 
 // Ours, and the variables of Airflow's design that they take their values from where there are such.
 const TAKEN = {
@@ -58,12 +59,41 @@ function isDark(around) {
   return window.matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Go to another page of Airflow: the frame itself may not, but a link of the document around it may. */
+/** Go to another page of Airflow: by the router of the Airflow around this page, without loading all of it again. */
 export function leave(event) {
   const around = surrounding();
   if (!around || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  const link = around.createElement("a");
-  link.href = event.currentTarget.href;
-  link.click();
+  const { href } = event.currentTarget;
+  if (new URL(href).pathname.includes("/auth/")) {
+    // the login is no page of the router
+    const link = around.createElement("a");
+    link.href = href;
+    return link.click();
+  }
+  const { history, PopStateEvent: Popped } = window.parent;
+  // the state that React Router gives to its own entries; it reads the address when it hears of a popped state
+  const state = { usr: null, key: Math.random().toString(36).slice(2, 10), idx: (history.state?.idx ?? 0) + 1 };
+  history.pushState(state, "", href);
+  window.parent.dispatchEvent(new Popped("popstate", { state }));
+}
+
+/** Where a tab of Airflow keeps what it shows: its address is Airflow's, and has no room for it. Null: not in a tab. */
+const key = surrounding() && !navigation() ? `delayed-deliveries ${location.pathname}${location.search}` : null;
+
+/** What the page shows at first, as a query: in a tab what it showed last. */
+export const beginning = () => (key && sessionStorage.getItem(key)) || location.search;
+
+/** Keep a query, so that a reload shows the same: in a tab in its session, otherwise in Airflow's address. */
+export function keep(query) {
+  if (key) return sessionStorage.setItem(key, query);
+  const base = surrounding() && navigation();
+  // Airflow takes over the address of the frame only when the frame is loaded; its router need not know of this
+  if (base) window.parent.history.replaceState(window.parent.history.state, "", `${base}${location.pathname}${query}`);
+}
+
+/** The beginning of Airflow's address where its navigation shows this page; null elsewhere. */
+function navigation() {
+  const place = /^.*\/plugin\/delayed-deliveries(?=\/|$)/.exec(window.parent.location.pathname);
+  return place && place[0];
 }
