@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.delivery import Clock, Delivery
@@ -200,11 +200,13 @@ class Store(StoreTransport):
         with self._ready():
             return counts.dispatchers(self.engine, self.tables)
 
-    def timeline(self, seconds: Literal[3600, 86400, 604800] = 3600) -> Timeline:
+    def timeline(self, seconds: int = 3600) -> Timeline:
         """Return what was dispatched in the last hour, day or week, and what falls due in the next.
 
         The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
         messages that fall due within that time.
+
+        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
         """
         with self._ready():
             return timeline(self.engine, self.tables, seconds)

@@ -254,11 +254,15 @@ class Timeline:
     future: Sequence[FutureStep]
 
 
-def timeline(engine: Engine, tables: Tables, seconds: Literal[3600, 86400, 604800]) -> Timeline:
+def timeline(engine: Engine, tables: Tables, seconds: int) -> Timeline:
     """Return what was dispatched in the last so many seconds, and what falls due in the next.
 
     It reads the rows that fall due within that time by an index.
+
+    :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
     """
+    if seconds not in STEPS:
+        raise ValueError(f"seconds={seconds} must be one of {', '.join(map(str, STEPS))}")
     step = STEPS[seconds]
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)

@@ -85,10 +85,10 @@ class HistoryResponse(ApiModel):
 
 @router.get("/history")
 async def history(
-    connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal[3600, 86400, 604800], Query()] = 3600
+    connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400", "604800"], Query()] = "3600"
 ) -> HistoryResponse:
     """Return what was dispatched in the last hour, day or week, and what falls due in the next; some seconds old."""
     answer, _ = await pool.store_figures(
-        connection_id, lambda hook: HistoryResponse.of(hook.timeline(seconds)), name=f"history {seconds}"
+        connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
     )
     return answer

@@ -48,7 +48,7 @@ ROUTES = [
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
-    ("GET", "/api/v1/stores/{connection_id}/history", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/history", {"params": {"seconds": 86400}}, "sees"),
 ]
 #: Names of connections, to brokers that answer nobody.
 BROKERS = ("rabbitmq", "sqs")

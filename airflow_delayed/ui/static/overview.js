@@ -1,11 +1,11 @@
 // One card for each connection: its figures, its charts, and its problems.
 
 import { airflow, get, part, pathOf } from "./api.js";
-import { chart } from "./chart.js";
 import { redrive } from "./redrive.js";
 import { h, meaning, show } from "./dom.js";
 import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
+import { timeline } from "./timeline.js";
 
 const SILENT = 15_000; // ms without a sign of life, after which a dispatcher does not work
 
@@ -151,7 +151,7 @@ function store(summary, { connection, find }) {
       figure("Next due", next ? relative(next, at) : "nothing", { note: next && absolute(next) }),
       figure("Last dispatched", gone ? relative(gone.at, at) : "none yet", {
         note: gone && absolute(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
-    h("div", { class: "charts" }, chart(summary.by_minute, "Due in the next hour"), chart(summary.by_hour, "Due in the next day")),
+    timeline(connection, (from, until) => find({ due_from: from, due_until: until })),
     dispatchers(summary, pathOf(connection)), audit(connection), verify(connection),
   ];
 }
