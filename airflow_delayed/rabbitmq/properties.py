@@ -135,11 +135,11 @@ class MessagePropertiesWriter:
         # The time sent of a delayed message is that of this publish, even if its headers have another: NServiceBus's
         # tools add the delay to it, and a message that is passed on would come early otherwise.
         given = message.headers
-        due = header(DELIVER_AT, nservicebus_time(message.due_at))
+        due = _DELIVER_AT + nservicebus_time(message.due_at).encode()
         if delay_seconds > 0:
             due += number(NSERVICEBUS_DELAY, delay_seconds)
         if delay_seconds > 0 or NSERVICEBUS_TIME_SENT not in given:
-            time_sent = header(NSERVICEBUS_TIME_SENT, nservicebus_time(now))
+            time_sent = _TIME_SENT + nservicebus_time(now).encode()
             table = self._table(message, level, _REPLACED, due + time_sent)
         else:
             table = self._table(message, level, _REMOVED, due)
@@ -201,6 +201,10 @@ _BYTES = short(BYTES)
 #: A time in UTC with microseconds always has this many characters.
 _TIME_LENGTH = len("2026-01-31T08:30:00.000000+00:00")
 _DUE_AT = header(DUE_AT, "x" * _TIME_LENGTH)[:-_TIME_LENGTH]
+_NSERVICEBUS_LENGTH = len("2026-01-31 08:30:00:000000 Z")
+_DELIVER_AT, _TIME_SENT = (
+    header(name, "x" * _NSERVICEBUS_LENGTH)[:-_NSERVICEBUS_LENGTH] for name in (DELIVER_AT, NSERVICEBUS_TIME_SENT)
+)
 #: Each property's bit, name and size in bytes, in the order of a frame; None: its length stands before it.
 _FIELDS = (
     (BasicProperties.FLAG_CONTENT_TYPE, "content_type", None),
