@@ -42,7 +42,7 @@ ROLES |= {"clock", "origin", "records", "topology", "transport"}
 DOORS = 8
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
-    "": "clock delivery errors identity links message provider_info",
+    "": "clock delivery errors identity links message nservicebus provider_info",
     "cli": "*",
     "decorators": "*",
     "hooks": "*",

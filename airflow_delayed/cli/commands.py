@@ -25,7 +25,7 @@ from airflow_delayed.store.policy import DispatchPolicy, check_connections
 #: Ids of each outcome that a change by filter names.
 NAMED = 5
 #: The columns of a table of changes, and of a table of messages.
-AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts")
+AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
 COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "tag", "retry_count", "last_error")
 
 
@@ -206,7 +206,7 @@ def rates_(args: Namespace) -> None:
     wanted = dict(_rate(text) for text in args.rate)
     with _store(args) as store:
         if wanted:
-            store.set_rates(wanted, actor=system_user())
+            store.set_rates(wanted, actor=_actor(args), because=args.because)
         rates = store.rates()
         show([{"destination": name, "per_second": rate} for name, rate in rates.items()], args.output)
 
@@ -257,19 +257,24 @@ def _filter(args: Namespace) -> dict[str, Any]:
 def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:
     """Run a change, after a question if it is by filter, and print what became of the messages."""
     by_ids = bool(getattr(args, "message_id", None))
-    actor = system_user()
+    by = {"actor": _actor(args), "because": args.because}
     if args.dry_run:
         found = work(dry_run=True)
     elif by_ids or args.yes:
-        found = work(actor=actor)
+        found = work(**by)
     else:
         would = work(dry_run=True)
         if not would.changed:
             print("No message would be changed.", file=sys.stderr)
         elif not _agreed(would):
             raise SystemExit("Nothing was changed.")
-        found = work(actor=actor) if would.changed else would
+        found = work(**by) if would.changed else would
     show(_by_id(found) if by_ids else _by_outcome(found), args.output)
+
+
+def _actor(args: Namespace) -> str:
+    """Return the system's user, and whom the command line names; anybody can name anybody there."""
+    return f"{system_user()}, for {args.actor}" if args.actor else system_user()
 
 
 def _agreed(would: Outcomes) -> bool:

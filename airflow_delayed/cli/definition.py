@@ -167,7 +167,10 @@ _POLICY = (
 )
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
 _SHOWN = (ARG_OUTPUT, ARG_VERBOSE)
-_CHANGE = (_DRY_RUN, ARG_YES, *_SHOWN)
+_ASKED = (_DRY_RUN, ARG_YES, *_SHOWN)
+_ACTOR = Arg(("--actor",), help="The person for whom you change it, for the audit beside the system's user")
+_BECAUSE = Arg(("--because",), help="The reason, for the audit; 1000 characters at most")
+_CHANGE = (_ACTOR, _BECAUSE, *_ASKED)
 _SAFE = "Works beside dispatchers. By a filter, it reports how many messages match and asks, unless --yes is given."
 
 
@@ -220,7 +223,7 @@ def get_delayed_commands() -> list[CLICommand]:
                 _command(
                     "rates",
                     "Show or set the rates of destinations",
-                    (*_STORE, _RATES, *_SHOWN),
+                    (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
                 ),
@@ -253,7 +256,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     description="Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
                     " stays. Without --destination it needs the management API, which names the bound destinations.",
                     func=lazy_load_command("airflow_delayed.cli.redrive_command.redrive_"),
-                    args=(_RABBITMQ, _ONLY_TO, *_CHANGE),
+                    args=(_RABBITMQ, _ONLY_TO, *_ASKED),
                 ),
                 ActionCommand(
                     name="bridge",

@@ -19,6 +19,7 @@ from pika.exceptions import AMQPError, NackError, UnroutableError
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import TransportUnavailable, one_line, some
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.nservicebus import nservicebus_time
 from airflow_delayed.rabbitmq.connection import describe_error
 from airflow_delayed.rabbitmq.properties import (
     BROKERS_OWN,
@@ -32,7 +33,7 @@ from airflow_delayed.rabbitmq.properties import (
     ReceivedProperties,
     text,
 )
-from airflow_delayed.rabbitmq.topology import NSERVICEBUS_DELAY, NSERVICEBUS_TIME_SENT, HeaderStyle, nservicebus_time
+from airflow_delayed.rabbitmq.topology import NSERVICEBUS_DELAY, NSERVICEBUS_TIME_SENT, HeaderStyle
 from airflow_delayed.rabbitmq.waiting import Reading, split_key
 from airflow_delayed.rabbitmq.wire import properties_max
 

@@ -19,6 +19,7 @@ from pika import BasicProperties
 from pika.data import decode_value, encode_table
 
 from airflow_delayed.message import DelayedMessage, traced_headers
+from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.rabbitmq.topology import (
     CONTENT_TYPE,
     NSERVICEBUS_DELAY,
@@ -26,7 +27,6 @@ from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_TIME_SENT,
     HeaderStyle,
     nservicebus_properties,
-    nservicebus_time,
 )
 
 #: Header with the absolute due time, ISO 8601 in UTC with microseconds: no message arrives before it.
@@ -135,14 +135,14 @@ class MessagePropertiesWriter:
         # The time sent of a delayed message is that of this publish, even if its headers have another: NServiceBus's
         # tools add the delay to it, and a message that is passed on would come early otherwise.
         given = message.headers
+        due = header(DELIVER_AT, nservicebus_time(message.due_at))
         if delay_seconds > 0:
+            due += number(NSERVICEBUS_DELAY, delay_seconds)
+        if delay_seconds > 0 or NSERVICEBUS_TIME_SENT not in given:
             time_sent = header(NSERVICEBUS_TIME_SENT, nservicebus_time(now))
-            table = self._table(message, level, _REPLACED, number(NSERVICEBUS_DELAY, delay_seconds) + time_sent)
-        elif NSERVICEBUS_TIME_SENT in given:
-            table = self._table(message, level, _REMOVED)
+            table = self._table(message, level, _REPLACED, due + time_sent)
         else:
-            time_sent = header(NSERVICEBUS_TIME_SENT, nservicebus_time(now))
-            table = self._table(message, level, _REMOVED, time_sent)
+            table = self._table(message, level, _REMOVED, due)
         found = nservicebus_properties(given)
         flags = _NSERVICEBUS_FLAGS
         for name in found:
@@ -181,7 +181,7 @@ class MessagePropertiesWriter:
 
 _NOT_COPIED = {*BROKERS_OWN, DUE_AT, DESTINATION}
 #: Headers that NServiceBus does not send on, or not as they were.
-_REMOVED = {NSERVICEBUS_NON_PERSISTENT, NSERVICEBUS_DELAY}
+_REMOVED = {NSERVICEBUS_NON_PERSISTENT, NSERVICEBUS_DELAY, DELIVER_AT}
 _REPLACED = {*_REMOVED, NSERVICEBUS_TIME_SENT}
 _NSERVICEBUS_FLAGS = (
     BasicProperties.FLAG_CONTENT_TYPE

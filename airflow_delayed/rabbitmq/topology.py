@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import permutations
 from typing import Literal, NamedTuple, get_args
 
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.message import UTC, DelayedMessage
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq import levels
 
 #: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
@@ -291,25 +290,6 @@ def nservicebus_properties(headers: Mapping[str, str]) -> dict[str, str]:
     if "type" in found:
         found["type"] = found["type"].partition(",")[0]
     return found
-
-
-def nservicebus_time(moment: datetime) -> str:
-    """Write a time as NServiceBus does: ``2025-11-28 00:05:18:653833 Z``.
-
-    :param moment: in UTC.
-    """
-    text = moment.isoformat(" ", "microseconds")
-    return f"{text[:19]}:{text[20:26]} Z"
-
-
-def parse_nservicebus_time(text: object) -> datetime | None:
-    """Read what :func:`nservicebus_time` writes; None if it is something else."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S:%f Z").replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 #: Header of the message that becomes the AMQP content type.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_delayed.delivery import Finding
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import EPOCH, UTC, parse_moment
+from airflow_delayed.nservicebus import DELIVER_AT, parse_nservicebus_time
 from airflow_delayed.rabbitmq import cluster, levels
 from airflow_delayed.rabbitmq.management import QueueFacts
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, ORIGINAL_KEY
@@ -23,7 +24,6 @@ from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_RETRIED,
     NSERVICEBUS_TIME_SENT,
     Topology,
-    parse_nservicebus_time,
 )
 
 if TYPE_CHECKING:
@@ -288,7 +288,10 @@ def _stated(headers: Mapping[str, Any], delay: timedelta) -> Iterator[datetime]:
         sent = [parse_nservicebus_time(headers.get(name)) for name in (NSERVICEBUS_TIME_SENT, NSERVICEBUS_RETRIED)]
         times = [due for each in sent if each is not None and (due := _add(each, delay)) is not None]
         if times:
-            yield max(times)
+            rounded, precise = max(times), parse_nservicebus_time(headers.get(DELIVER_AT))
+            # further apart, the header is of an earlier delivery, or of another clock
+            near = precise is not None and timedelta() <= rounded - precise < _SECOND
+            yield precise if precise is not None and near else rounded
     # celery/app/amqp.py: as_task_v2; a countdown becomes an eta too
     if "task" in headers:
         eta = _moment(headers.get("eta"), "eta")

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded, short
 from airflow_delayed.message import DelayedMessage, check_text, parse_moment, traced_headers
+from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.sqs.queues import FIFO
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _pack(message: DelayedMessage, headers: Mapping[str, str], form: str) -> Par
     body: str | None
     if form == NSERVICEBUS:
         _check_own(headers)
-        body = wrap(message.body, headers, message.message_id)
+        body = wrap(message.body, _with_due(headers, message), message.message_id)
         size = len(body)
     else:
         body = _text(message.body)
@@ -157,7 +158,7 @@ def _pack(message: DelayedMessage, headers: Mapping[str, str], form: str) -> Par
             attributes[BODY_ENCODING] = string("base64")
         if form == UNWRAPPED:
             _check_own(headers)
-            whole = {**headers, MESSAGE_ID: message.message_id}
+            whole = {**_with_due(headers, message), MESSAGE_ID: message.message_id}
             attributes[HEADERS] = string(json.dumps(whole, separators=(",", ":")))
         else:
             _check_headers(headers)
@@ -184,6 +185,10 @@ def _text(body: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return None if _REFUSED.search(text) else text
+
+
+def _with_due(headers: Mapping[str, str], message: DelayedMessage) -> dict[str, str]:
+    return {**headers, DELIVER_AT: nservicebus_time(message.due_at)}
 
 
 def _check_own(headers: Mapping[str, str]) -> None:

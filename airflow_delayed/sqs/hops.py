@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.message import microseconds
-from airflow_delayed.sqs.entries import DELAY_SECONDS, due_of
+from airflow_delayed.nservicebus import DELIVER_AT, parse_nservicebus_time
+from airflow_delayed.sqs.entries import DELAY_SECONDS, HEADERS, decode, due_of
 from airflow_delayed.sqs.queues import MAX_DELAY
 
 if TYPE_CHECKING:
@@ -97,16 +98,37 @@ def is_readable(message: MessageTypeDef) -> bool:
 
 
 def due_us_of(message: MessageTypeDef) -> int | None:
-    """Return the due time in a message's attribute, in microseconds since 1970; None if there is no plausible one."""
-    due_at = due_of(message.get("MessageAttributes", {}))
+    """Return the due time that a message states, in microseconds since 1970; None if there is no plausible one."""
+    due_at, sent, delay = due_of(message.get("MessageAttributes", {})), sent_ms(message), delay_of(message)
     if due_at is None:
-        return None
-    due_us, sent, delay = microseconds(due_at), sent_ms(message), delay_of(message)
+        return None if delay is None else _endpoints_due_us(message, sent + delay * 1000)
+    due_us = microseconds(due_at)
     if delay is not None and due_us // 1000 < sent + delay * 1000 - _AT_ODDS_MS:
         # of an earlier send: a consumer delayed the message once more, and copied all its attributes
         return None
     # no delay is that long
     return due_us if due_us // 1_000_000 - sent // 1000 <= LONGEST_DELAY else None
+
+
+def _endpoints_due_us(message: MessageTypeDef, rounded_ms: int) -> int | None:
+    """Return the due time in the headers of an NServiceBus endpoint's message, in microseconds since 1970.
+
+    The delay beside it is rounded up to the second. So a time that is not within the second before the end of the delay
+    is of another clock, of an earlier delivery, or of an earlier round.
+
+    :param rounded_ms: when the delay ends, in milliseconds since 1970.
+    """
+    attributes = message.get("MessageAttributes", {})
+    beside = attributes[HEADERS].get("StringValue", "") if HEADERS in attributes else ""
+    # most messages need not be parsed to know it
+    if DELIVER_AT not in beside and DELIVER_AT not in message.get("Body", ""):
+        return None
+    try:
+        due_at = parse_nservicebus_time(decode(message).headers.get(DELIVER_AT))
+    except InvalidMessage:
+        return None
+    due_us = None if due_at is None else microseconds(due_at)
+    return due_us if due_us is not None and 0 <= rounded_ms * 1000 - due_us < 1_000_000 else None
 
 
 def delay_of(message: MessageTypeDef) -> int | None:

@@ -5,8 +5,6 @@ No Airflow here: the hook adds the connection, the metrics and the user.
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -16,7 +14,7 @@ import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.store import audit, counts, queries, rates
-from airflow_delayed.store.audit import AuditRecord, of_ids
+from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome, Outcomes, Reschedule, Retry
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
@@ -67,7 +65,7 @@ class Store(StoreTransport):
     A change needs ids or at least one criterion, and is safe beside dispatchers at work. It works on a thousand
     messages a transaction, returns for each id whether it came in time, waits up to half a second in all for messages
     in flight, and leaves a row in the audit table: who, when, what, and how many; no content. Its further keywords are
-    those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`: ``limit``, ``after``, ``dry_run`` and ``actor``.
+    those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`.
     """
 
     def list(
@@ -208,7 +206,9 @@ class Store(StoreTransport):
             found = rates.read(connection, self.tables) if rates.are_kept(connection, self.tables) else ()
         return {one.destination: one.per_second for one in found}
 
-    def set_rates(self, per_second: Mapping[str, float | None], *, actor: str | None = None) -> None:
+    def set_rates(
+        self, per_second: Mapping[str, float | None], *, actor: str | None = None, because: str | None = None
+    ) -> None:
         """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
 
         :raises ValueError: a name or a number is not allowed.
@@ -216,7 +216,8 @@ class Store(StoreTransport):
         """
         rates.check(per_second)
         with self._ready():
-            rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=actor or self.actor())
+            who = actor or self.actor()
+            rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=who, because=because)
 
     def cancel(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.
@@ -239,6 +240,7 @@ class Store(StoreTransport):
         after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
+        because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
         """Change the due time of waiting messages, and return the outcome for each id.
@@ -260,7 +262,9 @@ class Store(StoreTransport):
             with self._ready():
                 due_at = due_after(self.now(), delay_of(delay or 0))
         change = Reschedule(utc("due_at", due_at))
-        return self._change(change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, **filters)
+        return self._change(
+            change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
+        )
 
     def retry(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Let failed messages wait again with no failures counted; due messages are dispatched at once.
@@ -280,7 +284,7 @@ class Store(StoreTransport):
         Waiting and failed messages are removed with body and headers. Of a remembered id, destination, due time and
         digest are removed; tags are not remembered, so name dispatched messages by their ids. The id itself stays,
         because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
-        ids and the tag of the filter.
+        ids; those of a filter with the tag, earlier ones too, get its SHA-256 in place of the tag.
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
@@ -293,6 +297,7 @@ class Store(StoreTransport):
         reason: str | Sequence[str] = REASONS,
         dry_run: bool = False,
         actor: str | None = None,
+        because: str | None = None,
     ) -> Outcomes:
         """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
 
@@ -307,7 +312,8 @@ class Store(StoreTransport):
         if older_than < timedelta(0):
             raise ValueError(f"older_than={older_than} is negative")
         with self._ready():
-            return self._changes.purge(older_than, reasons, who=actor or self.actor(), dry_run=dry_run)
+            who = actor or self.actor()
+            return self._changes.purge(older_than, reasons, who=who, because=because, dry_run=dry_run)
 
     def dispatcher(
         self,
@@ -416,6 +422,7 @@ class Store(StoreTransport):
         after: str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
+        because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
         wanted = self._filter(filters)
@@ -426,10 +433,13 @@ class Store(StoreTransport):
         if ids is not None and not (limit is None and after is None):
             raise ValueError(f"{change.action}: limit= and after= are for a filter")
         who, chosen = actor or self.actor(), _ids(ids)
+        changes = self._changes
         with self._ready():
             if chosen is not None:
-                return self._changes.by_ids(change, chosen, who=who, dry_run=dry_run)
-            return self._changes.by_filter(change, wanted, who=who, dry_run=dry_run, limit=limit, after=after)
+                return changes.by_ids(change, chosen, who=who, because=because, dry_run=dry_run)
+            return changes.by_filter(
+                change, wanted, who=who, because=because, dry_run=dry_run, limit=limit, after=after
+            )
 
 
 def _ids(ids: Iterable[str] | None) -> Sequence[str] | None:
@@ -437,12 +447,3 @@ def _ids(ids: Iterable[str] | None) -> Sequence[str] | None:
     if ids is None:
         return None
     return [ids] if isinstance(ids, str) else [*ids]
-
-
-def system_user() -> str:
-    """Return the name of the operating system's user."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # a container's user need not have a name
-        return f"uid {os.getuid()}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, func, insert, select, update
 
 from airflow_delayed.store.changes import Outcome
 from airflow_delayed.store.dialects import dialect_of
@@ -17,10 +20,13 @@ from airflow_delayed.store.schema import Tables
 #: A change by ids names the first so many.
 NAMED = 5
 MAX_WHO = 250
+MAX_BECAUSE = 1000
 #: Rows a page.
 PAGE = 1000
 #: The most characters of a selection, or of its counts, that are read; this package writes fewer.
 MOST_CHARACTERS = 16_384
+#: The key of the reason, beside the selection.
+_BECAUSE = "because"
 
 
 class AuditEntry:
@@ -30,12 +36,25 @@ class AuditEntry:
 
     :param who: cut to 250 characters.
     :param selection: ids or criteria, as plain values.
+    :param because: the user's reason; cut to 1000 characters.
+    :param hide_tag: write the hash of the selection's tag in place of the tag, in earlier rows too.
     """
 
-    def __init__(self, who: str, action: str, selection: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        who: str,
+        action: str,
+        selection: Mapping[str, Any],
+        *,
+        because: str | None = None,
+        hide_tag: bool = False,
+    ) -> None:
         self._who = who[:MAX_WHO]
         self._action = action
-        self._selection = json.dumps(dict(selection), ensure_ascii=False)
+        self._hidden = selection.get("tag") if hide_tag else None
+        hash_ = {} if self._hidden is None else {"tag": hash_of(self._hidden)}
+        reason = {_BECAUSE: because[:MAX_BECAUSE]} if because else {}
+        self._selection = json.dumps({**selection, **hash_, **reason}, ensure_ascii=False)
         self._seq: int | None = None
 
     def write(self, connection: Connection, tables: Tables, counts: Mapping[Outcome, int], at: datetime) -> int:
@@ -48,6 +67,8 @@ class AuditEntry:
         if self._seq is not None:
             connection.execute(update(audit).where(audit.c.Seq == self._seq).values(Counts=text))
             return self._seq
+        if self._hidden is not None:
+            _hide(connection, tables, self._hidden)
         row = {"At": at, "Who": self._who, "Action": self._action, "Selection": self._selection, "Counts": text}
         key = connection.execute(insert(audit).values(row)).inserted_primary_key
         assert key is not None
@@ -56,6 +77,28 @@ class AuditEntry:
     def written(self, seq: int) -> None:
         """Note that the row is committed."""
         self._seq = seq
+
+
+def hash_of(tag: str) -> str:
+    """Return what the audit has in place of an erased tag: whoever knows the tag can find it, nobody can read it."""
+    return f"sha256:{hashlib.sha256(tag.encode()).hexdigest()}"
+
+
+def _hide(connection: Connection, tables: Tables, tag: str) -> None:
+    # in JSON the quotes within a text are escaped, so this finds the criterion alone
+    text, hidden = (json.dumps({"tag": name}, ensure_ascii=False)[1:-1] for name in (tag, hash_of(tag)))
+    column = tables.audit.c.Selection
+    with_tag = update(tables.audit).where(column.contains(text, autoescape=True))
+    connection.execute(with_tag.values(Selection=func.replace(column, text, hidden)))
+
+
+def system_user() -> str:
+    """Return the name of the operating system's user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # a container's user need not have a name
+        return f"uid {os.getuid()}"
 
 
 def of_ids(ids: list[str]) -> dict[str, Any]:
@@ -77,6 +120,8 @@ class AuditRecord:
     selection: Mapping[str, Any]
     #: How many messages by outcome.
     counts: Mapping[str, int]
+    #: The user's reason.
+    because: str | None
 
     @property
     def token(self) -> str:
@@ -126,13 +171,16 @@ def records(
 
 
 def _record(row: Mapping[str, Any]) -> AuditRecord:
+    selection = dict(_object(row["Selection"]))
+    because = selection.pop(_BECAUSE, None)
     return AuditRecord(
         seq=int(row["Seq"]),
         at=row["At"],
         who=row["Who"],
         action=row["Action"],
-        selection=_object(row["Selection"]),
+        selection=selection,
         counts={name: many for name, many in _object(row["Counts"]).items() if isinstance(many, int)},
+        because=because if isinstance(because, str) else None,
     )
 
 

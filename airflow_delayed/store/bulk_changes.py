@@ -17,7 +17,17 @@ from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
 
 from airflow_delayed.store import audit
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.changes import NAMED, MessageChange, Outcome, Outcomes, Purge, Reschedule, Retry, locate
+from airflow_delayed.store.changes import (
+    NAMED,
+    Erase,
+    MessageChange,
+    Outcome,
+    Outcomes,
+    Purge,
+    Reschedule,
+    Retry,
+    locate,
+)
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -49,6 +59,8 @@ class ChangeArgs(FilterArgs, total=False):
     dry_run: bool
     #: The user for the audit; by default the task, or the user of the operating system.
     actor: str | None
+    #: The user's reason, for the audit.
+    because: str | None
 
 
 class BulkChanges:
@@ -72,12 +84,14 @@ class BulkChanges:
         self._sleep = sleep
         self._monotonic = monotonic
 
-    def by_ids(self, change: MessageChange, ids: Iterable[str], *, who: str, dry_run: bool = False) -> Outcomes:
+    def by_ids(
+        self, change: MessageChange, ids: Iterable[str], *, who: str, because: str | None = None, dry_run: bool = False
+    ) -> Outcomes:
         """Change messages by their ids, and return the outcomes in the order of the ids."""
         asked = list(dict.fromkeys(ids))
         found = Outcomes()
         if asked:
-            entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **_details(change)})
+            entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **_details(change)}, because=because)
             self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run)
         in_order = Outcomes()
         in_order.add({message_id: found[message_id] for message_id in asked})
@@ -89,6 +103,7 @@ class BulkChanges:
         wanted: MessageFilter,
         *,
         who: str,
+        because: str | None = None,
         dry_run: bool = False,
         limit: int | None = None,
         after: str | None = None,
@@ -103,7 +118,8 @@ class BulkChanges:
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED)
-        entry = AuditEntry(who, change.action, {**wanted.criteria, **_details(change)})
+        selection = {**wanted.criteria, **_details(change)}
+        entry = AuditEntry(who, change.action, selection, because=because, hide_tag=isinstance(change, Erase))
         where: Sequence[Where] = ["failed"] if isinstance(change, Retry) else BOTH
         more: Callable[[Table], Conditions] = _no_conditions
         if isinstance(change, Reschedule):
@@ -115,7 +131,15 @@ class BulkChanges:
             found.more = pages.remaining()
         return found
 
-    def purge(self, older_than: timedelta, reasons: Sequence[str], *, who: str, dry_run: bool = False) -> Outcomes:
+    def purge(
+        self,
+        older_than: timedelta,
+        reasons: Sequence[str],
+        *,
+        who: str,
+        because: str | None = None,
+        dry_run: bool = False,
+    ) -> Outcomes:
         """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
 
         :param reasons: "failed", "expired", "remembered".
@@ -123,7 +147,7 @@ class BulkChanges:
         before = self._reading(self._database_time) - older_than
         found = Outcomes(NAMED)
         selection = {"older_than": older_than.total_seconds(), "reasons": list(reasons)}
-        entry = AuditEntry(who, Purge.action, selection)
+        entry = AuditEntry(who, Purge.action, selection, because=because)
         if REMEMBERED in reasons:
             self._forget(before, entry, found, dry_run=dry_run)
         states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)

@@ -171,13 +171,21 @@ def check(rates: Mapping[str, float | None]) -> None:
             )
 
 
-def change(engine: Engine, tables: Tables, rates: Mapping[str, float | None], *, conn_id: str, who: str) -> None:
+def change(
+    engine: Engine,
+    tables: Tables,
+    rates: Mapping[str, float | None],
+    *,
+    conn_id: str,
+    who: str,
+    because: str | None = None,
+) -> None:
     """Set the rates of these destinations, and record that in the audit; None removes a rate. A new bucket is empty.
 
     :param conn_id: names the store in errors.
     :raises DelayedError: the tables are of the version before, which has no rates.
     """
-    table, entry = tables.rates, AuditEntry(who, "rates", {"rates": dict(rates)})
+    table, entry = tables.rates, AuditEntry(who, "rates", {"rates": dict(rates)}, because=because)
 
     def work(connection: Connection) -> None:
         if not are_kept(connection, tables):

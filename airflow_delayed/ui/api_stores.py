@@ -218,6 +218,7 @@ async def _change(
     if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
         raise HTTPException(400, "after: it is of another change; give the last answer's next")
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
+    arguments["because"] = change.because
     if change.filter is not None:
         arguments |= {
             **change.filter.criteria(),

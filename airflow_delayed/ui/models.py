@@ -231,6 +231,7 @@ class AuditEntryResponse(ApiModel):
     action: str
     selection: dict[str, Any] = Field(description="ids and the first five of them, or the criteria of a filter")
     counts: dict[str, int] = Field(description="How many messages by outcome")
+    because: str | None = Field(description="The user's reason")
 
 
 class AuditPage(ApiModel):

@@ -97,6 +97,7 @@ class ChangeBody(BaseModel):
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
     after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
+    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _one_of(self) -> ChangeBody:

@@ -178,8 +178,10 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
     assert would.rows == [{"outcome": "erased", "messages": 3, "examples": ["m0", "m1", "m2"]}]
     assert hook.get("m1").state == "waiting"
-    erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml")
+    erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml", "--actor", "ann", "--because", "she asked")
     assert (erased.code, "messages: 3" in erased.out) == (0, True)
+    [recorded] = hook.audit(limit=1)
+    assert (recorded.who, recorded.because) == (f"{getpass.getuser()}, for ann", "she asked")
     purged = delayed("purge", "--older-than", "0", "--reason", "remembered", "--yes", "-o", "plain")
     assert (purged.code, "forgotten" in purged.out) == (0, True)
     # m4 was dispatched within its lease

@@ -23,6 +23,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.nservicebus import nservicebus_time, parse_nservicebus_time
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import (
@@ -31,8 +32,6 @@ from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_RETRIED,
     NSERVICEBUS_TIME_SENT,
     Topology,
-    nservicebus_time,
-    parse_nservicebus_time,
 )
 
 Connect = Callable[..., str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from hashlib import sha256
 
 import pytest
 from support.stores import Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
@@ -44,6 +45,17 @@ def test_the_audit_is_read_newest_first(store: Store):
             list(hook.audit(after=wrong))
 
 
+def test_a_record_has_the_reason(store: Store):
+    hook = store.installed()
+    hook.send([message("m", LATER, tag="t")])
+    hook.cancel(["m"], because='"late" ä')
+    hook.reschedule(tag="t", delay=5, because="why")
+    hook.purge(timedelta(days=1), because="x" * 2000)
+    hook.retry(tag="t")
+    assert [one.because for one in hook.audit()] == [None, "x" * 1000, "why", '"late" ä']
+    assert [set(one.selection) for one in hook.audit()][0::3] == [{"tag"}, {"ids", "first"}]
+
+
 def test_a_long_audit_is_read_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("airflow_delayed.store.audit.PAGE", 3)
     hook = store.installed()
@@ -52,3 +64,23 @@ def test_a_long_audit_is_read_in_pages(store: Store, monkeypatch: pytest.MonkeyP
     assert [one.who for one in hook.audit()] == list("9876543210")
     assert [one.who for one in hook.audit(message_id="m0")] == list("86420")
     assert [one.who for one in hook.audit(message_id="m1", limit=4)] == list("9753")
+
+
+@on_postgres_too
+def test_an_erased_tag_is_in_no_record(store: Store):
+    hook = store.installed()
+    odd = 'Åsa "50%_\\'
+    hook.send([message("a", LATER, tag=odd), message("b", LATER, tag=odd + "x"), message("c", LATER, tag=odd.upper())])
+    for tag in (odd, odd + "x", odd.upper()):
+        hook.reschedule(tag=tag, due_at=LATER + timedelta(days=1))
+    hook.cancel(['"tag": "' + odd])
+    hook.erase(tag=odd, dry_run=True)
+    before = [one.selection for one in hook.audit()]
+    assert [one.get("tag") for one in before] == [None, odd.upper(), odd + "x", odd]
+    assert hook.erase(tag=odd).total == 1
+    hidden = f"sha256:{sha256(odd.encode()).hexdigest()}"
+    found = [one.selection for one in hook.audit()]
+    assert [one.get("tag") for one in found] == [hidden, None, odd.upper(), odd + "x", hidden]
+    # what else the records had is unchanged
+    assert found[1:4] == before[:3]
+    assert found[4] == {**before[3], "tag": hidden}

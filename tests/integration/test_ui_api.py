@@ -289,10 +289,12 @@ def test_no_more_are_changed_than_were_counted(store: Store, page: Page):
 
 def test_each_change_leaves_its_mark(store: Store, hook: DelayedStoreHook, page: Page):
     page.post(url(store, "cancel"), "op", ids=["soon", "gone"], dry_run=True)
-    page.post(url(store, "cancel"), "op", ids=["soon", "gone"], dry_run=False)
+    page.post(url(store, "cancel"), "op", ids=["soon", "gone"], dry_run=False, because="flown")
     page.post(url(store, "erase"), "admin", filter={"tag": "t"}, dry_run=False)
     audit = list(hook.audit())
     assert [(one.who, one.action) for one in audit] == [("user admin", "erase"), ("user op", "cancel")]
+    recorded = page.get(url(store, "audit"), "op")["entries"]
+    assert [one["because"] for one in recorded] == [None, "flown"]
     with create_session() as session:
         logs = session.scalars(select(Log).where(Log.event.startswith("delayed_deliveries.")).order_by(Log.id)).all()
         events = [(one.event, one.owner, one.extra) for one in logs if store.conn_id in (one.extra or "")]

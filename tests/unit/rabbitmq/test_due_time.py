@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pika import BasicProperties
 
+from airflow_delayed.nservicebus import nservicebus_time
 from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.properties import ReceivedProperties
 from airflow_delayed.rabbitmq.topology import (
@@ -20,7 +21,6 @@ from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_TIME_SENT,
     TOPOLOGIES,
     Topology,
-    nservicebus_time,
 )
 from airflow_delayed.rabbitmq.waiting import TOLERANCE, read, read_waited, split_key
 
@@ -167,6 +167,27 @@ def test_nservicebus_tells_when_it_was_sent_or_scheduled_again(taken: tuple[int,
         # of our own, which it keeps when it tries again
         headers[DUE_AT] = (SENT - timedelta(minutes=1)).isoformat()
     _never_early(message, delay, message.read(headers), timedelta())
+
+
+@given(takings, st.floats(-2, 2))
+def test_nservicebus_tells_when_it_is_due(taken: tuple[int, Taken], before: float) -> None:
+    """The header replaces a time that is rounded up to the second; further away it is of another delivery or clock."""
+    delay, message = taken
+    sent: dict[str, Any] = {NSERVICEBUS_DELAY: delay, NSERVICEBUS_TIME_SENT: nservicebus_time(SENT)}
+    due = SENT + timedelta(seconds=delay) - timedelta(seconds=before)
+    found = message.read({**sent, "NServiceBus.DeliverAt": nservicebus_time(due)})
+    if due <= SENT + timedelta(seconds=delay) < due + SECOND:
+        assert found.due_at >= due
+        assert message.deaths or found.due_at == due
+    else:
+        assert found == message.read(sent)
+
+
+def test_our_own_header_is_read_before_nservicebuss() -> None:
+    exact = SENT + timedelta(seconds=8.7)
+    headers = {NSERVICEBUS_DELAY: 9, NSERVICEBUS_TIME_SENT: nservicebus_time(SENT), DUE_AT: exact.isoformat()}
+    headers["NServiceBus.DeliverAt"] = nservicebus_time(exact - timedelta(seconds=0.5))
+    assert Taken(9).read(headers).due_at == exact
 
 
 @given(takings, st.floats(0, 0.999))

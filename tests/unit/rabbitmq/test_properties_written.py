@@ -9,13 +9,13 @@ from pika import BasicProperties
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.nservicebus import nservicebus_time
 from airflow_delayed.rabbitmq.properties import BROKERS_OWN, MessagePropertiesWriter
 from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_DELAY,
     NSERVICEBUS_NON_PERSISTENT,
     NSERVICEBUS_TIME_SENT,
     check_headers,
-    nservicebus_time,
 )
 
 NOW = datetime(2025, 11, 28, 0, 5, 18, 653_833, tzinfo=timezone.utc)
@@ -98,6 +98,7 @@ def test_nservicebus_properties_are_what_pika_would_write(
         headers: dict[str, object] = {**each.headers, **ours(each, level)}
         persistent = headers.pop(NSERVICEBUS_NON_PERSISTENT, None) is None
         headers.pop(NSERVICEBUS_DELAY, None)
+        headers["NServiceBus.DeliverAt"] = nservicebus_time(each.due_at)
         if delay > 0:
             headers |= {NSERVICEBUS_DELAY: delay, NSERVICEBUS_TIME_SENT: nservicebus_time(NOW)}
         else:
@@ -134,9 +135,18 @@ def test_nservicebus_properties() -> None:
     ours = {name: value for name, value in sent.headers.items() if not name.startswith("airflow-delayed-")}
     assert ours == {
         **headers,
+        "NServiceBus.DeliverAt": "2025-11-28 00:06:48:653833 Z",
         "NServiceBus.Transport.RabbitMQ.DelayInSeconds": 90,
         "NServiceBus.TimeSent": "2025-11-28 00:05:18:653833 Z",
     }
+
+
+@pytest.mark.parametrize("delay", [0, 90])
+def test_an_endpoint_reads_the_due_time_whatever_the_user_wrote(delay: int) -> None:
+    given = message(delay, **{"NServiceBus.DeliverAt": "2001-01-01 00:00:00:000000 Z"})
+    sent = read(MessagePropertiesWriter("nservicebus").properties(given, NOW, delay))
+    assert sent.headers["NServiceBus.DeliverAt"] == nservicebus_time(given.due_at)
+    assert "NServiceBus.DeliverAt" not in read(MessagePropertiesWriter("plain").properties(message(), NOW, 90)).headers
 
 
 def test_nservicebus_properties_of_a_message_with_no_headers() -> None:

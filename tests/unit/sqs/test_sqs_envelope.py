@@ -27,6 +27,7 @@ from airflow_delayed.sqs.entries import (
 )
 
 DUE = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
+DUE_TEXT = "2030-01-01 00:00:00:000001 Z"
 
 
 def message(body: bytes = b"hello", headers: dict[str, str] | None = None, **fields) -> DelayedMessage:
@@ -37,6 +38,11 @@ def message(body: bytes = b"hello", headers: dict[str, str] | None = None, **fie
 
 def received(entry) -> dict:
     return {"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"], "MessageId": "sqs-id"}
+
+
+def arriving(headers: dict[str, str], form: str) -> dict[str, str]:
+    """Return the headers with which a message arrives."""
+    return headers if form == "raw" else {**headers, "NServiceBus.DeliverAt": DUE_TEXT}
 
 
 def by_nservicebus(got: dict) -> bytes:
@@ -54,16 +60,26 @@ def by_nservicebus(got: dict) -> bytes:
 
 def test_the_envelope_is_that_of_nservicebus():
     parcel = pack(message(b"{}"), "nservicebus")
-    # the upstream tests' approval file
-    assert parcel.body == '{"Body":"e30=","S3BodyKey":null,"Headers":{"NServiceBus.MessageId":"m1"}}'
+    # the upstream tests' approval file, but for the due time
+    due = f'"NServiceBus.DeliverAt":"{DUE_TEXT}"'
+    assert parcel.body == f'{{"Body":"e30=","S3BodyKey":null,"Headers":{{{due},"NServiceBus.MessageId":"m1"}}}}'
     assert parcel.attributes == {"NServiceBus.MessageId": string("m1")}
 
 
 def test_an_envelope_takes_what_sqs_would_refuse_without():
-    parcel = pack(message(b"", {"a b": "", "ü": "\x00\ufffe"}), "nservicebus")
+    parcel = pack(
+        message(
+            b"",
+            arriving({"a b": "", "ü": "\x00\ufffe"}, "nservicebus"),
+        ),
+        "nservicebus",
+    )
     assert json.loads(parcel.body)["Body"] == "empty message"
     arrived = decode(received(direct(parcel.body, parcel.attributes, 0)))
-    assert (arrived.body, arrived.headers) == (b"", {"a b": "", "ü": "\x00\ufffe"})
+    assert (arrived.body, arrived.headers) == (
+        b"",
+        arriving({"a b": "", "ü": "\x00\ufffe"}, "nservicebus"),
+    )
     assert parcel.body.isascii()
 
 
@@ -80,6 +96,12 @@ def test_names_of_the_transports_own_are_refused(form):
         pack(message(headers={"AirflowDelayed.DueAt": "x"}), form)
 
 
+@pytest.mark.parametrize("form", ["nservicebus", "nservicebus-unwrapped"])
+def test_an_endpoint_reads_the_due_time_whatever_the_user_wrote(form):
+    parcel = pack(message(headers={"NServiceBus.DeliverAt": "2001-01-01 00:00:00:000000 Z"}), form)
+    assert decode(received(direct(parcel.body, parcel.attributes, 0))).headers == {"NServiceBus.DeliverAt": DUE_TEXT}
+
+
 @pytest.mark.parametrize("body", [b"1234", b"true", b"    ", b"AAAA\nAAAA", b"{}", b"hello!", b"\x00\xff"])
 def test_nservicebus_finds_the_same_bytes_in_an_unwrapped_body(body):
     parcel = pack(message(body, {"Kind": "reminder"}), "nservicebus-unwrapped")
@@ -87,6 +109,7 @@ def test_nservicebus_finds_the_same_bytes_in_an_unwrapped_body(body):
     assert by_nservicebus(got) == body
     assert json.loads(got["MessageAttributes"]["NServiceBus.AmazonSQS.Headers"]["StringValue"]) == {
         "Kind": "reminder",
+        "NServiceBus.DeliverAt": DUE_TEXT,
         "NServiceBus.MessageId": "m1",
     }
     assert decode(got).body == body
@@ -122,7 +145,7 @@ def test_what_was_packed_is_read_back_in_each_form(form, body, headers, far):
     assert len(entry["MessageBody"].encode()) + attributes_size(entry["MessageAttributes"]) <= parcel.size
     got = received(entry)
     arrived = decode(got)
-    assert (arrived.body, arrived.headers, arrived.message_id) == (body, headers, "m1")
+    assert (arrived.body, arrived.headers, arrived.message_id) == (body, arriving(headers, form), "m1")
     assert arrived.due_at == (DUE if far else None)
     if form != "raw":
         assert by_nservicebus(got) == body
@@ -232,7 +255,7 @@ ENVELOPES = st.fixed_dictionaries(
 def test_whatever_looks_like_an_envelope_is_packed_and_read_back(body, headers, form):
     parcel = pack(message(body.encode(), headers), form)
     arrived = decode(received(direct(parcel.body, parcel.attributes, 0)))
-    assert (arrived.body, arrived.headers, arrived.message_id) == (body.encode(), headers, "m1")
+    assert (arrived.body, arrived.headers, arrived.message_id) == (body.encode(), arriving(headers, form), "m1")
 
 
 def test_half_of_a_surrogate_pair_in_what_looks_like_an_envelope():
