@@ -60,7 +60,7 @@ class DelayedMessage:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tag: str | None = None
     expires_at: datetime | None = None
-    trace: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    trace: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, str) or not self.destination:
@@ -135,7 +135,7 @@ def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
         ``trace`` may be left out.
     """
     messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
-    for name, values in {"trace": repeat({}), **fields}.items():
+    for name, values in {"trace": repeat(None), **fields}.items():
         # a slot's own setter, called for all messages without a step of Python's in between
         put = getattr(DelayedMessage, name).__set__
         deque(map(put, messages, values), maxlen=0)

@@ -361,7 +361,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         )
     given = bytes(row["Headers"])
     headers = headers_of(given) if given != b"{}" else {}
-    trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else {}
+    trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else None
     if isinstance(row["Time"], NoTime):
         raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     return DelayedMessage(
