@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import trace
@@ -167,3 +168,16 @@ def test_no_message_becomes_too_large_by_it():
     full = message(body=b"x" * (MAX_BYTES - plain.size + 2))
     assert pack(replace(full, trace={})).size == pack(full).size == MAX_BYTES
     assert sent(full, "raw") == {}
+
+
+def test_airflows_task_runner_makes_the_span_that_is_active(monkeypatch):
+    """Its span stands in the trace of the DAG run; without a tracer, what it makes is not passed on."""
+    from airflow.sdk.execution_time import task_runner
+
+    names = {"dag_id": "d", "task_id": "send", "run_id": "r", "try_number": 1, "map_index": -1}
+    startup = SimpleNamespace(ti=SimpleNamespace(**names, context_carrier={"traceparent": PARENT}))
+    provider = TracerProvider()
+    monkeypatch.setattr(task_runner, "tracer", provider.get_tracer("airflow"))
+    with task_runner._make_task_span(startup) as span:
+        assert span.name == "worker.send"
+        assert current_trace()["traceparent"] == f"00-{IDS[0]:032x}-{span.get_span_context().span_id:016x}-01"
