@@ -139,6 +139,11 @@ def sqlite_on_shared_disk() -> bool:
     return _switch("sqlite_on_shared_disk")
 
 
+def trace_context() -> bool:
+    """Return whether messages carry the context of the OpenTelemetry span in which they are sent."""
+    return _switch("trace_context")
+
+
 def _switch(option: str) -> bool:
     text = _text(option).lower()
     if text not in ("true", "false"):

@@ -30,6 +30,11 @@ _FRACTION = re.compile("[.,]([0-9]{1,6})([0-9]*)")
 _EXACT = Context(prec=40, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow])
 _SIX_DIGITS = Decimal("0.000001")
 _ID = re.compile(f"[!-~]{{1,{MAX_ID_LENGTH}}}")
+#: The headers of a trace's context (W3C Trace Context).
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+#: NServiceBus: an endpoint starts a trace of its own for this message, with a link to the sender's.
+START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
+TRACE_HEADERS = {TRACEPARENT, TRACESTATE, START_NEW_TRACE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,8 @@ class DelayedMessage:
     :param headers: text by text.
     :param tag: a name to cancel by, such as a customer or an order.
     :param expires_at: aware and after ``due_at``; the message is not dispatched from a store after it.
+    :param trace: headers of the trace that the message belongs to, see :func:`airflow_delayed.trace.current_trace`.
+        They are no part of the message: messages that differ in them alone are equal, and no id or digest has them.
     :raises InvalidMessage: a field breaks one of these rules; the error names it.
     """
 
@@ -53,6 +60,7 @@ class DelayedMessage:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tag: str | None = None
     expires_at: datetime | None = None
+    trace: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, str) or not self.destination:
@@ -67,6 +75,8 @@ class DelayedMessage:
             raise _wrong_id(self.message_id)
         if self.headers != {}:
             _check_headers(self.headers)
+        if self.trace:
+            _check_headers(self.trace)
         if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
             raise InvalidMessage("tag", "must be text, or absent")
         if self.tag is not None:
@@ -107,13 +117,25 @@ def check_text(column: str, text: str) -> None:
         raise InvalidMessage(column, "holds half of a surrogate pair, which UTF-8 has no bytes for") from None
 
 
+def traced_headers(message: DelayedMessage, *, nservicebus: bool = False) -> Mapping[str, str]:
+    """Return a message's headers, and those of its trace unless the user has set a trace among the headers.
+
+    :param nservicebus: with ``NServiceBus.OpenTelemetry.StartNewTrace``, which NServiceBus's endpoints alone read.
+    """
+    own, trace = message.headers, message.trace
+    if not trace or TRACEPARENT in own or TRACESTATE in own:
+        return own
+    return {**{name: trace[name] for name in trace if nservicebus or name != START_NEW_TRACE}, **own}
+
+
 def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
     """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
 
-    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC.
+    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC. Only
+        ``trace`` may be left out.
     """
     messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
-    for name, values in fields.items():
+    for name, values in {"trace": repeat(None), **fields}.items():
         # a slot's own setter, called for all messages without a step of Python's in between
         put = getattr(DelayedMessage, name).__set__
         deque(map(put, messages, values), maxlen=0)

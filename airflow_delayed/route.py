@@ -6,13 +6,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_delayed.delivery import BatchBounds, DelayStore, Delivery, SendReport
 from airflow_delayed.errors import DelayedError, SendFailed
 from airflow_delayed.lineage import NAMED, Dataset
-from airflow_delayed.message import MICROSECOND, DelayedMessage, microseconds
+from airflow_delayed.message import MICROSECOND, START_NEW_TRACE, DelayedMessage, microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,13 @@ class Route:
     """The transport that delivers, and the store in which messages may wait before.
 
     :param store: takes messages due later than ``hold_over`` from now; without it the transport takes all.
+    :param trace: the headers of a trace, for all messages.
     """
 
     delivery: Delivery
     store: DelayStore | None = None
     hold_over: timedelta = timedelta(0)
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def holds(self, message: DelayedMessage, now: datetime) -> bool:
         """Return whether a message waits in the store."""
@@ -87,15 +89,28 @@ class Route:
         direct[:] = [message for message in direct if message.message_id not in known]
 
     def publish(
-        self, direct: list[DelayedMessage], to_store: list[DelayedMessage], *, sent: SendReport, stored: SendReport
+        self,
+        direct: list[DelayedMessage],
+        to_store: list[DelayedMessage],
+        now: datetime,
+        *,
+        sent: SendReport,
+        stored: SendReport,
     ) -> None:
         """Send the messages due sooner, then store the others, and count the confirmed ones in the reports."""
+        if self.trace:
+            direct, to_store = self._traced(direct, now), self._traced(to_store, now)
         if direct:
             record = None if self.store is None or self.holds_all else self.store.note_sent
             publish_and_record(self.delivery, direct, sent, record)
         if to_store:
             assert self.store is not None
             publish_and_record(self.store, to_store, stored)
+
+    def _traced(self, messages: list[DelayedMessage], now: datetime) -> list[DelayedMessage]:
+        # a receiver's span within the sender's would last as long as the delay
+        linked = {**self.trace, START_NEW_TRACE: "True"}
+        return [replace(message, trace=linked if message.due_at > now else self.trace) for message in messages]
 
     def outputs(self, counts: Mapping[str, int], *, stored: bool) -> list[Dataset]:
         """Return OpenLineage's names of the store's table, if it took any, and of the destinations with most messages.

@@ -397,7 +397,7 @@ class Sending:
             self.sent.add_all(direct)
             self.stored.add_all(to_store)
         else:
-            self.route.publish(direct, to_store, sent=self.sent, stored=self.stored)
+            self.route.publish(direct, to_store, self.clock(), sent=self.sent, stored=self.stored)
         direct.clear()
         to_store.clear()
 

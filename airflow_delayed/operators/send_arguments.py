@@ -29,6 +29,7 @@ from airflow_delayed.sending import Log
 from airflow_delayed.sources.paths import file_system, open_files
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text
 from airflow_delayed.store.policy import check_on_conflict
+from airflow_delayed.trace import current_trace
 
 if TYPE_CHECKING:
     from typing import Self
@@ -145,22 +146,23 @@ class CommonArguments:
         if self.on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
             options["on_conflict"] = self.on_conflict
         delivery = delivery_for(self.conn_id, **options)
+        trace = current_trace()
         closing.callback(delivery.close)
         if delivery.is_store:
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
                 raise InputError(f"connection {self.conn_id!r} stores its messages itself; leave store_conn_id= out")
             store = cast(DelayStore, delivery)
             store.origin = origin_of(context)
-            return Route(delivery=delivery, store=store)
+            return Route(delivery=delivery, store=store, trace=trace)
         if self.store_conn_id is None:
-            return Route(delivery=delivery)
+            return Route(delivery=delivery, trace=trace)
         store = store_for(self.store_conn_id, self.conn_id, on_conflict=self.on_conflict)
         store.origin = origin_of(context)
         closing.callback(store.close)
         hold_over = min(self.hold_over, delivery.horizon)
         if hold_over < self.hold_over:
             log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
-        return Route(delivery=delivery, store=store, hold_over=hold_over)
+        return Route(delivery=delivery, store=store, hold_over=hold_over, trace=trace)
 
     def anchor(self, context: Context) -> datetime | None:
         """Return the start of relative delays that ``delay_from=`` names: "run", or a time.

@@ -13,6 +13,7 @@ from airflow_delayed.addresses import is_secret, parse, secrets_of
 from airflow_delayed.operators.send_arguments import CommonArguments, origin_of
 from airflow_delayed.operators.task_state import FirstTry, iteration_of
 from airflow_delayed.spark.options import UNKNOWN
+from airflow_delayed.trace import current_trace
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -132,6 +133,7 @@ class SparkArguments(CommonArguments):
             "connections": _text(self.connections_per_executor),
             "attempts": _plain_url(self.attempts) if self.attempts else "",
             "dry_run": "true" if self.only_plan else "",
+            **current_trace(),
             "on_conflict": "" if self.on_conflict == "error" else self.on_conflict,
         }
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from pika import BasicProperties
 from pika.data import decode_value, encode_table
 
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.message import DelayedMessage, traced_headers
 from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.rabbitmq.topology import (
     CONTENT_TYPE,
@@ -167,7 +167,7 @@ class MessagePropertiesWriter:
         if address is None:
             address = headers({DESTINATION: message.destination, **({"BCC": [level]} if level else {})})
             self._addresses[message.destination, level] = address
-        given = message.headers
+        given = traced_headers(message, nservicebus=self._style == "nservicebus")
         own = (
             b"".join(
                 header(name, value) for name, value in given.items() if name not in _NOT_COPIED and name not in left_out

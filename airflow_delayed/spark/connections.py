@@ -162,14 +162,15 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
         options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
     delivery = transport_of(deliver, clock=clock, **options)
     if holds:
-        return Route(delivery=delivery, store=cast(DelayStore, delivery))
+        return Route(delivery=delivery, store=cast(DelayStore, delivery), trace=settings.trace)
     if settings.store is None:
-        return Route(delivery=delivery)
+        return Route(delivery=delivery, trace=settings.trace)
     waits = find(settings.store, settings.connections_file)
     if not is_store(waits):
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
     store = _store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
-    return Route(delivery=delivery, store=store, hold_over=min(settings.hold_over, delivery.horizon))
+    hold_over = min(settings.hold_over, delivery.horizon)
+    return Route(delivery=delivery, store=store, hold_over=hold_over, trace=settings.trace)
 
 
 def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Delivery:

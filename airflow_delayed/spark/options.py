@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from airflow_delayed.clock import resolve, zone
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
-from airflow_delayed.message import UTC, delay_of, due_after, parse_time, utc
+from airflow_delayed.message import TRACEPARENT, TRACESTATE, UTC, delay_of, due_after, parse_time, utc
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
@@ -46,6 +47,8 @@ NAMES = (
     "attempts",
     "manifest",
     "dry_run",
+    "traceparent",
+    "tracestate",
 )
 #: The anchor of a job without one: it refuses relative delays.
 UNKNOWN = "unknown"
@@ -82,6 +85,7 @@ class Settings:
     attempts: str | None
     manifest: str | None
     dry_run: bool
+    trace: Mapping[str, str]
 
 
 def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
@@ -126,6 +130,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
         attempts=given.get("attempts"),
         manifest=given.get("manifest"),
         dry_run=read.choice("dry_run", "false", "true") == "true",
+        trace=_trace(read),
     )
 
 
@@ -168,6 +173,25 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         expires_at=read.one("expires_at", moment("expires_at")),
         zone=where,
     )
+
+
+def _trace(read: _Reader) -> Mapping[str, str]:
+    if (parent := read.one(TRACEPARENT, _traceparent)) is None:
+        return {}
+    state = read.one(TRACESTATE, _tracestate)
+    return {TRACEPARENT: parent} | ({TRACESTATE: state} if state else {})
+
+
+def _traceparent(text: str) -> str:
+    if not re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", text):
+        raise ValueError("it must be a traceparent of W3C Trace Context, 00-<32 digits>-<16 digits>-<2 digits>")
+    return text
+
+
+def _tracestate(text: str) -> str:
+    if not re.fullmatch("[ -~]{1,512}", text):
+        raise ValueError("it must be 1 to 512 printable ASCII characters")
+    return text
 
 
 class _Reader:

@@ -129,7 +129,8 @@ class PartitionSend:
                 self.counts.sent.add(message)
         else:
             route.leave_known(self._direct, self._to_store)
-            route.publish(self._direct, self._to_store, sent=self.counts.sent, stored=self.counts.stored)
+            sent, stored = self.counts.sent, self.counts.stored
+            route.publish(self._direct, self._to_store, self._clock(), sent=sent, stored=stored)
         self._direct.clear()
         self._to_store.clear()
         self._progress(self.counts)

@@ -68,6 +68,7 @@ class DelayedDataSource(DataSource):
     - ``attempts``: a folder that executors and the driver share, in which attempts note what they have sent, so that
       what failed ones sent is counted. ``manifest``: a file that gets the counts when all is sent.
     - ``dry_run``: ``true`` reads and checks all rows and sends nothing.
+    - ``traceparent``, ``tracestate``: the trace that all messages carry, as W3C Trace Context writes it.
     """
 
     @classmethod

@@ -28,7 +28,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded, short
-from airflow_delayed.message import DelayedMessage, check_text, parse_moment
+from airflow_delayed.message import DelayedMessage, check_text, parse_moment, traced_headers
 from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.sqs.queues import FIFO
 
@@ -123,9 +123,21 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
     for each message takes a place from the headers (:data:`MAX_HEADER_ATTRIBUTES`). Its name begins with one of
     :data:`OWN`: then no header can have that name, and :func:`decode` does not return it as a header.
 
+    The headers of its trace are left out where they would change the form or pass a limit.
+
     :param form: "raw", "nservicebus" or "nservicebus-unwrapped".
     :raises LimitExceeded: SQS would refuse it: an empty body, a header's name or value, its size, its destination.
     """
+    headers = traced_headers(message, nservicebus=form != RAW)
+    if headers is not message.headers and (form != RAW or len(headers) <= MAX_HEADER_ATTRIBUTES):
+        try:
+            return _pack(message, headers, form)
+        except LimitExceeded:
+            pass  # without the trace's headers it may be within the limits
+    return _pack(message, message.headers, form)
+
+
+def _pack(message: DelayedMessage, headers: Mapping[str, str], form: str) -> Parcel:
     if message.destination.endswith(FIFO):
         raise LimitExceeded("destination", "is a FIFO queue, whose messages cannot have delays of their own in SQS")
     if not message.body and form != NSERVICEBUS:
@@ -133,8 +145,8 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
     attributes = {MESSAGE_ID: string(message.message_id)}
     body: str | None
     if form == NSERVICEBUS:
-        _check_own(message.headers)
-        body = wrap(message.body, _with_due(message), message.message_id)
+        _check_own(headers)
+        body = wrap(message.body, _with_due(headers, message), message.message_id)
         size = len(body)
     else:
         body = _text(message.body)
@@ -145,17 +157,17 @@ def pack(message: DelayedMessage, form: str = RAW) -> Parcel:
             size = len(body)
             attributes[BODY_ENCODING] = string("base64")
         if form == UNWRAPPED:
-            _check_own(message.headers)
-            headers = {**_with_due(message), MESSAGE_ID: message.message_id}
-            attributes[HEADERS] = string(json.dumps(headers, separators=(",", ":")))
+            _check_own(headers)
+            whole = {**_with_due(headers, message), MESSAGE_ID: message.message_id}
+            attributes[HEADERS] = string(json.dumps(whole, separators=(",", ":")))
         else:
-            _check_headers(message.headers)
+            _check_headers(headers)
             # a body that looks like an envelope is none if the headers are beside it
-            alone = len(message.headers) <= MAX_HEADER_ATTRIBUTES and not looks_wrapped(body)
+            alone = len(headers) <= MAX_HEADER_ATTRIBUTES and not looks_wrapped(body)
             attributes.update(
-                {name: string(value) for name, value in message.headers.items()}
+                {name: string(value) for name, value in headers.items()}
                 if alone
-                else {HEADERS: string(json.dumps(dict(message.headers), ensure_ascii=False, separators=(",", ":")))}
+                else {HEADERS: string(json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")))}
             )
     size += attributes_size(attributes) + _RESERVED
     if size > MAX_BYTES:
@@ -175,8 +187,8 @@ def _text(body: bytes) -> str | None:
     return None if _REFUSED.search(text) else text
 
 
-def _with_due(message: DelayedMessage) -> dict[str, str]:
-    return {**message.headers, DELIVER_AT: nservicebus_time(message.due_at)}
+def _with_due(headers: Mapping[str, str], message: DelayedMessage) -> dict[str, str]:
+    return {**headers, DELIVER_AT: nservicebus_time(message.due_at)}
 
 
 def _check_own(headers: Mapping[str, str]) -> None:

@@ -26,6 +26,9 @@ from airflow_delayed.store.filters import MessageState, claimed_until, failed_st
 from airflow_delayed.store.schema import MAX_BODY, MAX_DESTINATION, MAX_HEADERS, MAX_QUEUE_NAME, MAX_TAG, Tables
 
 #: ``json.dumps`` would make an encoder for each message.
+#: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so
+#: no user's header is there.
+_TRACE = ""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 #: The columns that a list reads, of the tables of messages and of failed messages.
 SHOWN = (
@@ -239,6 +242,8 @@ def _read(connection: Connection, table: Table, message_id: str, body_limit: int
 def _headers(data: bytes) -> Mapping[str, str] | None:
     try:
         found = headers_of(data)
+        if isinstance(found.get(_TRACE), dict):
+            found = {**found.pop(_TRACE), **found}
         for text in (*found, *found.values()):
             if not isinstance(text, str):
                 return None
@@ -309,6 +314,9 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     check_limits(message)
     headers = _JSON(dict(message.headers)).encode()
     _check_size("headers", headers, MAX_HEADERS)
+    if message.trace:
+        traced = _JSON({**message.headers, _TRACE: dict(message.trace)}).encode()
+        headers = traced if len(traced) <= MAX_HEADERS else headers
     return {
         "Id": message.message_id,
         "Destination": message.destination,
@@ -353,6 +361,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         )
     given = bytes(row["Headers"])
     headers = headers_of(given) if given != b"{}" else {}
+    trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else None
     if isinstance(row["Time"], NoTime):
         raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     return DelayedMessage(
@@ -363,6 +372,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         headers=headers,
         tag=row["Tag"],
         expires_at=row["ExpiresAt"],
+        trace=trace,
     )
 
 

@@ -8,7 +8,7 @@ Id            the message id; at most 250 characters, compared byte by byte
 Destination   the queue that receives it; at most 200 characters
 State         the body
 Time          the due time, in UTC with microseconds
-Headers       a JSON object of text by text, as UTF-8
+Headers       a JSON object of text by text, as UTF-8; under the empty name an object with the headers of its trace
 RetryCount    the number of failed attempts
 DeliverConnId the Airflow connection that delivers it; null: the destination is a queue table in this database
 Tag           a label by which a user finds and cancels messages; at most 250 characters

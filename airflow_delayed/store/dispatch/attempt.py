@@ -176,6 +176,7 @@ class LazyMessages(Sequence[DelayedMessage]):
             headers=[one.headers for one in like],
             tag=[one.tag for one in like],
             expires_at=[None] * len(rows),
+            trace=[one.trace for one in like],
         )
 
 
