@@ -168,6 +168,7 @@ class MessageResponse(ApiModel):
     replaced_at: datetime | None
     failed_at: datetime | None
     origin: MessageOrigin | None
+    may_change: bool = Field(default=False, description="This user may cancel, reschedule and retry it")
 
     @classmethod
     def of(cls, stored: StoredMessage, *, reasons: bool) -> Self:

@@ -230,7 +230,7 @@ def _paused_dag(summary: Summary, user: security.User) -> str | None:
     """Return the DAG of the store's last dispatcher, if it is paused and the user may read it."""
     assert isinstance(summary, StoreSummary)
     dag_id = next((one.dag_id for one in summary.dispatchers if one.dag_id is not None), None)
-    if dag_id is None or not security.may_read_dag(dag_id, user):
+    if dag_id is None or not security.may_dag("read", dag_id, user):
         return None
     with create_session() as session:
         paused = session.execute(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)).scalar()
