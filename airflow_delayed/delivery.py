@@ -131,6 +131,10 @@ class Delivery(ABC):
         """
         return None
 
+    def receiver_warning(self, message: DelayedMessage) -> str | None:
+        """Return a line for the log about a message that may be sent and that its receiver could not read, or None."""
+        return None
+
     def kept_open(self) -> AbstractContextManager[None]:
         """Use one connection for all sends within the block, which follow each other within seconds."""
         return nullcontext()

@@ -39,6 +39,7 @@ SIDE_BAR = {
     "Amazon SQS": ["docs/sqs/README", "docs/sqs/queues", "docs/sqs/long-delays", "docs/sqs/*"],
     "RabbitMQ": ["docs/rabbitmq/install", "docs/rabbitmq/send", "docs/rabbitmq/*"],
     "SQL store": ["docs/store/README", "docs/store/dispatchers", "docs/store/change-your-mind", "docs/store/*"],
+    "Together with .NET": ["docs/dotnet"],
     "Spark": ["docs/spark/*"],
     "Airflow": ["docs/airflow/sources", "docs/airflow/wait-and-retry", "docs/airflow/watch", "docs/airflow/*"],
     "Operations": ["docs/operations/troubleshooting", "docs/operations/production", "docs/operations/**"],

@@ -102,6 +102,8 @@ def log_warnings(log: Log, delivery: Delivery, report: TopologyReport, found: Pr
     log_findings(log, report)
     if advice := delivery.advice(found.far, found.far_delays):
         log.warning("%s", advice)
+    if warning := next(filter(None, map(delivery.receiver_warning, found.sample)), None):
+        log.warning("%s", warning)
 
 
 def log_findings(log: Log, report: TopologyReport) -> None:

@@ -13,6 +13,7 @@ from airflow_delayed.delivery import BatchBounds, Clock, Connection, Delivery, S
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds
+from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.rabbitmq import declare, levels
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology, check_message, fits, topology_of
 
@@ -181,6 +182,10 @@ class RabbitMQTransport(Delivery):
         :raises LimitExceeded: its delay, destination or headers exceed a limit.
         """
         check_message(message, delay_seconds(message.due_at, now), self.topology)
+
+    def receiver_warning(self, message: DelayedMessage) -> str | None:
+        """Return a line for the log about a message without a type, on a topology of NServiceBus."""
+        return warning_without_type(message) if self.topology.headers == "nservicebus" else None
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.

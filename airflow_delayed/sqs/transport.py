@@ -16,6 +16,7 @@ from airflow_delayed.delivery import Clock, Connection, Delivery, Finding, SendR
 from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded, TopologyError
 from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, delay_seconds
+from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.sqs import queues, redrive, stats
 from airflow_delayed.sqs.admin import InstallMode, QueueAdmin
 from airflow_delayed.sqs.batch import BatchSender, MessageSender, change_visibility, visibility_seconds
@@ -311,6 +312,10 @@ class SqsTransport(Delivery):
     def advice(self, messages: int, delays: timedelta) -> str | None:
         """Return a line for the log about messages due beyond the horizon: their cost, and a cheaper way."""
         return stats.advice(messages, delays, prices=self.prices)
+
+    def receiver_warning(self, message: DelayedMessage) -> str | None:
+        """Return a line for the log about a message without a type, in a form of NServiceBus."""
+        return None if self._form == RAW else warning_without_type(message)
 
     def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
         """Return OpenLineage's name of a destination's queue, or of its delay queue.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.delivery import Clock, Delivery
@@ -21,6 +21,7 @@ from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
+from airflow_delayed.store.history import Timeline, timeline
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -28,7 +29,6 @@ from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
-from airflow_delayed.store.versions import check_ready, table_version
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,6 +44,7 @@ __all__ = [
     "Outcomes",
     "Store",
     "StoreCounts",
+    "Timeline",
     "check_token",
     "first_line",
     "of_ids",
@@ -198,6 +199,15 @@ class Store(StoreOverview):
         """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
         with self._ready():
             return counts.dispatchers(self.engine, self.tables)
+
+    def timeline(self, seconds: Literal[3600, 86400, 604800] = 3600) -> Timeline:
+        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
+
+        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
+        messages that fall due within that time.
+        """
+        with self._ready():
+            return timeline(self.engine, self.tables, seconds)
 
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
@@ -384,19 +394,6 @@ class Store(StoreOverview):
             source = foreign_table(self.engine, table, schema=schema, columns=columns)
             adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
             return adopter.plan() if dry_run else adopter.run()
-
-    def describe_server(self) -> str:
-        """Connect, look for the store's tables, and return the server's name and version.
-
-        :raises TopologyError: the tables are missing, or those of another release.
-        """
-        with database_errors(self.conn_id, self.engine):
-            with self.engine.connect().execution_options(read_only=True) as connection:
-                name = self.dialect.server_name(connection)
-            check_ready(self.conn_id, self.engine, self.tables)
-            with self.engine.connect().execution_options(read_only=True) as connection:
-                version = table_version(connection, self.tables)
-        return f"Connected to {name}; the tables are of version {version}"
 
     def actor(self) -> str:
         """Return the user for the audit: the operating system's."""

@@ -25,11 +25,11 @@ from sqlalchemy import (
     select,
 )
 
-from airflow_delayed.message import UTC
 from airflow_delayed.store.database import TimeUnit
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, names_column
 from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
+from airflow_delayed.store.history import beginning, per_minute
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.schema import Tables
@@ -197,14 +197,8 @@ def _bars(
         .where(table.c.Time > now, table.c.Time < first + bars * span, *matching)
         .group_by(begin)
     )
-    counted = {_beginning(row.begin): int(row.many) for row in connection.execute(statement)}
+    counted = {beginning(row.begin): int(row.many) for row in connection.execute(statement)}
     return {first + number * span: counted.get(first + number * span, 0) for number in range(bars)}
-
-
-def _beginning(begin: datetime | str) -> datetime:
-    if isinstance(begin, datetime):
-        return begin
-    return datetime.strptime(begin, "%Y-%m-%d %H:%M" if ":" in begin else "%Y-%m-%d %H").replace(tzinfo=UTC)
 
 
 def _by_destination(connection: Connection, tables: Tables, wanted: MessageFilter) -> dict[str, int]:
@@ -239,6 +233,8 @@ class DispatcherSeen:
     host: str | None = None
     #: The DAG whose task it is. None: it is no task, or the tables are of version 4.
     dag_id: str | None = None
+    #: Messages that it dispatched in the last full minute. None: it has ended, or the tables are of version 4.
+    per_minute: int | None = None
 
 
 def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
@@ -250,6 +246,8 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
         there = [null().label(column.name) if column.name in lacking else column for column in columns]
         statement = select(*there, names_column(connection, tables).label("names"))
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
+        rows = connection.execute(statement).all()
+        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], database_time(connection))
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
@@ -261,6 +259,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 problem=row.Problem,
                 host=row.Host,
                 dag_id=row.DagId,
+                per_minute=rates.get(row.Id),
             )
-            for row in connection.execute(statement)
+            for row in rows
         ]

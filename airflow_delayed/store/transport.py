@@ -25,7 +25,7 @@ from airflow_delayed.store.network import first_address
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
 from airflow_delayed.store.schema import TABLE, store_tables
-from airflow_delayed.store.versions import check_ready, problem
+from airflow_delayed.store.versions import check_ready, problem, table_version
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -280,6 +280,19 @@ class StoreTransport(DelayStore):
         :raises DelayedError: an unknown database.
         """
         self.dialect.limit_statements(self.engine, seconds)
+
+    def describe_server(self) -> str:
+        """Connect, look for the store's tables, and return the server's name and version.
+
+        :raises TopologyError: the tables are missing, or those of another release.
+        """
+        with database_errors(self.conn_id, self.engine):
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                name = self.dialect.server_name(connection)
+            check_ready(self.conn_id, self.engine, self.tables)
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                version = table_version(connection, self.tables)
+        return f"Connected to {name}; the tables are of version {version}"
 
     def close(self) -> None:
         """Close all connections."""

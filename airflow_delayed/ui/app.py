@@ -16,6 +16,7 @@ path                                         right     answer
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
 ``GET /api/v1/.../verify``                   edits     see ``api_verify``
+``GET /api/v1/stores/.../history``           views     see ``api_timeline``
 ``GET /openapi.json``                        opens     all of it for programs
 ``GET /metrics``                             token     see ``prometheus``
 ============================================ ========= =================================================================
@@ -45,7 +46,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_live, api_stores, api_verify, prometheus, security, verdict
+from airflow_delayed.ui import (
+    api_brokers,
+    api_live,
+    api_stores,
+    api_timeline,
+    api_verify,
+    prometheus,
+    security,
+    verdict,
+)
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -95,6 +105,7 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_stores.router,
         api_stores.change_router,
         api_brokers.router,
+        api_timeline.router,
         api_verify.router,
     ):
         api.include_router(routes)

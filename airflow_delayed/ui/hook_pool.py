@@ -96,9 +96,11 @@ class HookPool:
         )
         return made, 0.0
 
-    async def store_figures(self, connection_id: str, make: Callable[[DelayedStoreHook], T]) -> tuple[T, float]:
+    async def store_figures(
+        self, connection_id: str, make: Callable[[DelayedStoreHook], T], *, name: str = "store"
+    ) -> tuple[T, float]:
         """Return figures of a store and their age in seconds."""
-        return await self.figures(connection_id, f"store {connection_id}", lambda: make(self._hook(connection_id)))
+        return await self.figures(connection_id, f"{name} {connection_id}", lambda: make(self._hook(connection_id)))
 
     def last_figures(self, name: str) -> tuple[Any, float] | None:
         """Return figures and their age in seconds, however old they are; None: there are none since the last change."""

@@ -65,6 +65,7 @@ class DispatcherResponse(ApiModel):
     problem: str | None = Field(description="What keeps it from working; null: nothing")
     host: str | None = Field(description="The machine that it runs on")
     dag_id: str | None = Field(description="The DAG whose task it is; null: it is no task")
+    per_minute: int | None = Field(description="Dispatched in the last full minute; null: it has ended")
 
 
 class LastDispatched(ApiModel):

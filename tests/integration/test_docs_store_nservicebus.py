@@ -17,6 +17,7 @@ from support.rabbitmq import VirtualHost, virtual_host
 from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.nservicebus import nservicebus_time
 
 DUE = datetime(2020, 1, 31, 8, 30, tzinfo=timezone.utc)
 
@@ -81,6 +82,9 @@ def test_the_page(here: Path, database: str, vhost: VirtualHost, run_dag, monkey
     arrived = {queue: vhost.collect(queue, enough=number, more=0.2) for queue, number in (("Sales", 5), ("Billing", 1))}
     ids = {queue: sorted(one.message_id for one in arrivals) for queue, arrivals in arrived.items()}
     assert ids == {"Sales": ["m0", "m1", "m2", "m6", "m7"], "Billing": ["m4"]}
+    # an endpoint's critical time counts from there, not from when the dispatcher sent it
+    for one in (one for arrivals in arrived.values() for one in arrivals):
+        assert one.properties.headers["NServiceBus.DeliverAt"] == nservicebus_time(one.due_at)
 
 
 def test_what_a_run_tells_is_on_the_page(here: Path) -> None:

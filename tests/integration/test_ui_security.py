@@ -52,6 +52,7 @@ ROUTES = [
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
+    ("GET", "/api/v1/stores/{connection_id}/history", {}, "sees"),
 ]
 #: Names of connections, to brokers that answer nobody.
 BROKERS = ("rabbitmq", "sqs")

@@ -23,7 +23,7 @@ from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 from airflow_delayed.ui import hook_pool
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = sorted([*DOCS.glob("start/*.md"), *DOCS.glob("deploy/*.md"), DOCS / "compared.md"])
+PAGES = sorted([*DOCS.glob("start/*.md"), *DOCS.glob("deploy/*.md"), DOCS / "compared.md", DOCS / "dotnet.md"])
 INSTALL, KUBERNETES, CELERY, SCHEDULERS = (
     DOCS / name for name in ("start/install.md", "deploy/kubernetes.md", "deploy/celery.md", "deploy/schedulers.md")
 )

@@ -42,6 +42,7 @@ from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.watchdog import Ticker
 from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
+from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
 from airflow_delayed.store.schema import Tables
 
@@ -118,12 +119,13 @@ class Dispatcher:
         self._schema = schema
         self._ahead = ahead
         self._monotonic = monotonic
-        self._meter = meter
         self._bucket = bucket
         self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
         self._stop = Event()
         self._sleep = sleep or self._stop.wait
         self._clock = CarriedClock(monotonic)
+        self._history = HistoryRecorder(self._clock)
+        self._meters = [self._history.add, *([meter] if meter else [])]
         self._repository = DispatchRepository(
             engine,
             tables,
@@ -352,7 +354,7 @@ class Dispatcher:
         return self._workers
 
     def _worker(self, conn_id: str, bucket: TokenBucket | None) -> ConnectionWorker | QueueTableWorker:
-        counter = DispatchCounter(conn_id, self._meter)
+        counter = DispatchCounter(conn_id, *self._meters)
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema, bucket)
         transport = with_defaults(self._transports(conn_id, self._clock))
@@ -373,12 +375,14 @@ class Dispatcher:
         if self._passing or dispatched != self._logged:
             log.info("store %r: %s messages dispatched so far", self._conn_id, f"{dispatched:,}")
         self._logged = dispatched
-        self._repository.try_to_write(self._record_heartbeat)
+        if self._repository.try_to_write(self._record_heartbeat):
+            self._history.forget_written()
 
     def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
         state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._repository.problem()}
         state |= self._runs_in
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
+        self._history.write(connection, self._tables, self.id)
 
 
 class DispatchLoop:

@@ -1,4 +1,4 @@
-"""Forgetting the ids and runs that are older than the policy's time, beside the workers of a pass.
+"""Forgetting the ids and runs that are older than the policy's time, and old history, beside the workers of a pass.
 
 A dispatcher forgets at least as many ids as it dispatches, so that the table of remembered ids stops growing once the
 oldest are old enough. This table has no partitions by day: PostgreSQL requires the day in each unique key of a
@@ -19,6 +19,7 @@ from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.limits import Activity
 from airflow_delayed.store.dispatch.repository import DispatchRepository
+from airflow_delayed.store.history import condense
 from airflow_delayed.store.schema import Tables
 
 #: Seconds between two allowances, and how many ids each adds to those that the pass dispatches: for ids that no
@@ -79,6 +80,11 @@ class Pruner:
         for _ in range(RUN_TRANSACTIONS):
             if self._forget(filters.forget_runs) < filters.RUNS_FORGOTTEN:
                 break
+        repository = self._repository
+        repository.writing(
+            Activity.HOUSEKEEPING,
+            lambda connection, now: condense(connection, repository.tables, repository.dispatcher, now),
+        )
 
     def _forget(self, forget: Callable[[Connection, Tables, datetime, datetime], int]) -> int:
         repository = self._repository

@@ -169,11 +169,11 @@ KEPT_REASONS = 1000
 class DispatchCounter:
     """Counts the outcomes of the messages of one connection, and logs failures."""
 
-    def __init__(self, conn_id: str, meter: Meter | None = None) -> None:
+    def __init__(self, conn_id: str, *meters: Meter) -> None:
         self.report = DispatchReport()
         self.failures: dict[str, str] = {}
         self.conn_id = conn_id
-        self._meter = meter
+        self._meters = meters
 
     def take(self) -> tuple[DispatchReport, dict[str, str]]:
         """Return the counts and the reasons of given-up messages, and reset both."""
@@ -196,8 +196,8 @@ class DispatchCounter:
 
     def add(self, outcome: BatchOutcome) -> None:
         """Count the messages of a settled batch, in the metrics too, and log what went wrong."""
-        if self._meter is not None:
-            self._meter(self.conn_id, outcome)
+        for meter in self._meters:
+            meter(self.conn_id, outcome)
         self.count(outcome)
         if outcome.retry:
             first = min(outcome.retry, key=lambda planned: planned.next_try)

@@ -79,7 +79,7 @@ class DispatchRepository:
         self.sleep = sleep
         self.monotonic = monotonic
         self.stop = stop
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._engine = engine
         #: When claiming last worked, whether or not there was a message; by the monotonic clock.
         self.claimed_at: float | None = None
@@ -290,7 +290,7 @@ class DispatchRepository:
             cursor, wanted = turn
             began = self.monotonic()
             since = cursor.since if began < cursor.restart_at else None
-            holder = f"{self._dispatcher}.{next(self._claims)}"
+            holder = f"{self.dispatcher}.{next(self._claims)}"
             rows = claim.claim_due(
                 connection,
                 self.tables,
@@ -372,7 +372,7 @@ class DispatchRepository:
 
     def write_delivered(self, connection: Connection, outcome: BatchOutcome, now: datetime) -> None:
         """Write the outcomes of messages that this transaction has locked and delivered."""
-        settle.write_delivered(connection, self.tables, outcome, self._dispatcher, now)
+        settle.write_delivered(connection, self.tables, outcome, self.dispatcher, now)
 
     # -- anything else -------------------------------------------------------------------------------------------------
 
@@ -400,13 +400,15 @@ class DispatchRepository:
 
         return self._persist(activity, write)
 
-    def try_to_write(self, work: Callable[[Connection, datetime], object]) -> None:
-        """Try a writing transaction once; a failure is only logged."""
+    def try_to_write(self, work: Callable[[Connection, datetime], object]) -> bool:
+        """Try a writing transaction once, and return whether it was committed; a failure is only logged."""
         try:
             with self._answered(Activity.HOUSEKEEPING.value), self._engine.begin() as connection:
                 work(connection, self.now(connection))
         except DelayedError as error:
             log.warning("the dispatcher's sign of life could not be written: %s", error)
+            return False
+        return True
 
     def _persist(self, activity: Activity, work: Callable[[], T], failed: Callable[[str], object] | None = None) -> T:
         """Do the work until it succeeds, with growing pauses, or until its breaker trips.

@@ -1,0 +1,106 @@
+"""Compared with what an NServiceBus endpoint declared and sent; its versions stand in nservicebus_rabbitmq.json."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pika import BasicProperties
+
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.nservicebus import parse_nservicebus_time
+from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.properties import MessagePropertiesWriter, ReceivedProperties
+from airflow_delayed.rabbitmq.topology import NSERVICEBUS, topology_of
+from airflow_delayed.rabbitmq.waiting import read, read_waited
+
+RECORDED = json.loads(Path(__file__).with_name("nservicebus_rabbitmq.json").read_text())
+UTC = timezone.utc
+DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+DELAYED = [sent for sent in RECORDED["sent"] if DELAY in sent["properties"]["headers"]]
+ids = [f"{sent['routing']} {sent['text']}" for sent in DELAYED]
+
+
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+def test_an_endpoint_declares_the_same_topology(routing: str) -> None:
+    """Beside it, its installers make the error queue and bind it to no delays."""
+    declared = RECORDED["declared"][routing]
+    queues: dict[str, Any] = {}
+    exchanges: dict[str, Any] = {}
+    bindings = set()
+    for part in plan(topology_of(NSERVICEBUS, routing), [declared["endpoint"]]):
+        if isinstance(part, Queue):
+            queues[part.name] = {"durable": True, "type": "quorum", "arguments": dict(part.arguments)}
+        elif isinstance(part, Exchange):
+            exchanges[part.name] = {"type": part.type, "durable": True, "arguments": dict(part.arguments)}
+        else:
+            assert isinstance(part, Binding)
+            bindings.add(f"{part.source.name} -> {part.target} [{part.key}] {{}}")
+    error = {"error"} if routing == "conventional" else set()
+    assert queues == {name: part for name, part in declared["queues"].items() if name != "error"}
+    assert exchanges == {name: part for name, part in declared["exchanges"].items() if name not in error}
+    assert bindings == {text for text in declared["bindings"] if not text.startswith("error -> ")}
+    assert len(declared["bindings"]) == len(bindings) + len(error)
+
+
+def _received(sent: dict[str, Any], deaths: list[dict[str, Any]]) -> ReceivedProperties:
+    headers = {name: value for name, value in sent["properties"]["headers"].items() if not name.startswith("x-")}
+    properties = {name: value for name, value in sent["properties"].items() if name != "headers"}
+    if deaths:
+        headers["x-death"] = deaths
+    return ReceivedProperties.of(BasicProperties(headers=headers, **properties))
+
+
+@pytest.mark.parametrize("sent", DELAYED, ids=ids)
+def test_each_message_that_waits_is_due_at_the_microsecond_that_its_sender_asked_for(sent: dict[str, Any]) -> None:
+    """In the level that it entered, and in each level below, with the deaths that the broker recorded."""
+    headers, key = sent["properties"]["headers"], sent["routing_key"]
+    due, began = (parse_nservicebus_time(headers[name]) for name in ("NServiceBus.DeliverAt", "NServiceBus.TimeSent"))
+    assert due is not None
+    assert began is not None
+    deaths = [
+        {**death, "time": datetime.fromisoformat(death["time"]).replace(tzinfo=UTC)}
+        for death in sorted(headers["x-death"], key=lambda death: death["queue"])
+    ]
+    levels_passed = [int(death["queue"][-2:]) for death in deaths]
+    assert levels_passed == [level for level in range(levels.BITS) if headers[DELAY] >> level & 1]
+    for place, level in enumerate(levels_passed):
+        above = deaths[place + 1 :]
+        now = above[0]["time"] + timedelta(seconds=1) if above else began
+        found = read(_received(sent, above), key, topology=NSERVICEBUS, level=level, now=now)
+        assert (found.destination, found.due_at, found.problem) == ("airflow.results", due, None)
+
+
+@pytest.mark.parametrize("sent", DELAYED, ids=ids)
+def test_each_message_that_waited_is_due(sent: dict[str, Any]) -> None:
+    now = datetime(2026, 11, 22, 7, 18, tzinfo=UTC)
+    found = read_waited(_received(sent, []), sent["routing_key"], now=now)
+    assert (found.destination, found.due_at, found.problem) == ("airflow.results", now, None)
+
+
+@pytest.mark.parametrize("sent", DELAYED, ids=ids)
+def test_a_message_of_ours_with_an_endpoints_headers_has_the_endpoints_times(sent: dict[str, Any]) -> None:
+    """The same due time in the same form, the same delay and the same AMQP properties."""
+    theirs = sent["properties"]["headers"]
+    own = {name: value for name, value in theirs.items() if not name.startswith("x-") and isinstance(value, str)}
+    times = ("NServiceBus.DeliverAt", "NServiceBus.TimeSent")
+    due, now = (parse_nservicebus_time(theirs[name]) for name in times)
+    assert due is not None
+    assert now is not None
+    message = DelayedMessage(
+        destination="airflow.results",
+        body=sent["body"].encode(),
+        due_at=due,
+        message_id=sent["properties"]["message_id"],
+        headers={name: value for name, value in own.items() if name not in times},
+    )
+    encoded = MessagePropertiesWriter("nservicebus").properties(message, now, theirs[DELAY])
+    written = BasicProperties().decode(b"".join(encoded.encode()))
+    assert {name: written.headers[name] for name in (*own, DELAY)} == {**own, DELAY: theirs[DELAY]}
+    for name, value in sent["properties"].items():
+        if name != "headers":
+            assert getattr(written, name) == value
