@@ -229,6 +229,14 @@ def main() -> int:
         rows = [_timed(hook.count) for _ in range(CALLS)]
         summary = [_timed(lambda: served.get(f"/api/v1/stores/{CONN_ID}/summary")) for _ in range(2)]
         good = report(found, figures, rows, summary)
+        top = f"/api/v1/stores/{CONN_ID}"
+        for name, path, query in (
+            ("verdict, figures and list in one answer", "/api/v1/live", {"store": CONN_ID}),
+            ("failures by cause", f"{top}/failures", {}),
+            ("search for the beginning of a text", f"{top}/search", {"q": "m"}),
+        ):
+            times = [_timed(lambda path=path, query=query: served.get(path, **query)) for _ in range(CALLS)]
+            print(f"{statistics.median(times) * 1000:8.2f} ms for {name} by HTTP")
         hook.close()
     return 0 if good else 1
 

@@ -47,7 +47,7 @@ router = APIRouter(
 change_router = APIRouter(
     prefix="/stores/{connection_id}",
     tags=["changes"],
-    dependencies=[is_store, security.edits],
+    dependencies=[is_store, security.views],
     route_class=security.GuardedRoute,
 )
 
@@ -84,17 +84,26 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
+    if query.reason is not None and not reasons:
+        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
+        may_change = security.may_change(connection_id, user)
         return MessagePage(
             at=page.at,
-            messages=[MessageResponse.of(stored, reasons=reasons) for stored in page.messages],
+            messages=[_row(stored, reasons=reasons, may_change=may_change) for stored in page.messages],
             remembered=[TombstoneResponse.of(remembered) for remembered in page.remembered],
             next=page.next,
         )
 
     return await pool.call_store(connection_id, read)
+
+
+def _row(stored: StoredMessage, *, reasons: bool, may_change: Callable[[str | None], bool]) -> MessageResponse:
+    message = MessageResponse.of(stored, reasons=reasons)
+    message.may_change = may_change(stored.origin.dag_id if stored.origin else None)
+    return message
 
 
 @router.get("/message")
@@ -111,7 +120,10 @@ async def message(
         content = hook.content(id, body_limit=0) if isinstance(known, StoredMessage) else None
         since = known.stored_at if isinstance(known, StoredMessage) else None
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
-        return MessageDetail.of(hook.now(), known, content, changes, values=values)
+        detail = MessageDetail.of(hook.now(), known, content, changes, values=values)
+        if isinstance(known, StoredMessage):
+            detail.message = _row(known, reasons=values, may_change=security.may_change(connection_id, user))
+        return detail
 
     return await pool.call_store(connection_id, read)
 
@@ -120,15 +132,18 @@ async def message(
 async def audit(
     connection_id: str,
     pool: HookPoolDep,
+    user: security.User,
     after: Annotated[str | None, Query(pattern=r"^\d{1,18}$")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> AuditPage:
     """Return who changed messages of the store, and what became of them."""
 
+    reasons = await run_in_threadpool(security.may, "read", connection_id, user)
+
     def read(hook: DelayedStoreHook) -> AuditPage:
         records = list(hook.audit(limit=limit, after=after))
         return AuditPage(
-            entries=[AuditEntryResponse.model_validate(record) for record in records],
+            entries=[AuditEntryResponse.of(record, reasons=reasons) for record in records],
             next=records[-1].token if len(records) == limit else None,
         )
 
@@ -193,7 +208,7 @@ def _retry(hook: DelayedStoreHook) -> Work:
     return again
 
 
-@change_router.post("/erase")
+@change_router.post("/erase", dependencies=[security.edits])
 async def erase(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
     """Remove messages and all that is known of them but the id."""
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
@@ -217,6 +232,7 @@ async def _change(
     """Change the messages, or with ``dry_run`` only predict the outcomes."""
     if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
         raise HTTPException(400, "after: it is of another change; give the last answer's next")
+    await _check_sender(pool, user, connection_id, change)
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     arguments["because"] = change.because
     if change.filter is not None:
@@ -238,6 +254,34 @@ async def _change(
     if not change.dry_run:
         pool.invalidate(f"store {connection_id}")
     return _answer(change, outcomes)
+
+
+async def _check_sender(pool: HookPool, user: security.User, connection_id: str, change: ChangeBody) -> None:
+    """Refuse a change by a user who may edit neither the connection nor each DAG that sent the messages.
+
+    :raises HTTPException: 403.
+    """
+    may_change = await run_in_threadpool(security.may_change, connection_id, user)
+    if await run_in_threadpool(may_change, None):
+        return
+    if change.filter is not None:
+        if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
+            return
+        raise HTTPException(
+            403, "without the right to edit the connection, a filter needs dag_id of a DAG that you may edit"
+        )
+    ids = change.ids or []
+
+    def not_theirs(hook: DelayedStoreHook) -> int:
+        found = hook.page(ids=ids, limit=len(ids)).messages
+        return len(set(ids)) - sum(may_change(one.origin.dag_id if one.origin else None) for one in found)
+
+    if many := await pool.call_store(connection_id, not_theirs):
+        raise HTTPException(
+            403,
+            f"{many} of these messages were sent by no DAG that you may edit, or are no longer in the store; changing"
+            " them needs the right to edit the connection",
+        )
 
 
 def _logged_selection(change: ChangeBody) -> dict[str, Any]:

@@ -169,6 +169,7 @@ class MessageResponse(ApiModel):
     replaced_at: datetime | None
     failed_at: datetime | None
     origin: MessageOrigin | None
+    may_change: bool = Field(default=False, description="This user may cancel, reschedule and retry it")
 
     @classmethod
     def of(cls, stored: StoredMessage, *, reasons: bool) -> Self:
@@ -233,6 +234,17 @@ class AuditEntryResponse(ApiModel):
     selection: dict[str, Any] = Field(description="ids and the first five of them, or the criteria of a filter")
     counts: dict[str, int] = Field(description="How many messages by outcome")
     because: str | None = Field(description="The user's reason")
+
+    @classmethod
+    def of(cls, record: AuditRecord, *, reasons: bool) -> Self:
+        """Return a recorded change.
+
+        :param reasons: show the reason of failures by which its messages were selected.
+        """
+        entry = cls.model_validate(record)
+        if not reasons and "reason" in entry.selection:
+            entry.selection = {**entry.selection, "reason": HIDDEN}
+        return entry
 
 
 class AuditPage(ApiModel):

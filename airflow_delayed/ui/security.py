@@ -9,8 +9,8 @@ right     it allows                            a user has it who
 ``views`` figures, lists, history              may read the connection; with ``[delayed] viewers = plugins``
                                                needs no more than the page itself
 ``reads`` bodies, header values                may read the connection
-``edits`` cancel, reschedule, retry, erase,    may edit the connection
-          redrive
+``edits`` cancel, reschedule, retry, erase,    may edit the connection; cancel, reschedule and retry of what a
+          redrive                              DAG sent: also who ``views`` and may edit that DAG
 ========= ==================================== ============================================================
 
 Where Airflow has teams, the right to a connection of a team needs membership of it. The page calls no connection but
@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -87,11 +88,22 @@ def may(right: Right, connection_id: str, user: User) -> bool:
     return get_auth_manager().is_authorized_connection(method=_METHODS[right], details=details, user=user)
 
 
-def may_read_dag(dag_id: str, user: User) -> bool:
-    """Return whether a user may read a DAG."""
+def may_dag(right: Right, dag_id: str, user: User) -> bool:
+    """Return whether a user may read or edit a DAG."""
     team = DagModel.get_team_name(dag_id) if conf.getboolean("core", "multi_team") else None
     details = DagDetails(id=dag_id, team_name=team)
-    return get_auth_manager().is_authorized_dag(method="GET", details=details, user=user)
+    return get_auth_manager().is_authorized_dag(method=_METHODS[right], details=details, user=user)
+
+
+def may_change(connection_id: str, user: User) -> Callable[[str | None], bool]:
+    """Return whether a user may change messages of a connection by the DAG that sent them; None: no DAG did."""
+    edits_all = may("edit", connection_id, user)
+
+    @cache
+    def of_dag(dag_id: str | None) -> bool:
+        return edits_all or (dag_id is not None and may_dag("edit", dag_id, user))
+
+    return of_dag
 
 
 async def _check_views(connection_id: str, user: User) -> None:

@@ -19,6 +19,7 @@ from support.standing import give_up, pause
 from support.stores import Store, message, on_postgres_too
 
 import airflow_delayed.ui as ui
+from airflow_delayed.identity import Origin
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.plugin import LazyApp
 
@@ -32,6 +33,9 @@ ROUTES = [
     ("GET", "/openapi.json", {}, "viewer"),
     ("GET", "/api/v1/connections", {}, "viewer"),
     ("GET", "/api/v1/health", {}, "viewer"),
+    ("GET", "/api/v1/live", {}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/failures", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/search", {"params": {"q": "m"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
@@ -111,7 +115,7 @@ def test_nothing_without_login(store: Store, shown: Page):
             answer = shown.ask(method, path, None, headers={"Authorization": f"Bearer {token}"}, **options)
             assert answer.status_code in (401, 403), route
     # and a body that is no JSON is not read before either
-    answer = shown.ask("POST", asked(store, ROUTES[14])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
+    answer = shown.ask("POST", asked(store, ROUTES[17])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 401
 
 
@@ -133,7 +137,7 @@ def test_nobody_does_what_a_higher_role_may(
             wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
             assert answer.status_code == wanted, (role, route, answer.text)
             # where the brokers are is told to those who may read the connection
-            shows_where = wanted == 503 or path == "/api/v1/health"
+            shows_where = wanted == 503 or path in ("/api/v1/health", "/api/v1/live")
             assert ("127.0.0.1" in answer.text) == (shows_where and role in ("op", "admin"))
     for role, may in (("viewer", False), ("user", False), ("op", True), ("admin", True)):
         answer = shown.get("/api/v1/connections", role)
@@ -219,6 +223,31 @@ def test_viewers_do_not_see_what_a_broker_said(store: Store, shown: Page, monkey
             assert ("secret" in str(answer)) is may
     # where nothing failed, nothing is hidden
     assert shown.get(f"{top}/message", "viewer", id="m")["message"]["last_error"] is None
+
+
+def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    sent = Origin(dag_id="nightly", run_id="r", task_id="t", map_index=-1)
+    store.hook(origin=sent).send([message(name, LATER) for name in ("s1", "s2")])
+    top = f"/api/v1/stores/{store.conn_id}"
+    for role, changes in (("viewer", []), ("user", ["s1", "s2"]), ("op", ["m", "s1", "s2"])):
+        rows = shown.get(f"{top}/messages", role)["messages"]
+        assert [one["message_id"] for one in rows if one["may_change"]] == changes
+        assert shown.get(f"{top}/message", role, id="s1")["message"]["may_change"] is ("s1" in changes)
+    for action in ("cancel", "reschedule", "retry"):
+        more = {"delay_seconds": 9} if action == "reschedule" else {}
+        by_dag = {"filter": {"dag_id": "nightly"}, "dry_run": True, **more}
+        assert shown.error("POST", f"{top}/{action}", "viewer", json=by_dag) == (403, "forbidden")
+        shown.post(f"{top}/{action}", "user", **by_dag)
+        for selection in ({"ids": ["s1", "m"]}, {"ids": ["s1", "never"]}, {"filter": {"destination": "q"}}):
+            answer = shown.ask("POST", f"{top}/{action}", "user", json={**selection, "dry_run": True, **more})
+            assert answer.status_code == 403
+            assert "right to edit the connection" in answer.json()["error"]["message"]
+    assert shown.error("POST", f"{top}/erase", "user", json={"ids": ["s1"], "dry_run": True}) == (403, "forbidden")
+    assert shown.post(f"{top}/cancel", "user", ids=["s1"], dry_run=False)["outcomes"] == {"cancelled": 1}
+    # the right to edit the DAG alone shows nothing, and changes nothing
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "connections")
+    assert shown.error("POST", f"{top}/cancel", "user", json={"ids": ["s2"], "dry_run": False}) == (403, "forbidden")
 
 
 def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, monkeypatch: pytest.MonkeyPatch):
