@@ -20,14 +20,14 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome,
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
+from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
-from airflow_delayed.store.transport import StoreTransport
 from airflow_delayed.store.versions import check_ready, table_version
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreTransport):
+class Store(StoreOverview):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``reschedule``, ``retry`` and ``erase`` change, the messages that match
@@ -409,9 +409,6 @@ class Store(StoreTransport):
     @property
     def _changes(self) -> BulkChanges:
         return BulkChanges(self.engine, self.tables)
-
-    def _filter(self, filters: FilterArgs) -> MessageFilter:
-        return filter_of(filters, own_conn_id=self.conn_id)
 
     def _change(
         self,

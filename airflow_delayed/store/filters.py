@@ -78,6 +78,8 @@ class FilterArgs(TypedDict, total=False):
     #: The connection that delivers; the store's own ``conn_id`` for its queue tables.
     deliver_conn_id: str | None
     tag: str | None
+    #: The last failure, as ``last_error`` of a message has it.
+    reason: str | None
     #: Due then or later; with a time zone.
     due_from: datetime | None
     #: Due before then; with a time zone.
@@ -109,6 +111,7 @@ class MessageFilter:
     #: ``OWN`` for queue tables in the store's database.
     deliver_conn_id: str | _Own | None = None
     tag: str | None = None
+    reason: str | None = None
     due_from: datetime | None = None
     due_until: datetime | None = None
     states: Sequence[MessageState] | None = None
@@ -144,6 +147,8 @@ class MessageFilter:
             conditions.append(columns.DeliverConnId == self.deliver_conn_id)
         if self.tag is not None:
             conditions.append(columns.Tag == self.tag)
+        if self.reason is not None:
+            conditions.append(columns.LastError == self.reason)
         if self.due_from is not None:
             conditions.append(columns.Time >= self.due_from)
         if self.due_until is not None:

@@ -84,6 +84,8 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
+    if query.reason is not None and not reasons:
+        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
@@ -120,15 +122,18 @@ async def message(
 async def audit(
     connection_id: str,
     pool: HookPoolDep,
+    user: security.User,
     after: Annotated[str | None, Query(pattern=r"^\d{1,18}$")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> AuditPage:
     """Return who changed messages of the store, and what became of them."""
 
+    reasons = await run_in_threadpool(security.may, "read", connection_id, user)
+
     def read(hook: DelayedStoreHook) -> AuditPage:
         records = list(hook.audit(limit=limit, after=after))
         return AuditPage(
-            entries=[AuditEntryResponse.model_validate(record) for record in records],
+            entries=[AuditEntryResponse.of(record, reasons=reasons) for record in records],
             next=records[-1].token if len(records) == limit else None,
         )
 

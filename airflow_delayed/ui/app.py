@@ -8,6 +8,8 @@ path                                         right     answer
 ``GET /static/<hash>/<file>``                opens     a file of the folder ``static``, cached for a year
 ``GET /api/v1/connections``                  opens     see ``security``
 ``GET /api/v1/health``                       opens     see ``verdict``; of the connections that the user views
+``GET /api/v1/live``                         opens     see ``api_live``; of the connections that the user views
+``GET /api/v1/stores/{id}/failures``, ...    views     see ``api_live``
 ``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
 ``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
@@ -43,7 +45,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_stores, api_verify, prometheus, security, verdict
+from airflow_delayed.ui import api_brokers, api_live, api_stores, api_verify, prometheus, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -88,6 +90,8 @@ def create(pool: HookPool | None = None) -> FastAPI:
     for routes in (
         security.router,
         verdict.router,
+        api_live.router,
+        api_live.store_router,
         api_stores.router,
         api_stores.change_router,
         api_brokers.router,

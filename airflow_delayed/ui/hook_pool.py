@@ -100,6 +100,10 @@ class HookPool:
         """Return figures of a store and their age in seconds."""
         return await self.figures(connection_id, f"store {connection_id}", lambda: make(self._hook(connection_id)))
 
+    def last_figures(self, name: str) -> tuple[Any, float] | None:
+        """Return figures and their age in seconds, however old they are; None: there are none since the last change."""
+        return self._cache.get(name, expired=True)
+
     def invalidate(self, name: str) -> None:
         """Drop figures from the cache."""
         self._cache.invalidate(name)
@@ -292,11 +296,16 @@ class FiguresCache:
         """Return how often figures have been invalidated."""
         return self._generations.get(name, 0)
 
-    def get(self, name: str) -> tuple[Any, float] | None:
-        """Return figures and their age in seconds; None: there are none, or they have expired."""
+    def get(self, name: str, *, expired: bool = False) -> tuple[Any, float] | None:
+        """Return figures and their age in seconds; None: there are none, or they have expired.
+
+        :param expired: return expired figures too.
+        """
         entry = self._entries.get(name)
         now = self._monotonic()
-        return None if entry is None or now >= entry.expires_at else (entry.value, now - entry.made_at)
+        return (
+            None if entry is None or (now >= entry.expires_at and not expired) else (entry.value, now - entry.made_at)
+        )
 
     def compute(self, name: str, make: Callable[[], Any]) -> Any:
         """Compute figures and return them; they are cached unless they are invalidated meanwhile."""

@@ -233,6 +233,17 @@ class AuditEntryResponse(ApiModel):
     counts: dict[str, int] = Field(description="How many messages by outcome")
     because: str | None = Field(description="The user's reason")
 
+    @classmethod
+    def of(cls, record: AuditRecord, *, reasons: bool) -> Self:
+        """Return a recorded change.
+
+        :param reasons: show the reason of failures by which its messages were selected.
+        """
+        entry = cls.model_validate(record)
+        if not reasons and "reason" in entry.selection:
+            entry.selection = {**entry.selection, "reason": HIDDEN}
+        return entry
+
 
 class AuditPage(ApiModel):
     """One page of a store's audit, the newest entry first."""

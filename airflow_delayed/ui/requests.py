@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import check_token
 from airflow_delayed.store.records import place_of
-from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ID, MAX_TAG
+from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ERROR, MAX_ID, MAX_TAG
 from airflow_delayed.ui.models import StateName
 
 #: Messages that one change names.
@@ -48,6 +48,11 @@ class FilterBody(BaseModel):
 
     tag: _Text | None = Field(default=None, max_length=MAX_TAG)
     destination: _Text | None = Field(default=None, max_length=MAX_DESTINATION)
+    reason: _Text | None = Field(
+        default=None,
+        max_length=MAX_ERROR,
+        description="last_error is exactly this; needs the right to read the connection",
+    )
     due_from: AwareDatetime | None = Field(default=None, description="Due then or later")
     due_until: AwareDatetime | None = Field(default=None, description="Due before then")
     state: list[StateName] | None = Field(default=None, min_length=1)
@@ -70,6 +75,7 @@ class FilterBody(BaseModel):
         return {
             "tag": self.tag,
             "destination": self.destination,
+            "reason": self.reason,
             "due_from": self.due_from,
             "due_until": self.due_until,
             "state": self.state,

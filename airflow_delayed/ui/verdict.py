@@ -7,7 +7,7 @@ cause itself, and holds up no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -22,7 +22,7 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
-from airflow_delayed.ui.errors import INTERNAL, api_error
+from airflow_delayed.ui.errors import INTERNAL, ApiError, api_error
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep
 from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreSummary
 from airflow_delayed.ui.security import PageConnection
@@ -68,17 +68,32 @@ class Health(ApiModel):
 @router.get("/health")
 async def health(pool: HookPoolDep, user: security.User) -> Health:
     """Return the verdict on the connections that the user may view."""
+    seen = await viewed(user)
+    answers = await ask(list(seen), pool, lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user))
+    return await verdict(seen, answers, pool, user)
+
+
+async def viewed(user: security.User) -> dict[PageConnection, ConnectionRights]:
+    """Return the connections that a user may view, in the order of the configuration, with the user's rights."""
     listed = security.configured()
     names = sorted({one.connection_id for one in listed})
     allowed = dict(zip(names, await run_in_threadpool(_rights, names, user), strict=True))
-    seen = [one for one in listed if allowed[one.connection_id]]
-    answers = await ask(seen, pool, lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user))
+    return {one: rights for one in listed if (rights := allowed[one.connection_id]) is not None}
+
+
+async def verdict(
+    seen: Mapping[PageConnection, ConnectionRights],
+    answers: Sequence[Summary | Exception],
+    pool: HookPool,
+    user: security.User,
+) -> Health:
+    """Return the verdict on connections by the answer of each."""
     causes: list[Cause] = []
-    for connection, answer in zip(seen, answers, strict=True):
+    for (connection, rights), answer in zip(seen.items(), answers, strict=True):
         if isinstance(answer, Exception):
-            rights = allowed[connection.connection_id]
             since = pool.unanswered_since(connection, failed=True)
-            causes.append(_unanswered(connection, answer, since, details=rights is not None and rights.read))
+            error = known_error(connection, answer, details=rights.read)
+            causes.append(_unanswered(connection, error, since))
             continue
         pool.unanswered_since(connection, failed=False)
         findings = list(findings_of(answer))
@@ -91,7 +106,7 @@ async def health(pool: HookPoolDep, user: security.User) -> Health:
         at=utcnow(),
         next_due=min(dues, default=None),
         causes=causes,
-        hidden=len(seen) < len(listed),
+        hidden=len(seen) < len(security.configured()),
     )
 
 
@@ -121,18 +136,24 @@ async def ask(
     return await asyncio.gather(*map(one, connections))
 
 
-def _unanswered(connection: PageConnection, error: Exception, since: datetime | None, *, details: bool) -> Cause:
+def known_error(connection: PageConnection, error: Exception, *, details: bool) -> ApiError:
+    """Return the error of a connection as the API answers it.
+
+    :param details: the user may read the connection.
+    """
     known = api_error(error)
     if known is None:
         security.log_unexpected(f"the verdict on {connection.connection_id}", error)
         known = INTERNAL
-    if known.sensitive and not details:
-        known = known.without_details(connection.connection_id)
+    return known.without_details(connection.connection_id) if known.sensitive and not details else known
+
+
+def _unanswered(connection: PageConnection, error: ApiError, since: datetime | None) -> Cause:
     return Cause(
-        code=_UNANSWERED.get(known.code, "not-examined"),
+        code=_UNANSWERED.get(error.code, "not-examined"),
         severity="error",
         where=f"connection {connection.connection_id!r}",
-        what=known.message,
+        what=error.message,
         remedy=None,
         connection_id=connection.connection_id,
         kind=connection.kind,

@@ -32,6 +32,9 @@ ROUTES = [
     ("GET", "/openapi.json", {}, "viewer"),
     ("GET", "/api/v1/connections", {}, "viewer"),
     ("GET", "/api/v1/health", {}, "viewer"),
+    ("GET", "/api/v1/live", {}, "viewer"),
+    ("GET", "/api/v1/stores/{connection_id}/failures", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/search", {"params": {"q": "m"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
@@ -110,7 +113,7 @@ def test_nothing_without_login(store: Store, shown: Page):
             answer = shown.ask(method, path, None, headers={"Authorization": f"Bearer {token}"}, **options)
             assert answer.status_code in (401, 403), route
     # and a body that is no JSON is not read before either
-    answer = shown.ask("POST", asked(store, ROUTES[14])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
+    answer = shown.ask("POST", asked(store, ROUTES[17])[1], None, content=b"{", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 401
 
 
@@ -132,7 +135,7 @@ def test_nobody_does_what_a_higher_role_may(
             wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
             assert answer.status_code == wanted, (role, route, answer.text)
             # where the brokers are is told to those who may read the connection
-            shows_where = wanted == 503 or path == "/api/v1/health"
+            shows_where = wanted == 503 or path in ("/api/v1/health", "/api/v1/live")
             assert ("127.0.0.1" in answer.text) == (shows_where and role in ("op", "admin"))
     for role, may in (("viewer", False), ("user", False), ("op", True), ("admin", True)):
         answer = shown.get("/api/v1/connections", role)

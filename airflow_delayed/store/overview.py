@@ -1,0 +1,141 @@
+"""What an operator sees at a glance: bounded counts, failures by cause, and a search by the beginning of a text.
+
+Each answer reads a bounded number of rows, by an index, however many messages the store has. No Airflow here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Column, Connection, func, select
+from typing_extensions import Unpack
+
+from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, MessageState, filter_of, moments
+from airflow_delayed.store.transport import StoreTransport
+
+#: Failed messages that are looked at, the first by due time.
+MAX_FAILURES = 10_000
+#: Groups of failures that are returned, the largest ones.
+MAX_GROUPS = 50
+#: Values of one field that a search returns.
+MAX_MATCHES = 5
+#: No text that begins with another comes behind that other one with this character.
+_LAST = "\U0010ffff"
+
+SearchField = Literal["id", "tag", "destination", "dag_id"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Failed messages of one cause and destination."""
+
+    reason: str | None
+    destination: str
+    #: None: a queue table in the store's database.
+    deliver_conn_id: str | None
+    count: int
+    #: The first of them, by id.
+    first_id: str
+    #: When the last of them failed.
+    latest: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchMatch:
+    """A value of a field that is the text of a search, or begins with it."""
+
+    field: SearchField
+    value: str
+    exact: bool
+
+
+class StoreOverview(StoreTransport):
+    """The short answers of a store, see :class:`airflow_delayed.store.api.Store`."""
+
+    def matching(self, limit: int, **filters: Unpack[FilterArgs]) -> int:
+        """Count the messages that match a filter, failed ones too, up to a limit."""
+        wanted = self._filter(filters)
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            values, counted = moments(database_time(connection)), 0
+            for where in BOTH:
+                table = getattr(self.tables, where)
+                conditions = wanted.conditions(self.tables, where)
+                if conditions is not None and counted < limit:
+                    some = select(table.c.Id).where(*conditions).limit(limit - counted).subquery()
+                    counted += int(connection.execute(select(func.count()).select_from(some), values).scalar_one())
+        return counted
+
+    def failures(self) -> tuple[Sequence[FailureGroup], bool]:
+        """Group the failed messages by cause; the largest group is first.
+
+        :return: up to 50 groups, and whether there are more than the 10,000 messages that were looked at.
+        """
+        failed = self.tables.failed
+        columns = (failed.c.LastError, failed.c.Destination, failed.c.DeliverConnId, failed.c.Id, failed.c.FailedAt)
+        look = select(*columns, failed.c.Reason).order_by(failed.c.Time, failed.c.Id).limit(MAX_FAILURES).subquery()
+        by = (look.c.LastError, look.c.Destination, look.c.DeliverConnId)
+        count = func.count().label("many")
+        groups = (
+            select(*by, count, func.min(look.c.Id).label("first"), func.max(look.c.FailedAt).label("latest"))
+            .where(look.c.Reason == MessageState.FAILED.value)
+            .group_by(*by)
+            .order_by(count.desc(), func.min(look.c.Id))
+            .limit(MAX_GROUPS)
+        )
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            found = [
+                FailureGroup(
+                    reason=row.LastError,
+                    destination=row.Destination,
+                    deliver_conn_id=row.DeliverConnId,
+                    count=int(row.many),
+                    first_id=row.first,
+                    latest=row.latest,
+                )
+                for row in connection.execute(groups)
+            ]
+            looked_at = connection.execute(select(func.count()).select_from(look)).scalar_one()
+        return found, len(found) == MAX_GROUPS or looked_at == MAX_FAILURES
+
+    def search(self, text: str) -> Sequence[SearchMatch]:
+        """Return up to five ids, tags, destinations and DAGs each that begin with a text, an exact one first.
+
+        Texts are compared byte by byte. The ids are those of messages in the store, and remembered ones.
+        """
+        messages, failed, past = self.tables.messages, self.tables.failed, self.tables.past
+        searched: dict[SearchField, Sequence[Column[Any]]] = {
+            "id": (messages.c.Id, failed.c.Id, past.c.Id),
+            "tag": (messages.c.Tag, failed.c.Tag),
+            "destination": (messages.c.Destination, failed.c.Destination),
+            "dag_id": (self.tables.runs.c.DagId,),
+        }
+        found: list[SearchMatch] = []
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            for field, columns in searched.items():
+                values = sorted({value for column in columns for value in _beginning_with(connection, column, text)})
+                found += [SearchMatch(field=field, value=one, exact=one == text) for one in values[:MAX_MATCHES]]
+        return found
+
+    def _filter(self, filters: FilterArgs) -> MessageFilter:
+        return filter_of(filters, own_conn_id=self.conn_id)
+
+
+def _beginning_with(connection: Connection, column: Column[Any], text: str) -> list[str]:
+    """Return the first different values of a column that begin with a text.
+
+    Each value is one step in the column's index: DISTINCT would read all rows of a destination.
+    """
+    found: list[str] = []
+    behind = column >= text
+    while len(found) < MAX_MATCHES:
+        statement = select(column).where(behind, column < text + _LAST).order_by(column).limit(1)
+        value = connection.execute(statement).scalar()
+        if value is None:
+            break
+        found.append(value)
+        behind = column > value
+    return found

@@ -1,0 +1,211 @@
+"""The routes of the page's first screen: verdict, figures and list in one answer; failures by cause; search."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field, StringConstraints
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.ui import api_brokers, api_stores, security, verdict
+from airflow_delayed.ui.errors import ErrorInfo
+from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
+from airflow_delayed.ui.models import HIDDEN, ApiModel, ConnectionKind, ConnectionRights, MessagePage
+from airflow_delayed.ui.requests import ListQuery
+from airflow_delayed.ui.security import PageConnection, is_store
+
+router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
+store_router = APIRouter(
+    prefix="/stores/{connection_id}",
+    tags=["stores"],
+    dependencies=[is_store, security.views],
+    route_class=security.GuardedRoute,
+)
+
+#: Seconds after which an answer goes without a connection that has not answered.
+PATIENCE = 2.0
+#: Matching messages are counted up to this number.
+MAX_MATCHING = 10_000
+
+
+class LiveQuery(ListQuery):
+    """The query of the list, and its store."""
+
+    store: str | None = Field(default=None, description="The connection of the list; without it there is no list")
+
+
+class Matching(ApiModel):
+    """How many messages match the query."""
+
+    count: int
+    at_least: bool = Field(description="There are more than were counted")
+
+
+class LiveConnection(ApiModel):
+    """The figures of one connection. With an error they are the last ones, if there are any."""
+
+    connection_id: str
+    kind: ConnectionKind
+    queue: str | None
+    summary: verdict.Summary | None
+    error: ErrorInfo | None
+    age_seconds: float | None
+
+
+class Live(ApiModel):
+    """All that the first screen shows."""
+
+    health: verdict.Health
+    connections: list[LiveConnection]
+    page: MessagePage | None
+    matching: Matching | None = Field(description="Null: there is no list, or it is by ids")
+    error: ErrorInfo | None = Field(description="Why there is no list")
+
+
+@router.get("/live")
+async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: security.User) -> Live:
+    """Return the verdict, the figures of all connections that the user may view, and a page of messages.
+
+    After two seconds it answers without connections that have not answered.
+    """
+    seen = await verdict.viewed(user)
+    listed = PageConnection(query.store, "store") if query.store is not None else None
+    if listed is not None and listed not in seen:
+        if listed in security.configured():
+            raise HTTPException(403, "Forbidden")
+        raise HTTPException(404, "store: not named by page_stores of Airflow's configuration, section [delayed]")
+    figures = asyncio.gather(*(_figures(one, rights, pool, user) for one, rights in seen.items()))
+    listing = asyncio.ensure_future(_listing(query, listed, pool, user)) if listed is not None else None
+    answers = await figures
+    health = await verdict.verdict(seen, [answer for answer, _ in answers], pool, user)
+    page, matching, problem = (None, None, None) if listing is None else await listing
+    connections = [
+        LiveConnection(
+            connection_id=one.connection_id,
+            kind=one.kind,
+            queue=one.queue,
+            summary=summary,
+            error=_info(one, answer, rights) if isinstance(answer, Exception) else None,
+            age_seconds=None if summary is None else summary.age_seconds,
+        )
+        for (one, rights), (answer, summary) in zip(seen.items(), answers, strict=True)
+    ]
+    return Live(
+        health=health,
+        connections=connections,
+        page=page,
+        matching=matching,
+        error=None if listed is None or problem is None else _info(listed, problem, seen[listed]),
+    )
+
+
+def _info(connection: PageConnection, error: Exception, rights: ConnectionRights) -> ErrorInfo:
+    if isinstance(error, HTTPException):
+        return ErrorInfo(code="forbidden", message=str(error.detail))
+    return ErrorInfo.model_validate(verdict.known_error(connection, error, details=rights.read))
+
+
+async def _figures(
+    connection: PageConnection, rights: ConnectionRights, pool: HookPool, user: security.User
+) -> tuple[verdict.Summary | Exception, verdict.Summary | None]:
+    """Return the answer of a connection, and the figures to show: after an error, the last ones."""
+    asked = verdict.ask([connection], pool, lambda name: api_brokers.rabbitmq(name, pool, user))
+    answer: verdict.Summary | Exception
+    try:
+        (answer,) = await asyncio.wait_for(asked, PATIENCE)
+    except asyncio.TimeoutError:
+        answer = TooSlow(
+            f"connection {connection.connection_id!r} has not answered yet; if it stays so, look whether it can be"
+            " reached"
+        )
+    if not isinstance(answer, Exception):
+        return answer, answer
+    names = (connection.kind, connection.connection_id, connection.queue)
+    last = pool.last_figures(" ".join(name for name in names if name is not None))
+    if last is None or (connection.kind == "rabbitmq" and not rights.read):
+        return answer, None
+    summary, age = last
+    return answer, summary.model_copy(update={"age_seconds": age})
+
+
+async def _listing(
+    query: LiveQuery, connection: PageConnection, pool: HookPool, user: security.User
+) -> tuple[MessagePage | None, Matching | None, Exception | None]:
+    async def both() -> tuple[MessagePage, Matching | None]:
+        page = await api_stores.messages(connection.connection_id, query, pool, user)
+        if query.id is not None:
+            return page, None
+
+        def count(hook: DelayedStoreHook) -> int:
+            return hook.matching(MAX_MATCHING + 1, **query.criteria())
+
+        many = await pool.call_store(connection.connection_id, count)
+        return page, Matching(count=min(many, MAX_MATCHING), at_least=many > MAX_MATCHING)
+
+    try:
+        page, matching = await asyncio.wait_for(both(), PATIENCE)
+    except asyncio.TimeoutError:
+        return None, None, TooSlow(f"connection {connection.connection_id!r} did not return the list in time")
+    except Exception as error:
+        return None, None, error
+    return page, matching, None
+
+
+class FailureGroupResponse(ApiModel):
+    """Failed messages of one cause and destination."""
+
+    reason: str | None = Field(description="Give it as reason= of the list to see them")
+    destination: str
+    deliver_conn_id: str | None
+    count: int
+    first_id: str
+    latest: datetime = Field(description="When the last of them failed")
+
+
+class FailureGroups(ApiModel):
+    """Failed messages by cause, the largest group first."""
+
+    groups: list[FailureGroupResponse]
+    at_least: bool = Field(description="There are more messages than were looked at")
+
+
+class SearchMatchResponse(ApiModel):
+    """A value of a field that begins with the text of a search."""
+
+    field: Literal["id", "tag", "destination", "dag_id"]
+    value: str
+    exact: bool
+
+
+class SearchMatches(ApiModel):
+    """Up to five values of each field."""
+
+    matches: list[SearchMatchResponse]
+
+
+@store_router.get("/failures")
+async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -> FailureGroups:
+    """Return failed messages by cause and destination; reasons only with the right to read the connection."""
+    reasons = await run_in_threadpool(security.may, "read", connection_id, user)
+    groups, at_least = await pool.call_store(connection_id, lambda hook: hook.failures())
+    found = FailureGroups(groups=[FailureGroupResponse.model_validate(one) for one in groups], at_least=at_least)
+    if not reasons:
+        for group in found.groups:
+            group.reason = None if group.reason is None else HIDDEN
+    return found
+
+
+@store_router.get("/search")
+async def search(
+    connection_id: str,
+    q: Annotated[str, Query(), StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00]*$")],
+    pool: HookPoolDep,
+) -> SearchMatches:
+    """Return up to five ids, tags, destinations and DAGs each that begin with a text."""
+    found = await pool.call_store(connection_id, lambda hook: hook.search(q))
+    return SearchMatches(matches=[SearchMatchResponse.model_validate(one) for one in found])

@@ -1,0 +1,119 @@
+"""The page's first screen in one answer: verdict, figures, list and its count; failures by cause; the search."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from threading import Event
+
+import pytest
+from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
+from support.standing import give_up, mark_dispatched
+from support.stores import Store, message, on_postgres_too
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import Origin
+
+HOUR = timedelta(hours=1)
+
+
+def ids(page: dict) -> list[str]:
+    return [one["message_id"] for one in page["messages"]]
+
+
+@on_postgres_too
+def test_one_answer_has_verdict_figures_and_list(store: Store, page: Page):
+    hook = store.installed()
+    hook.send([message(f"m{number}", hook.now() + HOUR, tag="t" if number else None) for number in range(3)])
+    found = page.get("/api/v1/live", "op", store=store.conn_id, tag="t", limit=1)
+    assert found["health"]["status"] == page.get("/api/v1/health", "op")["status"]
+    (connection,) = found["connections"]
+    assert (connection["connection_id"], connection["kind"], connection["error"]) == (store.conn_id, "store", None)
+    assert connection["summary"]["waiting"] == 3
+    assert (ids(found["page"]), found["matching"], found["error"]) == (["m1"], {"count": 2, "at_least": False}, None)
+    # without a store there is no list; and by ids there is nothing to count
+    assert page.get("/api/v1/live", "op")["page"] is None
+    by_id = page.get("/api/v1/live", "op", store=store.conn_id, id=["m0"])
+    assert (ids(by_id["page"]), by_id["matching"]) == (["m0"], None)
+    assert page.error("GET", "/api/v1/live", "op", params={"store": "never"}) == (404, "absent")
+    assert page.error("GET", "/api/v1/live", "viewer", params={"store": store.conn_id}) == (403, "forbidden")
+
+
+def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    hook.send([message("m", hook.now() + HOUR)])
+    monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 0.5)
+    page.pool.invalidate(f"store {store.conn_id}")
+    end = Event()
+
+    def hangs(self: DelayedStoreHook, **_: object) -> None:
+        end.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DelayedStoreHook, "counts", hangs)
+        found = page.get("/api/v1/live", "op", store=store.conn_id)
+        end.set()
+    (connection,) = found["connections"]
+    assert (connection["summary"], connection["error"]["code"]) == (None, "too_slow")
+    assert [cause["code"] for cause in found["health"]["causes"]] == ["silent"]
+    assert ids(found["page"]) == ["m"]
+
+
+@on_postgres_too
+def test_failures_by_cause(store: Store, page: Page):
+    hook = store.installed()
+    hook.send(message(f"m{number}", hook.now(), destination="r" if number == 3 else "q") for number in range(5))
+    for number in range(4):
+        give_up(hook, f"m{number}", error="closed" if number else "refused")
+    url = f"/api/v1/stores/{store.conn_id}"
+    found = page.get(f"{url}/failures", "op")
+    groups = [(one["reason"], one["destination"], one["count"], one["first_id"]) for one in found["groups"]]
+    assert groups == [("closed", "q", 2, "m1"), ("refused", "q", 1, "m0"), ("closed", "r", 1, "m3")]
+    assert not found["at_least"]
+    assert ids(page.get(f"{url}/messages", "op", reason="closed", destination="q")) == ["m1", "m2"]
+    answer = page.post(f"{url}/retry", "op", filter={"reason": "closed"}, dry_run=False)
+    assert answer["outcomes"] == {"retried": 3}
+    assert [one["reason"] for one in page.get(f"{url}/failures", "op")["groups"]] == ["refused"]
+
+
+def test_reasons_are_for_readers(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook = store.installed()
+    hook.send([message("m", hook.now())])
+    give_up(hook, "m", error="secret virtual host")
+    url = f"/api/v1/stores/{store.conn_id}"
+    answer = page.ask("GET", f"{url}/failures", "viewer")
+    assert answer.json()["groups"][0]["count"] == 1
+    assert "secret" not in answer.text
+    wanted = {"reason": "secret virtual host"}
+    assert page.error("GET", f"{url}/messages", "viewer", params=wanted) == (403, "forbidden")
+    found = page.get("/api/v1/live", "viewer", store=store.conn_id, **wanted)
+    assert (found["page"], found["error"]["code"]) == (None, "forbidden")
+    page.post(f"{url}/cancel", "op", filter=wanted, dry_run=False)
+    assert "secret" not in page.ask("GET", f"{url}/audit", "viewer").text
+    assert page.get(f"{url}/audit", "op")["entries"][0]["selection"] == wanted
+
+
+@on_postgres_too
+def test_a_search_finds_what_begins_with_a_text(store: Store, page: Page):
+    hook = store.installed()
+    printable = "".join(map(chr, range(33, 127)))
+    names = [printable, "a%b", "a%bc", "axb", "A%b", "a_", "a\\", "gone", *(f"n{number}" for number in range(9))]
+    hook.send(message(name, hook.now() + HOUR, tag="a tag", destination="a queue") for name in names)
+    store.hook(origin=Origin(dag_id="a dag", run_id="r", task_id="t", map_index=-1)).send(
+        [message("sent", hook.now() + HOUR)]
+    )
+    mark_dispatched(hook, "gone")
+    give_up(hook, "a_")
+
+    def search(text: str) -> list[tuple[str, str, bool]]:
+        found = page.get(f"/api/v1/stores/{store.conn_id}/search", "op", q=text)
+        return [(one["field"], one["value"], one["exact"]) for one in found["matches"]]
+
+    assert search("a%b") == [("id", "a%b", True), ("id", "a%bc", False)]
+    assert search("a_") == [("id", "a_", True)]
+    assert search("a\\") == [("id", "a\\", True)]
+    assert search("gone") == [("id", "gone", True)]
+    assert search(printable) == [("id", printable, True)]
+    assert search("n") == [("id", f"n{number}", False) for number in range(5)]
+    assert search("a ") == [("tag", "a tag", False), ("destination", "a queue", False), ("dag_id", "a dag", False)]
+    assert search("nothing") == []
