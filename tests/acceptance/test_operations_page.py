@@ -184,6 +184,15 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME
     assert figure(page, "Failed") == "4"
+    # failed messages are grouped by cause
+    page.click("[data-key='state Failed']")
+    says(page, "Retry 4…")
+    page.click(".groups button", text="Show")
+    listed(page, lambda ids: len(ids) == 4)
+    page.click("button[aria-label^='Remove reason']")
+    page.click("button[aria-label^='Remove state']")
+    page.click("button[aria-label^='Remove destination']")
+    says(page, "messages")
     assert figure(page, "Expired") == "3"
     assert figure(page, "Overdue") == "5"
     assert figure(page, "Unroutable") == "2"

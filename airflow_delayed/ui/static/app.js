@@ -1,7 +1,7 @@
 // The operations page: the verdict, the messages of one store, and a card for each connection.
 
 import { beginning, followTheme, keep } from "./airflow.js";
-import { get } from "./api.js";
+import { Fault, get } from "./api.js";
 import { h, show } from "./dom.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
@@ -9,7 +9,7 @@ import { FIELDS } from "./search.js";
 import { absolute, onZone } from "./time.js";
 import { verdict } from "./verdict.js";
 
-const PAUSE = 10_000; // ms between two looks at figures and list, while the page is seen
+const PAUSE = 5_000; // ms between two looks at figures and list, while the page is seen
 
 const overview = document.getElementById("overview");
 const section = document.getElementById("messages");
@@ -31,13 +31,13 @@ async function start() {
     found = await get("connections");
   } catch {
     // the verdict, which asks the same server, says why
-    await top.load();
-    return say(false);
+    await look();
+    return undefined;
   }
   started = true;
   const stores = found.connections.filter(({ kind }) => kind === "store");
   if (!found.connections.length) show(overview, found.hidden ? nothingToSee() : nothingConfigured());
-  if (stores.length) messages = new Messages(section, stores, { changed: figures, asked: remember });
+  if (stores.length) messages = new Messages(section, stores, { changed: look, asked: remember });
   cards = found.connections.map((connection) => card(connection, {
     find: (filter) => {
       messages.find(connection, filter);
@@ -48,8 +48,9 @@ async function start() {
   if (cards.length) show(overview, cards.map(({ element }) => element));
   overview.setAttribute("aria-busy", "false");
   section.hidden = !messages;
-  // all at once: they are there after the second round trip
-  await Promise.all([figures(), messages && restore(beginning())]);
+  // at once: they are there after the second round trip
+  if (messages) restore(beginning());
+  await look();
 }
 
 /** Show what the address says, or a query. */
@@ -74,10 +75,25 @@ function remember(store, filter, message, again) {
   else history.pushState(null, "", address);
 }
 
-async function figures() {
-  const answered = await Promise.all([top.load(), ...cards.map(({ load }) => load())]);
-  say(answered.every(Boolean), answered.some(Boolean));
+/** Ask for all that is shown by one request; a list that is being asked for is left to its own. */
+async function look() {
+  const list = messages && section.getAttribute("aria-busy") !== "true" ? messages.question() : null;
+  const store = messages?.store.connection_id;
+  const found = await get("live", { store, ...list?.asked }).catch((fault) => fault);
+  const lost = found instanceof Error ? found : null;
+  top.take(lost ?? found.health);
+  const answers = cards.map(({ connection: { kind, connection_id: name, queue }, take }) => {
+    const one = lost ? null : found.connections.find((other) => other.kind === kind && other.connection_id === name && (other.queue ?? null) === (queue ?? null));
+    if (!lost && !one) return true; // no longer configured: a reload shows what is
+    const answer = lost ?? (one.error ? faultOf(one.error) : one.summary);
+    take(answer, one?.summary);
+    return !(answer instanceof Error);
+  });
+  if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching);
+  say(!lost && answers.every(Boolean), !lost);
 }
+
+const faultOf = ({ code, message }) => new Fault(0, code, message);
 
 function say(all, some) {
   // by the server's clock: the browser's may be wrong
@@ -91,7 +107,7 @@ async function refresh() {
   if (busy) return undefined;
   busy = true;
   try {
-    await Promise.all([figures(), messages?.load()]);
+    await look();
   } finally {
     busy = false;
   }

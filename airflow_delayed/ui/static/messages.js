@@ -47,6 +47,7 @@ export class Messages {
     this.page = null;
     this.fault = null;
     this.failures = [];
+    this.matching = null;
     this.choose(() => false);
     this.asked(this.store.connection_id, this.filter, null, again);
     this.draw();
@@ -85,25 +86,30 @@ export class Messages {
     if (name === this.store.connection_id) this.drawStates();
   }
 
-  async load() {
+  /** The criteria of the page that is shown, and take(page, matching) for the answer or a Fault. */
+  question() {
     const turn = ++this.turn;
+    const asked = { ...this.filter, after: this.after, limit: LIMIT };
+    // a later question may have been asked meanwhile
+    return { asked: problemOf(this.filter) ? {} : asked, take: (page, matching) => turn === this.turn && !problemOf(this.filter) && this.take(page, matching) };
+  }
+
+  async load() {
+    const { asked, take } = this.question();
     this.element.setAttribute("aria-busy", "true");
-    try {
-      const { state, reason } = this.filter;
-      const [page, failures] = await Promise.all([
-        get(`${this.path}/messages`, { ...this.filter, after: this.after, limit: LIMIT }),
-        // without them the list is there all the same
-        state.join() === "failed" && !reason && get(`${this.path}/failures`).catch(() => null),
-      ]);
-      if (turn !== this.turn) return; // a later question has been asked meanwhile
-      this.page = page;
-      this.failures = failures?.groups ?? [];
-      this.fault = null;
-    } catch (fault) {
-      if (turn !== this.turn) return;
-      this.page = null;
-      this.fault = fault;
-    }
+    const { state, reason } = this.filter;
+    const [page, failures] = await Promise.all([get(`${this.path}/messages`, asked).catch((fault) => fault),
+      // without them the list is there all the same
+      state.join() === "failed" && !reason && get(`${this.path}/failures`).catch(() => null)]);
+    this.failures = failures?.groups ?? [];
+    take(page, null);
+  }
+
+  take(page, matching) {
+    this.fault = page instanceof Error ? page : null;
+    // without an answer the last list stays, greyed
+    this.page = this.fault ? this.page : page;
+    this.matching = matching ?? this.matching;
     const there = new Set(this.choosable());
     if (!this.all) this.choose((id) => there.has(id));
     this.element.setAttribute("aria-busy", "false");
@@ -150,7 +156,7 @@ export class Messages {
     const { page, fault } = this;
     this.search.count(fault || !page ? "" : this.counted());
     if (fault) return show(this.list, h("p", { class: "notice error", role: "alert" }, fault.message, " ",
-      h("button", { type: "button", onclick: () => this.load() }, "Try again")));
+      h("button", { type: "button", onclick: () => this.load() }, "Try again")), page && h("div", { class: "stale" }, this.table()));
     if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
     if (!page.messages.length && !page.remembered.length) return show(this.list, this.empty(), this.pages());
     return show(this.list, this.causes(), this.actions(), this.table(), this.pages());
@@ -161,8 +167,8 @@ export class Messages {
     return this.failures.length > 0 && h("ul", { class: "groups", "aria-label": "Failed messages by cause" }, this.failures.map(({ reason, destination, count }, index) => {
       const filter = filterOf({ state: "failed", reason, destination });
       return h("li", {}, h("span", {}, h("strong", {}, count.toLocaleString()), ` ${reason ?? "for an unknown reason"} `, h("span", { class: "muted" }, destination)),
-        reason && h("button", { type: "button", "data-key": `show cause ${index}`, onclick: () => this.find(null, filter) }, "Show"),
-        reason && this.store.may.edit && h("button", { type: "button", "data-key": `retry cause ${index}`, onclick: () => this.change("retry", { filter: { state: ["failed"], reason, destination } }) }, `Retry ${count.toLocaleString()}…`));
+        reason && this.store.may.read && h("button", { type: "button", "data-key": `show cause ${index}`, onclick: () => this.find(null, filter) }, "Show"),
+        reason && this.store.may.read && this.store.may.edit && h("button", { type: "button", "data-key": `retry cause ${index}`, onclick: () => this.change("retry", { filter: { state: ["failed"], reason, destination } }) }, `Retry ${count.toLocaleString()}…`));
     }));
   }
 
@@ -170,6 +176,7 @@ export class Messages {
   counted() {
     const { messages, remembered, next } = this.page;
     const here = messages.length + remembered.length;
+    if (this.matching && next) return `${this.matching.at_least ? "at least " : ""}${this.matching.count.toLocaleString()} messages`;
     if (next || this.trail.length) return `more than ${(LIMIT * (this.trail.length + (next ? 1 : 0))).toLocaleString()} messages`;
     return here === 1 ? "1 message" : `${here.toLocaleString()} messages`;
   }

@@ -21,33 +21,29 @@ export function card(connection, { find, loaded }) {
     h("header", {}, h("h2", {}, title), h("span", { class: "badge" }, KINDS[kind]), age), body);
   const draw = { store, rabbitmq, sqs }[kind];
   let last = null;
-  let turn = 0;
   let shown = "";
 
-  async function load() {
-    const mine = ++turn;
-    let answered = true;
-    try {
-      const found = await get(`${pathOf(connection)}/summary`);
-      if (mine !== turn) return true; // a later question has been asked meanwhile
+  const load = () => get(`${pathOf(connection)}/summary`).then(take, take);
+
+  /** Take the figures, or a Fault with the last figures that the server knows. */
+  function take(found, known = null) {
+    if (found instanceof Error) {
+      last ??= known;
+      // the last figures stay, greyed and with their age; the same alert is not repeated, and a lost login is the verdict's
+      const alert = found.status !== 401 && h("p", { class: "notice error", role: "alert" }, found.message);
+      if (shown !== found.message) show(body, alert, last && h("div", { class: "stale" }, draw(last, { connection, find, reload: load })));
+      shown = found.message;
+      age.textContent = last ? `last seen ${absolute(last.at)}` : "";
+    } else {
       last = found;
       shown = "";
       loaded(last);
       show(body, draw(last, { connection, find, reload: load }));
       age.textContent = last.age_seconds >= 1 ? `${span(last.age_seconds)} old` : "";
-    } catch (fault) {
-      if (mine !== turn) return true;
-      answered = false;
-      // the last figures stay, greyed and with their age; the same alert is not repeated, and a lost login is the verdict's
-      const alert = fault.status !== 401 && h("p", { class: "notice error", role: "alert" }, fault.message);
-      if (shown !== fault.message) show(body, alert, last && h("div", { class: "stale" }, draw(last, { connection, find, reload: load })));
-      shown = fault.message;
-      age.textContent = last ? `last seen ${absolute(last.at)}` : "";
     }
     element.setAttribute("aria-busy", "false");
-    return answered;
   }
-  return { element, load, redraw: () => last && show(body, draw(last, { connection, find, reload: load })) };
+  return { element, connection, take, redraw: () => last && show(body, draw(last, { connection, find, reload: load })) };
 }
 
 function figure(name, value, { tone = null, note = null, go = null } = {}) {

@@ -11,7 +11,7 @@ const HEADS = { ok: "Delivering", degraded: "Needs a look", failing: "Not delive
 const FIRST = 3;
 const TONES = { error: "error", warning: "warn", unknown: "warn" };
 
-/** Draw the verdict into an element; find(connection_id, states) shows messages. load() resolves to whether it was answered. */
+/** Draw the verdict into an element; find(connection_id, states) shows messages. take(answer) takes the answer of the server, or a Fault. */
 export function verdict(element, find) {
   let last = null;
   let fault = null;
@@ -38,18 +38,16 @@ export function verdict(element, find) {
         dag && [pauser(dag, { is_paused: true }, load), h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)]));
   }
 
-  async function load() {
-    try {
-      last = await get("health");
-      fault = null;
-    } catch (error) {
-      fault = error;
-    }
+  const load = () => get("health").then(take, take);
+
+  /** Take the verdict, or what kept it from being asked. */
+  function take(answer) {
+    fault = answer instanceof Error ? answer : null;
+    last = fault ? last : answer;
     draw();
     element.setAttribute("aria-busy", "false");
-    return fault === null;
   }
-  return { load, redraw: draw, at: () => last?.at };
+  return { take, redraw: draw, at: () => last?.at };
 }
 
 function well({ next_due: next, at, hidden }) {
