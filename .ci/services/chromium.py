@@ -124,7 +124,7 @@ class Page:
 
     def press(self, key: str) -> None:
         """Press a key, such as Enter or Escape."""
-        codes = {"Backspace": 8, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
+        codes = {"Backspace": 8, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowDown": 40}
         # only what makes a text presses a button
         down = {"type": "keyDown", "text": "\r"} if key == "Enter" else {"type": "rawKeyDown"}
         for event in (down, {"type": "keyUp"}):

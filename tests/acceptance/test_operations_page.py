@@ -654,3 +654,29 @@ def test_the_demo_starts_by_itself_and_stops(here: Path, tmp_path: Path) -> None
             demo.stdout.close()
     _, alive = psutil.wait_procs(started, timeout=5)
     assert [process.cmdline() for process in alive] == []
+
+
+def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -> None:
+    page = site.open("op", "/")
+    page.frame = None
+    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store")
+    page.wait_for("page.querySelector('.timeline canvas') !== null")
+    page.click(".timeline .spans button", text="24 h")
+    said = "page.querySelector('.timeline [role=status]').innerText"
+    page.wait_for(f"{said}.startsWith('In all: ') && {said}.includes('Due: appointment-reminders')")
+    page.evaluate("page.querySelector('.timeline').scrollIntoView({ block: 'center' }) || true")
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        site.take(page, f"timeline-{theme}")
+    # by keyboard alone: from bar to bar, and to the messages of one
+    page.evaluate("page.querySelector('.timeline .bars').focus() || true")
+    for _ in range(26):
+        page.press("ArrowRight")
+        if page.evaluate(f"{said}.includes('Due: ')"):
+            break
+    page.press("Enter")
+    page.wait_for("new URLSearchParams(location.search).get('due_until') !== null")
+    listed(page, bool)
+    # and for those who cannot see it
+    page.click(".timeline details summary")
+    assert page.evaluate("page.querySelectorAll('.timeline tbody tr').length") > 0

@@ -84,7 +84,7 @@ class Timeline {
     this.plot = new uPlot({
       width: this.width(), height: HEIGHT, legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
-      scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(4, most)] } },
+      scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(4, most * 1.05)] } },
       axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
         { ...axis, size: 44, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString() : "")) }],
       series: [{}, ...this.series.map(({ colour: name }) => ({ fill: () => colour(name), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 40], align: 1 }) })).reverse()],
