@@ -281,8 +281,8 @@ class Store(StoreTransport):
     def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
-        Waiting and failed messages are removed with body and headers. Of a remembered id, destination, due time and
-        digest are removed; tags are not remembered, so name dispatched messages by their ids. The id itself stays,
+        Waiting and failed messages are removed with body and headers. Of a remembered id all but the id is removed,
+        its tag too; a filter does not reach it, so name dispatched and cancelled messages by their ids. The id stays,
         because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
         ids; those of a filter with the tag, earlier ones too, get its SHA-256 in place of the tag.
 

@@ -199,6 +199,8 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Run", NUMBER),
             _column("DeliverConnId", text_column(MAX_CONN_ID)),
             index("_past", "At"),
+            partial("_past", "Tag", "At"),
+            partial("_past", "Run", "At"),
         ),
         failed=table(
             "_failed",
