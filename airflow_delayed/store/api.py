@@ -20,7 +20,7 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome,
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -105,12 +105,14 @@ class Store(StoreTransport):
     ) -> Page:
         """Return one page of :meth:`list`, with the database's time and where the next one begins.
 
-        With ``ids``, at most 1000, it also returns the remembered ones.
+        With ``ids``, at most 1000, it also returns the remembered ones. With ``state`` "dispatched" or "cancelled" it
+        returns messages that have left the store, the last one first, for as long as ids are remembered.
         """
-        wanted, clock = self._filter(filters), self._carried_clock.read
+        left = take_left(filters)
+        wanted, now = self._filter(filters), self._carried_clock.read
         with self._ready():
             return queries.page(
-                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, database_time=clock
+                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, left=left, database_time=now
             )
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
@@ -282,9 +284,8 @@ class Store(StoreTransport):
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
         Waiting and failed messages are removed with body and headers. Of a remembered id all but the id is removed,
-        its tag too; a filter does not reach it, so name dispatched and cancelled messages by their ids. The id stays,
-        because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
-        ids; those of a filter with the tag, earlier ones too, get its SHA-256 in place of the tag.
+        its tag too; no filter reaches it: name dispatched and cancelled messages by their ids. ``purge`` forgets the
+        id, which stays lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """

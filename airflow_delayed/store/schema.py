@@ -91,6 +91,9 @@ MAX_QUEUE_NAME = 63
 LATE_BUCKETS = 9
 HISTORY_COUNTS = ("Dispatched", "Failed", "Expired", "Retried", *(f"Late{number}" for number in range(LATE_BUCKETS)))
 
+#: The states of messages that have left the store and are listed: values of the column Outcome.
+LEFT = ("dispatched", "cancelled")
+
 VERSION = 5
 
 #: The oldest version that this release uses, and upgrades: the one before its own, so that hosts change one by one.
