@@ -21,11 +21,15 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
+from airflow_delayed.store.schema import LEFT
 
+#: More than a store remembers.
+_ALL = 2**31 - 2
 #: Ids of each outcome that a change by filter names.
 NAMED = 5
 #: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
+LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
 COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "tag", "retry_count", "last_error")
 
 
@@ -33,6 +37,12 @@ COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "t
 def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
     with _store(args) as store:
+        if set(args.state or ()) & set(LEFT):
+            page = store.page(**_filter(args), ids=args.message_id or None, limit=args.limit or _ALL, after=args.after)
+            show([asdict(one) for one in page.remembered], args.output, LEFT_COLUMNS)
+            if page.next:
+                print(f"There may be more: --after {page.next}", file=sys.stderr)
+            return
         found = list(
             store.list(**_filter(args), ids=args.message_id or None, limit=args.limit or None, after=args.after)
         )

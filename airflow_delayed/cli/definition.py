@@ -33,6 +33,12 @@ _STATE = Arg(
     help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired",
     action="append",
 )
+_LISTED_STATE = Arg(
+    ("--state",),
+    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired; or those"
+    " that have left the store, the last one first: dispatched, cancelled",
+    action="append",
+)
 _LIMIT = Arg(("--limit",), help="At most so many; 0: all (default: 100)", type=int, default=100)
 _AFTER = Arg(("--after",), help="Go on where a list ended, with the token that it gave")
 _OVERDUE = Arg(
@@ -166,6 +172,7 @@ _POLICY = (
     *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),
 )
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
+_LISTED = (*_FILTER[:-1], _LISTED_STATE)
 _SHOWN = (ARG_OUTPUT, ARG_VERBOSE)
 _ASKED = (_DRY_RUN, ARG_YES, *_SHOWN)
 _ACTOR = Arg(("--actor",), help="The person for whom you change it, for the audit beside the system's user")
@@ -181,7 +188,7 @@ def get_delayed_commands() -> list[CLICommand]:
             name="delayed",
             help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
             subcommands=(
-                _command("list", "List messages by due time", (*_STORE, _IDS, *_FILTER, _LIMIT, _AFTER, *_SHOWN)),
+                _command("list", "List messages by due time", (*_STORE, _IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)),
                 _command("get", "Show a message", (*_STORE, _ID, *_SHOWN)),
                 _command(
                     "counts",

@@ -20,7 +20,7 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome,
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline, timeline
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
@@ -106,12 +106,14 @@ class Store(StoreOverview):
     ) -> Page:
         """Return one page of :meth:`list`, with the database's time and where the next one begins.
 
-        With ``ids``, at most 1000, it also returns the remembered ones.
+        With ``ids``, at most 1000, it also returns the remembered ones. With ``state`` "dispatched" or "cancelled" it
+        returns messages that have left the store, the last one first, for as long as ids are remembered.
         """
-        wanted, clock = self._filter(filters), self._carried_clock.read
+        left = take_left(filters)
+        wanted, now = self._filter(filters), self._carried_clock.read
         with self._ready():
             return queries.page(
-                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, database_time=clock
+                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, left=left, database_time=now
             )
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
@@ -293,10 +295,9 @@ class Store(StoreOverview):
     def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
-        Waiting and failed messages are removed with body and headers. Of a remembered id, destination, due time and
-        digest are removed; tags are not remembered, so name dispatched messages by their ids. The id itself stays,
-        because a late retry would send the message again; ``purge`` forgets it. Records of the audit name up to five
-        ids; those of a filter with the tag, earlier ones too, get its SHA-256 in place of the tag.
+        Waiting and failed messages are removed with body and headers. Of a remembered id all but the id is removed,
+        its tag too; no filter reaches it: name dispatched and cancelled messages by their ids. ``purge`` forgets the
+        id, which stays lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
 
         :raises ValueError: neither ids nor a criterion is given, or both.
         """

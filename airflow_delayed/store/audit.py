@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, func, insert, select, update
 
+from airflow_delayed.store import leases
 from airflow_delayed.store.changes import Outcome
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.schema import Tables
@@ -37,7 +38,8 @@ class AuditEntry:
     :param who: cut to 250 characters.
     :param selection: ids or criteria, as plain values.
     :param because: the user's reason; cut to 1000 characters.
-    :param hide_tag: write the hash of the selection's tag in place of the tag, in earlier rows too.
+    :param hide_tag: write the hash of the selection's tag in place of the tag, in earlier rows too, and remove that tag
+        from remembered ids.
     """
 
     def __init__(
@@ -90,6 +92,9 @@ def _hide(connection: Connection, tables: Tables, tag: str) -> None:
     column = tables.audit.c.Selection
     with_tag = update(tables.audit).where(column.contains(text, autoescape=True))
     connection.execute(with_tag.values(Selection=func.replace(column, text, hidden)))
+    if leases.keeps_labels(connection, tables):
+        past = tables.past
+        connection.execute(update(past).where(past.c.Tag == tag).values(Tag=None))
 
 
 def system_user() -> str:

@@ -32,7 +32,7 @@ from airflow_delayed.store.schema import Tables
 #: A change by filter names the first so many ids of each outcome.
 NAMED = 10_000
 #: The columns that a change reads.
-_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount")
+_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run")
 
 
 class Outcome(str, Enum):
@@ -202,7 +202,7 @@ class Cancel:
         """Remove the messages, and remember their ids."""
         gone = _changed(decided)
         _remove(connection, tables, gone)
-        leases.record(connection, tables, [found.row for found in gone], Outcome.CANCELLED.value, now)
+        _record(connection, tables, [found.row for found in gone], Outcome.CANCELLED, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +220,13 @@ class Erase:
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Remove the messages, and blank the records of their ids."""
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
+        nothing = dict.fromkeys(("Destination", "Time", "Digest", *leases.LABELS))
         blank = [
-            {"Id": found.message_id, "Destination": None, "Time": None, "Digest": None}
+            {"Id": found.message_id, **nothing}
             for found, outcome in decided
             if outcome in (Outcome.ERASED, Outcome.DISPATCHED)
         ]
-        leases.record(connection, tables, blank, Outcome.ERASED.value, now)
+        _record(connection, tables, blank, Outcome.ERASED, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +307,18 @@ class Purge:
         """Remove the messages, and remember their ids."""
         gone = _changed(decided)
         _remove(connection, tables, gone)
-        leases.record(connection, tables, [found.row for found in gone], Outcome.PURGED.value, now)
+        _record(connection, tables, [found.row for found in gone], Outcome.PURGED, now)
 
 
 def _changed(decided: Decided) -> list[Location]:
     return [found for found, outcome in decided if outcome.changed]
+
+
+def _record(
+    connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], outcome: Outcome, now: datetime
+) -> None:
+    labels = bool(rows) and leases.keeps_labels(connection, tables)
+    leases.record(connection, tables, rows, outcome.value, now, labels=labels)
 
 
 def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:

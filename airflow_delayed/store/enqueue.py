@@ -306,7 +306,7 @@ def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[s
 
 def _note_sent(connection: Connection, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
     """Remember messages that never waited here; an id that is remembered already keeps its record."""
-    now = database_time(connection)
+    now, labels = database_time(connection), leases.keeps_labels(connection, tables)
     rows = {
         message.message_id: {
             "Id": message.message_id,
@@ -315,6 +315,7 @@ def _note_sent(connection: Connection, tables: Tables, messages: Sequence[Delaye
             "Digest": digest_of(message),
             "Outcome": leases.DISPATCHED,
             "At": now,
+            **({"Tag": message.tag} if labels else {}),
         }
         for message in messages
     }

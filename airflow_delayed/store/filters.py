@@ -34,7 +34,7 @@ from sqlalchemy import (
 from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.dialects import database_time
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import LEFT, Tables, UtcTime
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
 AHEAD = timedelta(days=1)
@@ -190,6 +190,21 @@ def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
     if args.get("deliver_conn_id") == own_conn_id:
         criteria["deliver_conn_id"] = OWN
     return MessageFilter(**criteria, states=states)
+
+
+def take_left(args: FilterArgs) -> tuple[str, ...]:
+    """Remove the states of messages that have left the store from the keywords of a filter, and return them.
+
+    :raises ValueError: other states are among them, whose messages have another order.
+    """
+    state = args.get("state")
+    states = [state] if isinstance(state, str) else state or ()
+    left = tuple(name for name in states if name in LEFT)
+    if left and len(left) < len(states):
+        raise ValueError(f"state: {' and '.join(LEFT)} messages have left the store; list them without other states")
+    if left:
+        args["state"] = None
+    return left
 
 
 def states_of(state: str | Sequence[str] | None) -> tuple[MessageState, ...] | None:

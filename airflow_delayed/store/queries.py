@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 
 from airflow_delayed.identity import Origin, SentBy
+from airflow_delayed.store import past
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -55,7 +56,7 @@ class Page:
 
     at: datetime
     messages: Sequence[StoredMessage]
-    #: For a page by ids: the ids whose messages have left the store and are remembered.
+    #: Messages that have left the store: of a page by ids, or in the order of a page of such states.
     remembered: Sequence[Remembered]
     #: The token of the next page; None: this is the last page.
     next: str | None
@@ -80,10 +81,12 @@ def page(
     ids: Sequence[str] | None = None,
     limit: int,
     after: str | None = None,
+    left: Sequence[str] = (),
     database_time: DatabaseTime = database_time,
 ) -> Page:
     """Return one page, read over one connection.
 
+    :param left: only messages that have left the store in these states, the last one first.
     :param ids: only these; up to 1000.
     :param limit: at most so many.
     :param after: the last page's ``next``.
@@ -93,6 +96,10 @@ def page(
     remembered: list[Remembered] = []
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
+        if left:
+            gone = past.newest(connection, tables, wanted, left, ids=ids, behind=place, limit=limit + 1)
+            end = gone[limit - 1].token if len(gone) > limit else None
+            return Page(at=now, messages=[], remembered=gone[:limit], next=end)
         if ids is None:
             found = _first_of_both(connection, tables, wanted, now, place, limit + 1)
         else:
@@ -100,7 +107,7 @@ def page(
             found = _behind(_in_order(matching), place)
             present = _of_ids(connection, tables, MessageFilter(), ids, now) if wanted.criteria else matching
             there = {message.message_id for message in present}
-            remembered = _remembered(connection, tables, [message_id for message_id in ids if message_id not in there])
+            remembered = past.by_ids(connection, tables, [one for one in ids if one not in there])
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             leased = _of_ids(connection, tables, MessageFilter(), [one.message_id for one in remembered], now)
             claimed = {message.message_id for message in leased}
@@ -157,7 +164,7 @@ def get(
         for message in messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time):
             return message
         with dialect_of(engine).read_only(engine) as connection:
-            remembered = _remembered(connection, tables, [message_id])
+            remembered = past.by_ids(connection, tables, [message_id])
         if remembered:
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             claimed = messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time)
@@ -170,13 +177,15 @@ def dispatched_since(engine: Engine, tables: Tables, beginning: str, since: date
 
     :param beginning: printable ASCII, as ids are.
     """
-    past, waiting = tables.past, tables.messages
-    in_flight = exists().where(waiting.c.Id == past.c.Id)
+    remembered, waiting = tables.past, tables.messages
+    in_flight = exists().where(waiting.c.Id == remembered.c.Id)
     # a range, for which each database uses the primary key; no character of an id comes after the tilde
-    begins = and_(past.c.Id >= beginning, past.c.Id < beginning + "\x7f")
-    wanted = select(past.c.Id).where(begins, past.c.Outcome == DISPATCHED, past.c.At >= since, not_(in_flight))
+    begins = and_(remembered.c.Id >= beginning, remembered.c.Id < beginning + "\x7f")
+    wanted = select(remembered.c.Id).where(
+        begins, remembered.c.Outcome == DISPATCHED, remembered.c.At >= since, not_(in_flight)
+    )
     with dialect_of(engine).read_only(engine) as connection:
-        return list(connection.execute(wanted.order_by(past.c.Id).limit(PAGE)).scalars())
+        return list(connection.execute(wanted.order_by(remembered.c.Id).limit(PAGE)).scalars())
 
 
 def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
@@ -184,10 +193,12 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
 
     :return: None if none is remembered, or if all of the newest ids were changed or are in flight.
     """
-    past, waiting = tables.past, tables.messages
+    remembered, waiting = tables.past, tables.messages
     newest = (
-        select(past.c.Id, past.c.At, past.c.Destination, past.c.Dispatcher, past.c.Outcome)
-        .order_by(past.c.At.desc())
+        select(
+            remembered.c.Id, remembered.c.At, remembered.c.Destination, remembered.c.Dispatcher, remembered.c.Outcome
+        )
+        .order_by(remembered.c.At.desc())
         .limit(MAX_LOOKED_AT)
         .subquery()
     )
@@ -265,24 +276,6 @@ def _of_ids(
             rows = connection.execute(statement, {**values, "ids": rest})
             found.update((row.Id, stored(row, where, now)) for row in rows)
     return list(found.values())
-
-
-def _remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[Remembered]:
-    past, found = tables.past, list[Remembered]()
-    shown = (past.c.Id, past.c.Outcome, past.c.At, past.c.Destination, past.c.Time, past.c.Dispatcher)
-    for some in slices(ids):
-        found += [
-            Remembered(
-                message_id=row.Id,
-                state=row.Outcome,
-                at=row.At,
-                destination=row.Destination,
-                due_at=row.Time,
-                dispatcher=row.Dispatcher,
-            )
-            for row in connection.execute(select(*shown).where(past.c.Id.in_(some)).order_by(past.c.Id))
-        ]
-    return found
 
 
 def _place(message: StoredMessage) -> Place:

@@ -95,10 +95,21 @@ class Remembered:
     due_at: datetime | None
     #: The dispatcher, as its lease named it; None if it was cancelled, purged or erased.
     dispatcher: str | None = None
+    #: These three are None too if the tables were of version 4 when the message left.
+    tag: str | None = None
+    #: None as well for a queue table in the same database.
+    deliver_conn_id: str | None = None
+    #: The run of the task that stored it; None as well once the run is forgotten.
+    origin: Origin | None = None
+
+    @property
+    def token(self) -> str:
+        """The place of this record in a list by time, the last one first."""
+        return token_of(self.at, self.message_id)
 
 
 def token_of(due_at: datetime, message_id: str) -> str:
-    """Return a place in the order of due time and id as a text."""
+    """Return a place in the order of a time and id as a text."""
     return urlsafe_b64encode(f"{microseconds(due_at)} {message_id}".encode()).decode().rstrip("=")
 
 

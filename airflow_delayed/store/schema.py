@@ -91,6 +91,9 @@ MAX_QUEUE_NAME = 63
 LATE_BUCKETS = 9
 HISTORY_COUNTS = ("Dispatched", "Failed", "Expired", "Retried", *(f"Late{number}" for number in range(LATE_BUCKETS)))
 
+#: The states of messages that have left the store and are listed: values of the column Outcome.
+LEFT = ("dispatched", "cancelled")
+
 VERSION = 5
 
 #: The oldest version that this release uses, and upgrades: the one before its own, so that hosts change one by one.
@@ -199,6 +202,8 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Run", NUMBER),
             _column("DeliverConnId", text_column(MAX_CONN_ID)),
             index("_past", "At"),
+            partial("_past", "Tag", "At"),
+            partial("_past", "Run", "At"),
         ),
         failed=table(
             "_failed",

@@ -92,6 +92,9 @@ def _finished(engine: Engine, tables: Tables, finding: Finding, *, upgrade: bool
     if finding.code == OLDER and upgrade:
         if not dry_run:
             _repeated(engine, lambda connection: versions.upgrade(connection, tables))
+            # of the columns that it added
+            for index in tables.past.indexes:
+                _make_index(engine, index)
         return Finding(
             state=State.WOULD_REPAIR if dry_run else State.REPAIRED,
             resource=finding.resource,

@@ -31,6 +31,7 @@ _LAYOUT = "\t\n\r"
 
 ConnectionKind = Literal["store", "rabbitmq", "sqs"]
 StateName = Literal["waiting", "due", "in flight", "retrying", "failed", "expired"]
+LeftName = Literal["dispatched", "cancelled"]
 
 
 class ApiModel(BaseModel):
@@ -194,6 +195,9 @@ class TombstoneResponse(ApiModel):
     at: datetime
     destination: str | None
     due_at: datetime | None
+    deliver_conn_id: str | None = Field(description="Null as well: a queue table in the store's database, or unknown")
+    tag: str | None
+    origin: MessageOrigin | None
     late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")
 
     @classmethod
@@ -206,11 +210,13 @@ class TombstoneResponse(ApiModel):
 
 
 class MessagePage(ApiModel):
-    """One page, ordered by due time and id."""
+    """One page, ordered by due time and id; messages that have left the store are in ``remembered``, the last first."""
 
     at: datetime
     messages: list[MessageResponse]
-    remembered: list[TombstoneResponse] = Field(description="Of the ids that were asked for: remembered ones")
+    remembered: list[TombstoneResponse] = Field(
+        description="Of the ids or the states that were asked for: remembered ones"
+    )
     next: str | None = Field(description="Give it as after= for the next page; null: this is the last")
 
 

@@ -10,7 +10,7 @@ from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import check_token
 from airflow_delayed.store.records import place_of
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ERROR, MAX_ID, MAX_TAG
-from airflow_delayed.ui.models import StateName
+from airflow_delayed.ui.models import LeftName, StateName
 
 #: Messages that one change names.
 MAX_IDS = 1000
@@ -84,8 +84,9 @@ class FilterBody(BaseModel):
 
 
 class ListQuery(FilterBody):
-    """The query of a list."""
+    """The query of a list; messages that have left the store are listed apart from those in it."""
 
+    state: list[StateName] | list[LeftName] | None = Field(default=None, min_length=1)  # type: ignore[assignment]
     id: list[MessageId] | None = Field(default=None, max_length=MAX_IDS)
     after: _After | None = Field(default=None, description="The last answer's next")
     limit: int = Field(default=50, ge=1, le=200)

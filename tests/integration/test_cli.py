@@ -104,6 +104,8 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     assert ["waiting" in table.out, "to q" in table.out, "remembered" in table.out] == [True, True, False]
     (known,) = delayed("get", "m4", "-o", "json").rows
     assert (known["state"], known["destination"]) == ("dispatched", "q")
+    left = delayed("list", "--state", "dispatched", "--state", "cancelled", "-o", "json").rows
+    assert [(one["message_id"], one["state"]) for one in left] == [("m4", "dispatched")]
     table = delayed("list", "--due-from", (LATER + timedelta(hours=3)).isoformat())
     assert ["m3" in table.out, "m5" in table.out, "m2" in table.out] == [True, True, False]
     assert "queue 'q' is not there" in table.out

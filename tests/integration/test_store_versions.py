@@ -106,6 +106,10 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert broker.ids == ["due"]
     (seen,) = hook.dispatchers()
     assert (seen.conn_ids, seen.worked_at, seen.problem) == (("broker",), None, None)
+    # of a message that has left, only what that version keeps
+    assert [one.message_id for one in hook.page(state="dispatched", destination="q").remembered] == ["due"]
+    with pytest.raises(DelayedError, match="upgrade the tables"):
+        hook.page(state="dispatched", tag="t")
     # there are no rates yet
     assert hook.rates() == {}
     with pytest.raises(DelayedError, match="airflow delayed upgrade --conn-id"):

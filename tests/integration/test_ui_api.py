@@ -130,6 +130,8 @@ def test_what_is_gone_is_found_by_its_id(store: Store, hook: DelayedStoreHook, p
     found = page.get(url(store, "messages"), "op", id=["gone", "soon", "never"])
     assert names(found) == ["soon"]
     (gone,) = found["remembered"]
+    left = page.get(url(store, "messages"), "op", state=["dispatched", "cancelled"])
+    assert ([one["message_id"] for one in left["remembered"]], left["messages"]) == (["gone"], [])
     assert (gone["message_id"], gone["state"], gone["destination"]) == ("gone", "dispatched", "q")
     # it was due 5 s before it was taken
     assert 5 <= gone["late_seconds"] < 600

@@ -123,6 +123,7 @@ class ClaimRequest:
     :param alone: on PostgreSQL, use a shorter statement that does not look for leases. It fails if there is one, even
         one that has ended.
     :param passed: the ids of messages due at ``since`` that are claimed already; with ``alone`` they are skipped.
+    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
     """
 
     deliver_conn_id: str | None
@@ -134,6 +135,7 @@ class ClaimRequest:
     passed: Sequence[str] = ()
     destination: str | None = None
     excluded: Sequence[str] = ()
+    labels: bool = True
 
 
 class NotAlone(Exception):
@@ -152,7 +154,7 @@ def claim_due(
     :raises NotAlone: with ``request.alone``, another dispatcher has leased a message.
     """
     if dialect_of(connection).claims_at_once:
-        statement = _claim_at_once(tables, _form(request), request.alone)
+        statement = _claim_at_once(tables, _form(request), request.alone, request.labels)
         values = {**_values(request, now), "limit": request.limit, "dispatcher": dispatcher, "until": until}
         values["most_bytes"] = request.most_bytes
         if request.alone:
@@ -169,7 +171,16 @@ def claim_due(
         rows.sort(key=_TIME)
         return rows
     rows = lock_due(connection, tables, request, now)
-    leases.record(connection, tables, rows, leases.DISPATCHED, now, dispatcher=dispatcher, until=until)
+    leases.record(
+        connection,
+        tables,
+        rows,
+        leases.DISPATCHED,
+        now,
+        labels=request.labels,
+        dispatcher=dispatcher,
+        until=until,
+    )
     return rows
 
 
@@ -261,10 +272,12 @@ _LOOKS = 13
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.001, 2.0
 #: Columns that a dispatcher reads.
 _PLAIN = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+#: Columns of which a dispatcher only writes a copy, into the record of the id.
+_COPIED = ("Run", "DeliverConnId")
 #: The content, and its size in bytes, which is read even where the content is not.
 _CONTENT, _SIZES = ("State", "Headers"), ("BodyBytes", "HeadersBytes")
-CLAIMED = (*_PLAIN, *_SIZES)
-_PLACED = (*CLAIMED, "ctid")
+CLAIMED = (*_PLAIN, *_COPIED, *_SIZES)
+_PLACED = (*_PLAIN, *_SIZES, "ctid")
 _TIME = itemgetter("Time")
 _TIMES, _TIMESTAMP = ("Time", "ExpiresAt"), TIMESTAMP(timezone=True)
 
@@ -308,7 +321,9 @@ def _select_due(tables: Tables, form: _ClaimForm, dialect: Dialect) -> Select[An
     table = tables.messages
     body, headers = dialect.length(table.c.State), dialect.length(table.c.Headers)
     small = body + headers <= bindparam("most_small", type_=Integer())
-    columns = {name: case((small, table.c[name])) if name in _CONTENT else table.c[name] for name in _PLAIN}
+    columns = {
+        name: case((small, table.c[name])) if name in _CONTENT else table.c[name] for name in (*_PLAIN, *_COPIED)
+    }
     statement: Select[Any] = select(*columns.values(), body, headers).where(*_claimable(tables, form))
     statement = dialect.for_update(statement, table, skip_locked=True)
     if dialect.locks_examined_rows:
@@ -324,7 +339,7 @@ def _select_ids(tables: Tables, form: _ClaimForm, dialect: Dialect) -> Select[An
 
 
 @_built
-def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]:
+def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool, labels: bool) -> Select[Any]:
     """Return the claim in one statement: its upsert sees, and does not replace, the leases of other dispatchers."""
     table, conditions = tables.messages, _due(tables, form)
     if alone:
@@ -335,7 +350,7 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
-    columns = [*(table.c[name] for name in _PLAIN), *sizes, place]
+    columns = [*(table.c[name] for name in (*_PLAIN, *(_COPIED if labels else ()))), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
     locked = oldest.with_for_update(skip_locked=True).cte("locked")
     readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADERS)
@@ -350,10 +365,10 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
         # times as the driver returns them, in UTC: converting each would take as long as everything else with a row
         return type_coerce(due.c[name], _TIMESTAMP) if name in _TIMES else due.c[name]
 
-    rows = select(*(read(name) for name in CLAIMED), cast(due.c.ctid, Text))
+    rows = select(*(read(name) for name in (*_PLAIN, *_SIZES)), cast(due.c.ctid, Text))
     if alone:
-        return rows.add_cte(leases.lease_new(tables, due).cte("taken"))
-    taken = leases.lease(tables, due).cte("taken")
+        return rows.add_cte(leases.lease_new(tables, due, labels=labels).cte("taken"))
+    taken = leases.lease(tables, due, labels=labels).cte("taken")
     return rows.join_from(due, taken, taken.c.Id == due.c.Id)
 
 

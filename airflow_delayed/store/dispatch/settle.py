@@ -124,10 +124,13 @@ def write_outcome(
 
 
 def write_delivered(
-    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
+    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime, *, labels: bool
 ) -> None:
-    """Write the outcomes of messages that this transaction has locked and delivered."""
-    leases.record(connection, tables, outcome.removed, leases.DISPATCHED, now, dispatcher=dispatcher)
+    """Write the outcomes of messages that this transaction has locked and delivered.
+
+    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
+    """
+    leases.record(connection, tables, outcome.removed, leases.DISPATCHED, now, labels=labels, dispatcher=dispatcher)
     remove(connection, tables, outcome.removed)
     _note_failures(connection, tables, outcome, now)
     leases.forget(connection, tables, sorted(row["Id"] for row in outcome.others))

@@ -1,0 +1,92 @@
+"""Messages that have left the store, as the table of remembered ids has them. No body and no header is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal, not_, or_, select
+
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.store.database import slices
+from airflow_delayed.store.filters import Conditions, MessageFilter
+from airflow_delayed.store.leases import LABELS, keeps_labels
+from airflow_delayed.store.records import Remembered, of_runs, origin_of
+from airflow_delayed.store.schema import Tables
+
+#: The columns of every version of the tables.
+_PLAIN = ("Id", "Outcome", "At", "Destination", "Time", "Dispatcher")
+
+
+def by_ids(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[Remembered]:
+    """Return the records of these ids, also of ids whose messages a dispatcher has leased."""
+    if not ids:
+        return []
+    past, found = tables.past, list[Remembered]()
+    statement = _records(tables, labels=keeps_labels(connection, tables)).order_by(past.c.Id)
+    for some in slices(ids):
+        found += map(_record, connection.execute(statement.where(past.c.Id.in_(some))))
+    return found
+
+
+def newest(
+    connection: Connection,
+    tables: Tables,
+    wanted: MessageFilter,
+    states: Sequence[str],
+    *,
+    ids: Sequence[str] | None,
+    behind: tuple[datetime, str] | None,
+    limit: int,
+) -> list[Remembered]:
+    """Return messages that have left the store, the last one first, and by id where several left at one time.
+
+    :param states: "dispatched", "cancelled" or both.
+    :param ids: only these; up to 1000.
+    :param behind: time and id of the record behind which to begin.
+    :raises DelayedError: the tables are of the version before, and the filter needs what only this version keeps.
+    """
+    past, labels = tables.past, keeps_labels(connection, tables)
+    if not labels and (wanted.tag, wanted.deliver_conn_id, wanted.sent_by) != (None, None, None):
+        raise DelayedError(
+            f"table {past.fullname} is of the release before, which keeps no tag, connection or task of a message that"
+            " has left the store: search by destination and due time, or upgrade the tables: airflow delayed upgrade"
+        )
+    # a leased message looks like a dispatched one, but is still there
+    there = (exists().where(table.c.Id == past.c.Id) for table in (tables.messages, tables.failed))
+    conditions: Conditions = [past.c.Outcome.in_(states), *map(not_, there)]
+    conditions += wanted.stable_conditions(tables, past)
+    if ids is not None:
+        conditions.append(past.c.Id.in_(ids))
+    if behind is not None:
+        at, message_id = behind
+        later = and_(past.c.At == at, past.c.Id > message_id)
+        # the first condition lets an index on At be used
+        conditions += [past.c.At <= at, or_(past.c.At < at, later)]
+    statement = _records(tables, labels=labels).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
+    return [_record(row) for row in connection.execute(statement.limit(limit))]
+
+
+def _records(tables: Tables, *, labels: bool) -> Select[Any]:
+    past, runs = tables.past, tables.runs
+    columns: list[ColumnElement[Any]] = [past.c[name] for name in _PLAIN]
+    if not labels:
+        return select(*columns, literal(None).label("Tag"), literal(None).label("DeliverConnId"))
+    columns += [past.c[name] for name in LABELS if name != "Run"]
+    return select(*columns, *of_runs(tables)).select_from(past.outerjoin(runs, past.c.Run == runs.c.Seq))
+
+
+def _record(row: Sequence[Any]) -> Remembered:
+    message_id, state, at, destination, due_at, dispatcher, tag, deliver_conn_id, *of_run = row
+    return Remembered(
+        message_id=message_id,
+        state=state,
+        at=at,
+        destination=destination,
+        due_at=due_at,
+        dispatcher=dispatcher,
+        tag=tag,
+        deliver_conn_id=deliver_conn_id,
+        origin=origin_of(*of_run) if of_run and of_run[0] is not None else None,
+    )
