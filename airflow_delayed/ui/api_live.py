@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import Field, StringConstraints
@@ -15,7 +15,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.ui import api_brokers, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
-from airflow_delayed.ui.models import HIDDEN, ApiModel, ConnectionKind, ConnectionRights, MessagePage
+from airflow_delayed.ui.models import HIDDEN, ApiModel, ConnectionKind, ConnectionRights, LeftName, MessagePage
 from airflow_delayed.ui.requests import ListQuery
 from airflow_delayed.ui.security import PageConnection, is_store
 
@@ -63,7 +63,7 @@ class Live(ApiModel):
     health: verdict.Health
     connections: list[LiveConnection]
     page: MessagePage | None
-    matching: Matching | None = Field(description="Null: there is no list, or it is by ids")
+    matching: Matching | None = Field(description="Null: there is no list, it is by ids, or of messages that have left")
     error: ErrorInfo | None = Field(description="Why there is no list")
 
 
@@ -138,7 +138,7 @@ async def _listing(
 ) -> tuple[MessagePage | None, Matching | None, Exception | None]:
     async def both() -> tuple[MessagePage, Matching | None]:
         page = await api_stores.messages(connection.connection_id, query, pool, user)
-        if query.id is not None:
+        if query.id is not None or not {*get_args(LeftName)}.isdisjoint(query.state or ()):
             return page, None
 
         def count(hook: DelayedStoreHook) -> int:

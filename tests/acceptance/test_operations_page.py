@@ -677,6 +677,11 @@ def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -
     page.press("Enter")
     page.wait_for("new URLSearchParams(location.search).get('due_until') !== null")
     listed(page, bool)
+    # what was dispatched is listed too, the last one first
+    page.click("[data-key='state Dispatched']")
+    page.wait_for("new URLSearchParams(location.search).get('state') === 'dispatched'")
+    listed(page, bool)
+    assert page.evaluate("page.querySelector('#messages tbody .badge').innerText") == "dispatched"
     # and for those who cannot see it
     page.click(".timeline details summary")
     assert page.evaluate("page.querySelectorAll('.timeline tbody tr').length") > 0

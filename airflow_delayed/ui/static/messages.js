@@ -9,7 +9,7 @@ import { leave } from "./airflow.js";
 import { absolute, relative } from "./time.js";
 
 /** States with the name of their count in the summary of a store. */
-const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"]];
+const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"], ["dispatched", null], ["cancelled", null]];
 const BAD = new Set(["due", "failed"]);
 const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
 /** The actions on a list of cancelled messages. */

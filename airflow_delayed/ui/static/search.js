@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, meaning, show } from "./dom.js";
 import { LATEST, absolute, fromField, toField, zone } from "./time.js";
 
-export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired"];
+export const STATES = ["waiting", "due", "in flight", "retrying", "failed", "expired", "dispatched", "cancelled"];
 /** The criteria; they are in the page's address, so that it can be kept and passed on. */
 export const FIELDS = ["id", "state", "tag", "destination", "due_from", "due_until", "dag_id", "run_id", "task_id", "map_index", "reason"];
 const NAMES = { id: "id", state: "state", tag: "tag", destination: "destination", due_from: "due from", due_until: "due before",
