@@ -20,13 +20,13 @@ def ids(page: dict) -> list[str]:
     return [one["message_id"] for one in page["messages"]]
 
 
-@on_postgres_too
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than the page waits."""
     monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 60)
 
 
+@on_postgres_too
 def test_one_answer_has_verdict_figures_and_list(store: Store, page: Page):
     hook = store.installed()
     hook.send([message(f"m{number}", hook.now() + HOUR, tag="t" if number else None) for number in range(3)])
