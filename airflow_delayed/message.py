@@ -48,7 +48,7 @@ class DelayedMessage:
     :param headers: text by text.
     :param tag: a name to cancel by, such as a customer or an order.
     :param expires_at: aware and after ``due_at``; the message is not dispatched from a store after it.
-    :param trace: headers of the trace that the message belongs to, see :func:`airflow_delayed.trace.current_trace`.
+    :param trace: headers of the trace that the message belongs to, see ``airflow_delayed.trace.current_trace()``.
         They are no part of the message: messages that differ in them alone are equal, and no id or digest has them.
     :raises InvalidMessage: a field breaks one of these rules; the error names it.
     """

@@ -33,6 +33,9 @@ def of_alerts(rules: Path) -> Iterator[str]:
     for group in yaml.safe_load(rules.read_text())["groups"]:
         for rule in group["rules"]:
             expression = rule["expr"].strip()
+            # of the API server's own metrics, which need a token; tests/integration/alerts_test.yml has them
+            if "delayed_page_" in expression:
+                continue
             if found := re.fullmatch(r"absent\((.*)\)", expression):
                 yield found[1]
             else:

@@ -5,11 +5,6 @@ export function h(tag, properties, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-/** The same for SVG. */
-export function s(tag, properties, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
-}
-
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === null || value === undefined || value === false) continue;
