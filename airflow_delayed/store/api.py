@@ -19,7 +19,7 @@ from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChan
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome, Outcomes, Reschedule, Retry
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
-from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
+from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline, timeline
 from airflow_delayed.store.leases import DISPATCHED
@@ -46,6 +46,7 @@ __all__ = [
     "StoreCounts",
     "Timeline",
     "check_token",
+    "close_engine",
     "first_line",
     "of_ids",
     "system_user",

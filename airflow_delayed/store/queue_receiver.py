@@ -19,7 +19,7 @@ from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.queue_tables import MESSAGE_ID, QueueTables
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.engine import database_errors
+from airflow_delayed.store.engine import close_engine, database_errors
 from airflow_delayed.store.notify import Waiter, waiter_for
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import MAX_ID
@@ -144,7 +144,7 @@ class QueueTableReceiver:
             finally:
                 if self._waiter is not None:
                     self._waiter.close()
-                self._engine.dispose()
+                close_engine(self._engine)
 
     def _checked(self) -> Table:
         if self._table is None:

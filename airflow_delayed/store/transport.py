@@ -18,7 +18,7 @@ from airflow_delayed.store import filters, queries, setup
 from airflow_delayed.store.database import Dialect
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report as dispatch_report
-from airflow_delayed.store.engine import database_errors, engine_options, prepare, retried
+from airflow_delayed.store.engine import close_engine, database_errors, engine_options, prepare, retried
 from airflow_delayed.store.enqueue import conflicting, enqueue, known, note_sent
 from airflow_delayed.store.health import health
 from airflow_delayed.store.network import first_address
@@ -297,7 +297,7 @@ class StoreTransport(DelayStore):
     def close(self) -> None:
         """Close all connections."""
         if "engine" in self.__dict__:
-            self.engine.dispose()
+            close_engine(self.engine)
             del self.engine
         self._checked = False
 

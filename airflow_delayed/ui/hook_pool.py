@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
+from airflow_delayed.store.api import close_engine
 
 T = TypeVar("T")
 
@@ -128,8 +129,7 @@ class HookPool:
         with self._lock:
             old, self._open[connection_id] = self._open.get(connection_id), _OpenHook(hook, self._monotonic())
         if old is not None:
-            # a connection in use is closed when it returns to its pool
-            old.hook.engine.dispose()
+            close_engine(old.hook.engine)
         return hook
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class HookPool:
         with self._lock:
             hooks, self._open = [opened.hook for opened in self._open.values()], {}
         for hook in hooks:
-            hook.engine.dispose()
+            close_engine(hook.engine)
 
 
 async def _pool(request: Request) -> HookPool:

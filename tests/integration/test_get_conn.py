@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from sqlalchemy import text
 from support.stores import Store, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TransportUnavailable
@@ -27,6 +28,18 @@ def test_a_store_gives_the_drivers_connection(store: Store):
         assert cursor.fetchone()[0] == 0
         cursor.execute("DROP TABLE get_conn_left")
         connection.commit()
+
+
+def test_a_connection_in_use_is_closed_when_it_comes_back(store: Store):
+    hook = store.hook()
+    used = hook.engine.connect()
+    driver = used.connection.driver_connection
+    used.scalar(text("SELECT 1"))
+    hook.close()
+    assert used.scalar(text("SELECT 1")) == 1
+    used.close()
+    with pytest.raises(hook.engine.dialect.loaded_dbapi.Error):
+        driver.cursor().execute("SELECT 1")
 
 
 def test_rabbitmq_gives_pikas_connection(using):
