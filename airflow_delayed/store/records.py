@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func, null, select
 
@@ -22,7 +22,7 @@ from airflow_delayed.message import DelayedMessage, check_text, from_microsecond
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.filters import MessageState, claimed_until, failed_state, state_of
+from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
 from airflow_delayed.store.schema import MAX_BODY, MAX_DESTINATION, MAX_HEADERS, MAX_QUEUE_NAME, MAX_TAG, Tables
 
 #: ``json.dumps`` would make an encoder for each message.
@@ -83,7 +83,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """An id whose message has left the store. No content is kept."""
+    """An id whose message has left the store. It has no content, also while a cancelled message can be restored."""
 
     message_id: str
     #: "dispatched", "cancelled", "purged" or "erased".
@@ -101,6 +101,8 @@ class Remembered:
     deliver_conn_id: str | None = None
     #: The run of the task that stored it; None as well once the run is forgotten.
     origin: Origin | None = None
+    #: A cancelled message can be restored until then; None: it cannot.
+    restorable_until: datetime | None = None
 
     @property
     def token(self) -> str:
@@ -125,9 +127,7 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-def columns(
-    tables: Tables, where: Literal["messages", "failed"], *, leased: bool = True
-) -> Sequence[ColumnElement[Any]]:
+def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[ColumnElement[Any]]:
     """Return the columns that a list reads of a row.
 
     :param leased: False: no dispatcher can have a lease of any of the rows.
@@ -145,9 +145,7 @@ def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
     return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex", "Iteration")]
 
 
-def stored(
-    row: Sequence[Any], where: Literal["messages", "failed"], now: datetime, origin: Origin | None = None
-) -> StoredMessage:
+def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | None = None) -> StoredMessage:
     """Return the message of a row of :func:`columns` and, if the row has them, :func:`of_runs`.
 
     :param origin: the run, if the row does not have it.
