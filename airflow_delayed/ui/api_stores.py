@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -35,7 +36,15 @@ from airflow_delayed.ui.models import (
     StoreSummary,
     TombstoneResponse,
 )
-from airflow_delayed.ui.requests import ChangeBody, ListQuery, MessageId, RescheduleBody
+from airflow_delayed.ui.requests import (
+    ChangeBody,
+    EraseBody,
+    FilterBody,
+    ListQuery,
+    MessageId,
+    RescheduleBody,
+    RestoreBody,
+)
 from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
@@ -60,8 +69,14 @@ MAX_CHANGED = 5000
 #: Ids of each outcome that the answer to a change by filter names.
 MAX_NAMED = 100
 
-#: The only table that some changes read; their tokens begin with it.
-_WHERE = {"reschedule": "messages", "retry": "failed"}
+#: The tables that each change reads; its tokens begin with them.
+_WHERE = {
+    "cancel": ("messages", "failed"),
+    "restore": ("cancelled",),
+    "reschedule": ("messages",),
+    "retry": ("failed",),
+    "erase": ("messages", "failed", "cancelled"),
+}
 
 Work = Callable[..., Outcomes]
 
@@ -84,8 +99,7 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
-    if query.reason is not None and not reasons:
-        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
+    _check_reason(query, reasons=reasons)
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
@@ -98,6 +112,11 @@ async def messages(
         )
 
     return await pool.call_store(connection_id, read)
+
+
+def _check_reason(query: FilterBody, *, reasons: bool) -> None:
+    if query.reason is not None and not reasons:
+        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
 
 def _row(stored: StoredMessage, *, reasons: bool, may_change: Callable[[str | None], bool]) -> MessageResponse:
@@ -171,6 +190,18 @@ async def cancel(connection_id: str, change: ChangeBody, pool: HookPoolDep, user
     return await _change(pool, user, connection_id, "cancel", change, lambda hook: hook.cancel)
 
 
+@change_router.post("/restore")
+async def restore(connection_id: str, change: RestoreBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Take cancels back, for as long as the messages are kept."""
+    if change.filter is not None and change.filter.state not in (None, ["cancelled"]):
+        raise HTTPException(400, "only cancelled messages can be restored; leave other states out of the filter")
+
+    def work(hook: DelayedStoreHook) -> Work:
+        return partial(hook.restore, overdue_ok=change.overdue_ok)
+
+    return await _change(pool, user, connection_id, "restore", change, work)
+
+
 @change_router.post("/reschedule")
 async def reschedule(
     connection_id: str, change: RescheduleBody, pool: HookPoolDep, user: security.User
@@ -209,8 +240,8 @@ def _retry(hook: DelayedStoreHook) -> Work:
 
 
 @change_router.post("/erase", dependencies=[security.edits])
-async def erase(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
-    """Remove messages and all that is known of them but the id."""
+async def erase(connection_id: str, change: EraseBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Remove messages, and cancelled ones that are kept, and all that is known of them but the id."""
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
@@ -230,9 +261,9 @@ async def _change(
     work: Callable[[DelayedStoreHook], Work],
 ) -> ChangeResponse:
     """Change the messages, or with ``dry_run`` only predict the outcomes."""
-    if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
+    if change.after is not None and not change.after.startswith(_WHERE[action]):
         raise HTTPException(400, "after: it is of another change; give the last answer's next")
-    await _check_sender(pool, user, connection_id, change)
+    await _check_sender(pool, user, connection_id, action, change)
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     arguments["because"] = change.because
     if change.filter is not None:
@@ -256,7 +287,9 @@ async def _change(
     return _answer(change, outcomes)
 
 
-async def _check_sender(pool: HookPool, user: security.User, connection_id: str, change: ChangeBody) -> None:
+async def _check_sender(
+    pool: HookPool, user: security.User, connection_id: str, action: str, change: ChangeBody
+) -> None:
     """Refuse a change by a user who may edit neither the connection nor each DAG that sent the messages.
 
     :raises HTTPException: 403.
@@ -265,6 +298,7 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
     if await run_in_threadpool(may_change, None):
         return
     if change.filter is not None:
+        _check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
         if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
             return
         raise HTTPException(
@@ -273,8 +307,11 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
     ids = change.ids or []
 
     def not_theirs(hook: DelayedStoreHook) -> int:
-        found = hook.page(ids=ids, limit=len(ids)).messages
-        return len(set(ids)) - sum(may_change(one.origin.dag_id if one.origin else None) for one in found)
+        page = hook.page(ids=ids, limit=len(ids))
+        origins = [one.origin for one in page.messages]
+        if action == "restore":
+            origins += [one.origin for one in page.remembered]
+        return len(set(ids)) - sum(may_change(one.dag_id if one else None) for one in origins)
 
     if many := await pool.call_store(connection_id, not_theirs):
         raise HTTPException(

@@ -259,6 +259,43 @@ def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, 
     assert page.post(url(store, "retry"), filter={"destination": "q"}, dry_run=False)["total"] == 0
 
 
+def test_a_cancel_is_taken_back(store: Store, hook: DelayedStoreHook, page: Page, monkeypatch: pytest.MonkeyPatch):
+    page.post(url(store, "cancel"), ids=["soon", "due", "failed", "nightly"], dry_run=False)
+    detail = page.get(url(store, "message"), id="soon")
+    until = datetime.fromisoformat(detail["remembered"]["restorable_until"])
+    assert until == datetime.fromisoformat(detail["remembered"]["at"]) + timedelta(minutes=10)
+    # the content is kept, and shown to nobody
+    assert (detail["headers"], detail["body_bytes"]) == (None, None)
+    assert page.error("GET", url(store, "body"), params={"id": "soon"}) == (404, "absent")
+    listed = page.get(url(store, "messages"), state=["cancelled"])["remembered"]
+    assert all(one["restorable_until"] for one in listed)
+    assert [one["restorable_until"] for one in page.get(url(store, "messages"), id=["gone"])["remembered"]] == [None]
+    # what has fallen due meanwhile is asked about
+    would = page.post(url(store, "restore"), filter={"tag": "t", "state": ["cancelled"]}, dry_run=True)
+    assert (would["matching"], would["outcomes"]) == (3, {"restored": 2, "overdue": 1})
+    asked = {"ids": ["due", "soon", "gone"], "overdue_ok": True}
+    done = page.post(url(store, "restore"), **asked, because="by mistake", dry_run=False)
+    assert done["outcomes"] == {"restored": 2, "dispatched": 1}
+    assert (hook.get("due").state, hook.get("soon").state) == ("due", "waiting")
+    assert [one["what"] for one in page.get(url(store, "message"), id="soon")["history"]][-2:] == ["cancel", "restore"]
+    (last, _) = hook.audit()
+    assert (last.action, last.because, last.counts) == ("restore", "by mistake", {"restored": 2, "dispatched": 1})
+    # by pages, whose tokens are those of this change alone
+    monkeypatch.setattr("airflow_delayed.ui.api_stores.MAX_CHANGED", 1)
+    first = page.post(url(store, "restore"), filter={"state": ["cancelled"]}, dry_run=True)
+    assert (first["matching"], first["changed"], first["next"] is None) == (2, 1, False)
+    for action in ("cancel", "retry"):
+        wrong = {"filter": {"tag": "t"}, "after": first["next"], "dry_run": True}
+        assert page.error("POST", url(store, action), json=wrong) == (400, "invalid")
+    for action, states in (("restore", ["failed"]), ("cancel", ["cancelled"]), ("erase", ["dispatched"])):
+        wrong = {"filter": {"state": states}, "dry_run": True}
+        assert page.error("POST", url(store, action), json=wrong) == (400, "invalid")
+    # an erase is final
+    erased = page.post(url(store, "erase"), filter={"state": ["cancelled"], "dag_id": "nightly"}, dry_run=False)
+    assert erased["outcomes"] == {"erased": 1}
+    assert page.post(url(store, "restore"), ids=["nightly"], dry_run=False)["outcomes"] == {"already removed": 1}
+
+
 def test_a_change_of_many_goes_on_where_it_ended(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()
     hook.send(message(f"m{number:03}", LATER + number % 7 * SECOND, tag="t") for number in range(130))
