@@ -75,7 +75,7 @@ class Kept:
 
 
 class OperationsMachine(RuleBasedStateMachine):
-    """The model: ``kept`` is in the store, ``past`` is remembered since when, ``cancelled`` can be restored until then."""
+    """The model: ``kept`` is in the store, ``past`` is remembered, ``cancelled`` can be restored until then."""
 
     def __init__(self) -> None:
         super().__init__()

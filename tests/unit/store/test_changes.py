@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.changes import Cancel, Erase, Location, Purge, Reschedule, Retry
+from airflow_delayed.store.changes import Cancel, Erase, Location, Purge, Reschedule, Restore, Retry
 from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.records import StoredMessage, place_of
 
