@@ -22,7 +22,7 @@ from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
 from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
-from airflow_delayed.store.history import Timeline, timeline
+from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -158,11 +158,6 @@ class Store(StoreOverview):
         with self._ready():
             return queries.dispatched_since(self.engine, self.tables, beginning, utc("since", since))
 
-    def last_dispatched(self) -> DeliveredMessage | None:
-        """Return the message that was dispatched last; None: none is remembered."""
-        with self._ready():
-            return queries.last_delivered(self.engine, self.tables)
-
     def counts(
         self,
         *,
@@ -198,22 +193,6 @@ class Store(StoreOverview):
                 minutes=minutes,
                 by_destination=by_destination,
             )
-
-    def dispatchers(self) -> Sequence[DispatcherSeen]:
-        """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
-        with self._ready():
-            return counts.dispatchers(self.engine, self.tables)
-
-    def timeline(self, seconds: int = 3600) -> Timeline:
-        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
-
-        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
-        messages that fall due within that time.
-
-        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
-        """
-        with self._ready():
-            return timeline(self.engine, self.tables, seconds)
 
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""

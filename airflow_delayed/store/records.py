@@ -74,6 +74,8 @@ class StoredMessage:
     replaced_at: datetime | None = None
     #: The run of the task that stored it; None: unknown, or not stored by a task.
     origin: Origin | None = None
+    #: No dispatcher takes it before it is due.
+    until_due: bool = False
 
     @property
     def token(self) -> str:
@@ -172,6 +174,8 @@ def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | Non
     else:
         timed = {"Time": due_at, "ExpiresAt": expires_at, "NextTry": next_try, "ClaimedUntil": stands}
         state = state_of({**timed, "RetryCount": retry_count}, now)
+    # a message that stays in the store until it is due has its first try then
+    until_due = next_try == due_at and not retry_count
     return StoredMessage(
         message_id=message_id,
         destination=destination,
@@ -181,8 +185,8 @@ def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | Non
         tag=tag,
         expires_at=expires_at,
         retry_count=retry_count,
-        # a message that stays in the store until it is due has its first try then
-        next_try=None if next_try == due_at and not retry_count else next_try,
+        next_try=None if until_due else next_try,
+        until_due=until_due,
         last_error=last_error,
         stored_at=stored_at,
         failed_at=failed_at,

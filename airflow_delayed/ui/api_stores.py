@@ -9,8 +9,8 @@ row in the store's audit and an entry in Airflow's event log, both with the user
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any
 
@@ -103,10 +103,10 @@ async def messages(
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
-        may_change = security.may_change(connection_id, user)
+        may_change, ahead = security.may_change(connection_id, user), hook.lookaheads()
         return MessagePage(
             at=page.at,
-            messages=[_row(stored, reasons=reasons, may_change=may_change) for stored in page.messages],
+            messages=[_row(stored, page.at, ahead, reasons=reasons, may_change=may_change) for stored in page.messages],
             remembered=[TombstoneResponse.of(remembered) for remembered in page.remembered],
             next=page.next,
         )
@@ -119,10 +119,32 @@ def _check_reason(query: FilterBody, *, reasons: bool) -> None:
         raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
 
-def _row(stored: StoredMessage, *, reasons: bool, may_change: Callable[[str | None], bool]) -> MessageResponse:
+def _row(
+    stored: StoredMessage,
+    at: datetime,
+    ahead: Mapping[str, timedelta],
+    *,
+    reasons: bool,
+    may_change: Callable[[str | None], bool],
+) -> MessageResponse:
     message = MessageResponse.of(stored, reasons=reasons)
+    message.cancellable_until = _cancellable_until(stored, at, ahead)
     message.may_change = may_change(stored.origin.dag_id if stored.origin else None)
     return message
+
+
+def _cancellable_until(stored: StoredMessage, at: datetime, ahead: Mapping[str, timedelta]) -> datetime | None:
+    """Return until when no dispatcher takes a message that waits; None: unknown, or it may be taken now.
+
+    :param ahead: by connection, as :meth:`airflow_delayed.store.api.Store.lookaheads` has it.
+    """
+    when_due = stored.until_due or stored.deliver_conn_id is None
+    lookahead = timedelta(0) if when_due else ahead.get(stored.deliver_conn_id or "")
+    if stored.state not in ("waiting", "retrying") or lookahead is None:
+        return None
+    left = max(stored.due_at - at - lookahead, timedelta(0))
+    taken = max(at + left, stored.next_try or at)
+    return taken if taken > at else None
 
 
 @router.get("/message")
@@ -141,7 +163,8 @@ async def message(
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
         detail = MessageDetail.of(hook.now(), known, content, changes, values=values)
         if isinstance(known, StoredMessage):
-            detail.message = _row(known, reasons=values, may_change=security.may_change(connection_id, user))
+            may_change = security.may_change(connection_id, user)
+            detail.message = _row(known, detail.at, hook.lookaheads(), reasons=values, may_change=may_change)
         return detail
 
     return await pool.call_store(connection_id, read)

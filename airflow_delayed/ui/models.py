@@ -170,6 +170,10 @@ class MessageResponse(ApiModel):
     replaced_at: datetime | None
     failed_at: datetime | None
     origin: MessageOrigin | None
+    cancellable_until: datetime | None = Field(
+        default=None,
+        description="Of what waits: no dispatcher takes it before then; null: unknown, or it may be taken now",
+    )
     may_change: bool = Field(default=False, description="This user may cancel, reschedule and retry it")
 
     @classmethod

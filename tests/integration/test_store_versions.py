@@ -27,7 +27,7 @@ PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for 
 #: The version that an older release made, and the columns that are new since then.
 OLD = 4
 NEW = {
-    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"},
+    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId", "Lookahead"},
     "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
 }
 NEW_TABLES = {f"delayed_messages_{name}" for name in ("rates", "history", "cancelled")}
@@ -106,6 +106,7 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert broker.ids == ["due"]
     (seen,) = hook.dispatchers()
     assert (seen.conn_ids, seen.worked_at, seen.problem) == (("broker",), None, None)
+    assert hook.lookaheads() == {hook.conn_id: timedelta(0)}
     # of a message that has left, only what that version keeps
     assert [one.message_id for one in hook.page(state="dispatched", destination="q").remembered] == ["due"]
     with pytest.raises(DelayedError, match="upgrade the tables"):
