@@ -35,6 +35,11 @@ def remember() -> timedelta:
     return _span("remember")
 
 
+def cancel_grace() -> timedelta:
+    """Return how long a cancel can be taken back; zero: not at all, and nothing of a cancelled message is kept."""
+    return _span("cancel_grace")
+
+
 def max_past() -> timedelta:
     """Return how long ago a message may have been due, unless the sending operator has a value."""
     return _span("max_past")

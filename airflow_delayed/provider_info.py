@@ -131,6 +131,14 @@ def get_provider_info() -> dict[str, Any]:
                         default="1209600",
                         example="2592000",
                     ),
+                    "cancel_grace": _option(
+                        "For how many seconds a cancelled message is kept, so that the cancel can be taken back. 0: it"
+                        " is removed at once.",
+                        "float",
+                        # 10 minutes; Store.cancel_grace repeats it for code without Airflow
+                        default="600",
+                        example="3600",
+                    ),
                     "max_past": _option(
                         "How many seconds before its first try began a send may find messages due without asking its"
                         " past_due=.",

@@ -95,6 +95,17 @@ def cancel_(args: Namespace) -> None:
 
 
 @suppress_logs_and_warning
+def restore_(args: Namespace) -> None:
+    """``airflow delayed restore``."""
+    with _store(args) as store:
+
+        def work(**options: Any) -> Outcomes:
+            return store.restore(args.message_id or None, overdue_ok=args.overdue_ok, **_filter(args), **options)
+
+        _change(args, work)
+
+
+@suppress_logs_and_warning
 def reschedule_(args: Namespace) -> None:
     """``airflow delayed reschedule``."""
     with _store(args) as store:

@@ -39,6 +39,18 @@ _LISTED_STATE = Arg(
     " that have left the store, the last one first: dispatched, cancelled",
     action="append",
 )
+_ERASED_STATE = Arg(
+    ("--state",),
+    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired; or those"
+    " whose cancel can still be taken back: cancelled",
+    action="append",
+)
+_RESTORED_STATE = Arg(
+    ("--state",), help="All messages whose cancel can still be taken back", action="append", choices=("cancelled",)
+)
+_OVERDUE_OK = Arg(
+    ("--overdue-ok",), help="Also messages that are due by now; they are dispatched at once", action="store_true"
+)
 _LIMIT = Arg(("--limit",), help="At most so many; 0: all (default: 100)", type=int, default=100)
 _AFTER = Arg(("--after",), help="Go on where a list ended, with the token that it gave")
 _OVERDUE = Arg(
@@ -197,6 +209,12 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command("cancel", "Cancel messages, failed ones too", (*_STORE, _IDS, *_FILTER, *_CHANGE), _SAFE),
                 _command(
+                    "restore",
+                    "Take cancels back",
+                    (*_STORE, _IDS, _OVERDUE_OK, *_FILTER[:-1], _RESTORED_STATE, *_CHANGE),
+                    "For [delayed] cancel_grace, by default 10 minutes, a cancelled message is kept. " + _SAFE,
+                ),
+                _command(
                     "reschedule",
                     "Give messages that wait another due time",
                     (*_STORE, _IDS, _DUE_AT, _DELAY, *_FILTER, *_CHANGE),
@@ -211,7 +229,7 @@ def get_delayed_commands() -> list[CLICommand]:
                 _command(
                     "erase",
                     "Remove messages and all that is known of them but the id",
-                    (*_STORE, _IDS, *_FILTER, *_CHANGE),
+                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, *_CHANGE),
                     _SAFE,
                 ),
                 _command(

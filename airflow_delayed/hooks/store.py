@@ -124,6 +124,10 @@ class DelayedStoreHook(Store, BaseHook):
         more: dict[str, Any] = {"dag_id": task and task["ti"].dag_id, "meter": metrics.count_outcomes(self.conn_id)}
         return super().dispatcher(deliver_conn_ids, transports, **{**more, **policy})
 
+    def cancel_grace(self) -> timedelta:
+        """Return how long a cancel can be taken back: ``[delayed] cancel_grace``."""
+        return config.cancel_grace()
+
     def actor(self) -> str:
         """Return the task that works here, with the user who triggered its run; elsewhere, the system's user."""
         return acting()

@@ -6,6 +6,7 @@ No Airflow here: the hook adds the connection, the metrics and the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,16 @@ from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.store import audit, counts, queries, rates
 from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
-from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Outcome, Outcomes, Reschedule, Retry
+from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, take_left
-from airflow_delayed.store.history import Timeline, timeline
+from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
+from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
+from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
@@ -59,8 +61,8 @@ REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 class Store(StoreOverview):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
-    ``list`` and ``page`` read, and ``cancel``, ``reschedule``, ``retry`` and ``erase`` change, the messages that match
-    a filter or have these ids. The keywords of a filter are those of
+    ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
+    messages that match a filter or have these ids. The keywords of a filter are those of
     :class:`airflow_delayed.store.filters.FilterArgs`: ``destination``, ``deliver_conn_id``, ``tag``, ``due_from``,
     ``due_until``, ``state`` and ``sent_by``.
 
@@ -157,11 +159,6 @@ class Store(StoreOverview):
         with self._ready():
             return queries.dispatched_since(self.engine, self.tables, beginning, utc("since", since))
 
-    def last_dispatched(self) -> DeliveredMessage | None:
-        """Return the message that was dispatched last; None: none is remembered."""
-        with self._ready():
-            return queries.last_delivered(self.engine, self.tables)
-
     def counts(
         self,
         *,
@@ -198,22 +195,6 @@ class Store(StoreOverview):
                 by_destination=by_destination,
             )
 
-    def dispatchers(self) -> Sequence[DispatcherSeen]:
-        """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
-        with self._ready():
-            return counts.dispatchers(self.engine, self.tables)
-
-    def timeline(self, seconds: int = 3600) -> Timeline:
-        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
-
-        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
-        messages that fall due within that time.
-
-        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
-        """
-        with self._ready():
-            return timeline(self.engine, self.tables, seconds)
-
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
@@ -241,9 +222,31 @@ class Store(StoreOverview):
         message is never dispatched, unless a dispatcher was killed after it had sent the message and before it could
         record that.
 
+        For :meth:`cancel_grace` the message is kept with all its content, and :meth:`restore` brings it back.
+
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
-        return self._change(Cancel(), ids, **options)
+        return self._change(Cancel(self.cancel_grace()), ids, **options)
+
+    def cancel_grace(self) -> timedelta:
+        """Return how long a cancel can be taken back; zero: a cancelled message is removed at once."""
+        return timedelta(minutes=10)
+
+    def restore(
+        self, ids: Iterable[str] | None = None, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
+    ) -> Outcomes:
+        """Take cancels back, and return the outcome for each id.
+
+        The messages wait again as they were, or are again among the failed ones; their ids are remembered no longer.
+        A filter selects cancelled messages that can be restored; ``state="cancelled"`` alone selects all of them. A
+        message whose id was stored again is not restored, nor is one that has expired.
+
+        :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
+        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "cancelled".
+        """
+        if options.get("state") not in (None, CANCELLED, [CANCELLED], (CANCELLED,)):
+            raise ValueError(f"restore: state={options['state']!r}: only cancelled messages are restored")
+        return self._change(Restore(overdue_ok), ids, **options)
 
     def reschedule(
         self,
@@ -296,11 +299,12 @@ class Store(StoreOverview):
     def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
-        Waiting and failed messages are removed with body and headers. Of a remembered id all but the id is removed,
-        its tag too; no filter reaches it: name dispatched and cancelled messages by their ids. ``purge`` forgets the
-        id, which stays lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
+        Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
+        final. Of a remembered id all but the id is removed, its tag too; no filter reaches it: name by their ids
+        dispatched messages and cancelled ones that can be restored no longer. ``purge`` forgets the id, which stays
+        lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
 
-        :raises ValueError: neither ids nor a criterion is given, or both.
+        :raises ValueError: neither ids nor a criterion is given, or both; "cancelled" is not the only ``state``.
         """
         return self._change(Erase(), ids, **options)
 
@@ -315,7 +319,8 @@ class Store(StoreOverview):
     ) -> Outcomes:
         """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
 
-        The ids of removed messages are remembered from now on.
+        The ids of removed messages are remembered from now on. A cancelled message whose id is forgotten cannot be
+        restored.
 
         :param reason: "failed", "expired", "remembered", or several; all of them unless given.
         :raises ValueError: ``older_than`` is negative, or the reason is none of these.
@@ -423,7 +428,10 @@ class Store(StoreOverview):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        wanted = self._filter(filters)
+        left = take_left(filters) if "cancelled" in change.where else ()
+        if left not in ((), (CANCELLED,)):
+            raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
+        wanted = replace(self._filter(filters), cancelled=bool(left))
         if ids is not None and wanted.criteria:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
         if ids is None and not wanted.criteria:

@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, insert, select, update
 
 from airflow_delayed.store import leases
-from airflow_delayed.store.changes import Outcome
 from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
 
 #: A change by ids names the first so many.

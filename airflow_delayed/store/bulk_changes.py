@@ -13,26 +13,17 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, and_, func, or_, select
+from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, or_, select
 
-from airflow_delayed.store import audit
+from airflow_delayed.store import audit, cancelled
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.changes import (
-    NAMED,
-    Erase,
-    MessageChange,
-    Outcome,
-    Outcomes,
-    Purge,
-    Reschedule,
-    Retry,
-    locate,
-)
+from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.filters import BOTH, Conditions, FilterArgs, MessageFilter, MessageState, Where
+from airflow_delayed.store.outcomes import NAMED, Outcome, Outcomes
 from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
 from airflow_delayed.store.records import count_rows, place_of, token_of
 from airflow_delayed.store.schema import Tables
@@ -120,10 +111,12 @@ class BulkChanges:
         found = Outcomes(NAMED)
         selection = {**wanted.criteria, **_details(change)}
         entry = AuditEntry(who, change.action, selection, because=because, hide_tag=isinstance(change, Erase))
-        where: Sequence[Where] = ["failed"] if isinstance(change, Retry) else BOTH
         more: Callable[[Table], Conditions] = _no_conditions
         if isinstance(change, Reschedule):
-            where, more = ["messages"], partial(_due_at_another_time, change.due_at)
+            more = partial(_due_at_another_time, change.due_at)
+        if isinstance(change, Restore):
+            more = _still_kept
+        where = [one for one in change.where if one in BOTH or self._reading(self._keeps_cancelled)]
         pages = self._pages(wanted, where, more, limit=limit, after=after)
         self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None)
         found.next = pages.next
@@ -177,6 +170,9 @@ class BulkChanges:
             database_time=self._database_time,
         )
 
+    def _keeps_cancelled(self, connection: Connection) -> bool:
+        return cancelled.are_kept(connection, self._tables)
+
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
         past = self._tables.past
 
@@ -194,6 +190,7 @@ class BulkChanges:
             ids = list(connection.execute(some).scalars())
             forget = dialect_of(connection).delete_rows(past, sorted(ids)).where(old(now))
             gone = connection.execute(forget).rowcount if ids else 0
+            cancelled.forget_ids(connection, self._tables, sorted(ids))
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
             return len(ids), gone, entry.write(connection, self._tables, counts, now)
 
@@ -252,7 +249,8 @@ class BulkChanges:
 
         def work(connection: Connection) -> tuple[dict[str, Outcome], int]:
             now = self._database_time(connection)
-            located = locate(connection, self._tables, ids, now, wanted, lock=not dry_run)
+            too = "cancelled" in change.where
+            located = locate(connection, self._tables, ids, now, wanted, lock=not dry_run, cancelled_too=too)
             decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
             outcomes = {one.message_id: outcome for one, outcome in decided}
             if dry_run:
@@ -281,6 +279,11 @@ def _no_conditions(table: Table) -> Conditions:
 def _due_at_another_time(due_at: datetime, table: Table) -> Conditions:
     # a message that was rescheduled is not found again on a later page
     return [table.c.Time != due_at]
+
+
+def _still_kept(table: Table) -> Conditions:
+    # the parameter of a page
+    return [table.c.Until > bindparam("now", type_=table.c.Until.type)]
 
 
 def _failed_before(before: datetime, table: Table) -> Conditions:
@@ -387,12 +390,12 @@ class IdPages:
         return counted
 
 
-def check_token(after: str, where: Sequence[Where] = BOTH) -> None:
-    """Check the token of :attr:`IdPages.next`, of these tables.
+def check_token(after: str) -> None:
+    """Check the token of :attr:`IdPages.next`, of any table.
 
     :raises ValueError: it is none.
     """
-    _todo(where, after)
+    _todo((*BOTH, "cancelled"), after)
 
 
 def _token(where: Where, place: Place | None) -> str:

@@ -1,4 +1,4 @@
-"""Cancel, erase, reschedule, retry and purge: the decision for each message, and the SQL that applies it.
+"""Cancel, restore, erase, reschedule, retry and purge: what is decided for each message, and the SQL that applies it.
 
 A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkChanges` finds and locks the messages by
 :func:`locate`, and applies the decisions in the same transaction.
@@ -6,15 +6,14 @@ A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkCh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from enum import Enum
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Select, Table, and_, case, insert, literal, null, select, union_all
+from sqlalchemy import Connection, Select, Table, and_, case, literal, null, select, union_all
 
-from airflow_delayed.store import leases, notify
+from airflow_delayed.store import cancelled, leases, notify
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.filters import (
@@ -26,118 +25,12 @@ from airflow_delayed.store.filters import (
     state_of,
     stays_until_due,
 )
+from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
 
-#: A change by filter names the first so many ids of each outcome.
-NAMED = 10_000
 #: The columns that a change reads.
 _READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run")
-
-
-class Outcome(str, Enum):
-    """The outcome of a change for one id. The first six mean that the call changed it, see :attr:`changed`."""
-
-    CANCELLED = "cancelled"
-    RESCHEDULED = "rescheduled"
-    RETRIED = "retried"
-    ERASED = "erased"
-    PURGED = "purged"
-    #: The id is remembered no longer.
-    FORGOTTEN = "forgotten"
-
-    #: A dispatcher was still delivering it after half a second of waiting. Try again.
-    IN_FLIGHT = "in flight"
-    #: Too late: it was delivered.
-    DISPATCHED = "dispatched"
-    ALREADY_CANCELLED = "already cancelled"
-    #: Purged or erased before.
-    ALREADY_REMOVED = "already removed"
-    #: Nothing to do: it is due at that time already, or it waits and has not failed.
-    UNCHANGED = "unchanged"
-    #: Its ``expires_at`` has passed, so it would not be delivered.
-    EXPIRED = "expired"
-    #: Not rescheduled: its ``expires_at`` comes before the new due time.
-    EXPIRES_FIRST = "expires first"
-    #: Not rescheduled: it has failed; ``retry`` brings it back.
-    FAILED = "failed"
-    #: Never stored, or forgotten since.
-    ABSENT = "absent"
-
-    def __repr__(self) -> str:
-        # so that a printed result can be read
-        return repr(self.value)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the call came in time and did what it says."""
-        return self in _CHANGED
-
-
-_CHANGED = frozenset(
-    {
-        Outcome.CANCELLED,
-        Outcome.RESCHEDULED,
-        Outcome.RETRIED,
-        Outcome.ERASED,
-        Outcome.PURGED,
-        Outcome.FORGOTTEN,
-    }
-)
-
-
-class Outcomes(dict[str, Outcome]):
-    """The outcome by id; ``counts`` has the number of ids by outcome.
-
-    A change by ids names all of them. A change by filter names the first 10,000 of each outcome and counts them all.
-
-    :param named: the most ids of each outcome that are named; None: all.
-    """
-
-    def __init__(self, named: int | None = None) -> None:
-        super().__init__()
-        self.counts: dict[Outcome, int] = {}
-        #: After a change by filter with a limit: the token for ``after=`` that continues behind the limit.
-        self.next: str | None = None
-        #: After a dry run with a limit: the number of messages behind it, up to a million.
-        self.more = 0
-        self._named = named
-
-    @property
-    def total(self) -> int:
-        """The number of ids, named or not."""
-        return sum(self.counts.values())
-
-    @property
-    def changed(self) -> int:
-        """The number of ids that the call changed, or that a dry run would change."""
-        return sum(count for outcome, count in self.counts.items() if outcome.changed)
-
-    def add(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> None:
-        """Add the outcomes of ids.
-
-        :param instead_of: ids that were counted as in flight; ``found`` has their outcomes now.
-        """
-        for message_id in instead_of:
-            self.count(Outcome.IN_FLIGHT, -1)
-            self.pop(message_id, None)
-        for message_id, outcome in found.items():
-            self.count(outcome)
-            if self._named is None or self.counts[outcome] <= self._named:
-                self[message_id] = outcome
-
-    def count(self, outcome: Outcome, more: int = 1) -> None:
-        """Count ids that are not named."""
-        self.counts[outcome] = self.counts.get(outcome, 0) + more
-        if not self.counts[outcome]:
-            del self.counts[outcome]
-
-    def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
-        """Return the ``counts`` that :meth:`add` would lead to."""
-        then = Outcomes(0)
-        then.counts = dict(self.counts)
-        then.add(found, instead_of=instead_of)
-        return then.counts
 
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
@@ -151,17 +44,21 @@ GONE: Mapping[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one."""
+    """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one.
+
+    A cancelled message that can be restored is in "cancelled", for changes that look there.
+    """
 
     message_id: str
-    where: Literal["messages", "failed", "past"] | None = None
+    where: Where | Literal["past"] | None = None
     #: A dispatcher has a lease of it, or another change has locked it.
     leased: bool = False
     #: A dispatcher had a lease of it, which has ended.
     abandoned: bool = False
     #: The outcome in the table ``_past``.
     remembered: str | None = None
-    #: The columns of the message, if it is there and unlocked; of a failed message also Reason and FailedAt.
+    #: The columns of the message, if it is there and unlocked; of a failed message also Reason and FailedAt, of a
+    #: cancelled one Reason and Until.
     row: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -178,6 +75,8 @@ class MessageChange(Protocol):
 
     #: Its name in the audit.
     action: ClassVar[str]
+    #: The tables whose messages a filter selects.
+    where: ClassVar[Sequence[Where]]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return the outcome for a message without a lease, or for an id without a message."""
@@ -190,19 +89,69 @@ class MessageChange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Remove messages, failed ones too, and remember their ids as cancelled."""
+    """Remove messages, failed ones too, and remember their ids as cancelled.
 
+    :param grace: keep the messages for so long, in which :class:`Restore` can bring them back; zero: keep none.
+    """
+
+    grace: timedelta = timedelta(0)
     action: ClassVar[str] = "cancel"
+    where: ClassVar[Sequence[Where]] = BOTH
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return CANCELLED for each message in the store."""
         return Outcome.CANCELLED if found.row else found.gone
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Remove the messages, and remember their ids."""
+        """Move the rows within the database, without reading bodies, and remember their ids."""
         gone = _changed(decided)
+        if gone and cancelled.are_kept(connection, tables):
+            cancelled.forget(connection, tables, now)
+            for where in BOTH if self.grace > timedelta(0) else ():
+                ids = [found.message_id for found in gone if found.where == where]
+                cancelled.keep(connection, tables, getattr(tables, where), ids, now + self.grace)
         _remove(connection, tables, gone)
         _record(connection, tables, [found.row for found in gone], Outcome.CANCELLED, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Take cancels back: the messages wait again, or are failed ones again, as they were.
+
+    :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
+    """
+
+    overdue_ok: bool = False
+    action: ClassVar[str] = "restore"
+    where: ClassVar[Sequence[Where]] = ("cancelled",)
+
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return RESTORED for a cancelled message that is kept, and neither expired nor overdue."""
+        row = found.row
+        if found.where in BOTH:
+            return Outcome.ALREADY_STORED
+        if not row or row["Until"] <= now or found.gone not in (Outcome.ALREADY_CANCELLED, Outcome.ABSENT):
+            return found.gone
+        if row["Reason"] is None and row["ExpiresAt"] is not None and row["ExpiresAt"] <= now:
+            return Outcome.EXPIRED
+        overdue = row["Reason"] is None and row["Time"] <= now and not self.overdue_ok
+        return Outcome.OVERDUE if overdue else Outcome.RESTORED
+
+    def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
+        """Move the rows back, and delete the records of their ids."""
+        back = _changed(decided)
+        ids = sorted(found.message_id for found in back)
+        waiting = [found for found in back if found.row["Reason"] is None]
+        failed = [found for found in back if found.row["Reason"] is not None]
+        for table, some in ((tables.messages, waiting), (tables.failed, failed)):
+            values = {column.name: tables.cancelled.c[column.name] for column in table.c}
+            cancelled.copy(connection, tables.cancelled, table, [found.message_id for found in some], values)
+        remove_rows(connection, tables.cancelled, ids)
+        leases.forget(connection, tables, ids)
+        if any(found.where == "cancelled" for found, _ in decided):
+            cancelled.forget(connection, tables, now)
+        if waiting:
+            _wake(connection, tables, waiting, min(found.row["Time"] for found in waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +159,7 @@ class Erase:
     """Remove messages and all records of them but id and time, which keep a late retry from sending them again."""
 
     action: ClassVar[str] = "erase"
+    where: ClassVar[Sequence[Where]] = (*BOTH, "cancelled")
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return ERASED, or DISPATCHED for a delivered message, of which :meth:`apply` blanks the record."""
@@ -220,6 +170,8 @@ class Erase:
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Remove the messages, and blank the records of their ids."""
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
+        at_rest = [found.message_id for found, outcome in decided if outcome is not Outcome.IN_FLIGHT]
+        cancelled.forget_ids(connection, tables, at_rest)
         nothing = dict.fromkeys(("Destination", "Time", "Digest", *leases.LABELS))
         blank = [
             {"Id": found.message_id, **nothing}
@@ -235,6 +187,7 @@ class Reschedule:
 
     due_at: datetime
     action: ClassVar[str] = "reschedule"
+    where: ClassVar[Sequence[Where]] = ("messages",)
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RESCHEDULED for a waiting message that does not expire before its new due time."""
@@ -264,6 +217,7 @@ class Retry:
     """Let failed messages wait again, as if they had never failed; they are dispatched at once if they are due."""
 
     action: ClassVar[str] = "retry"
+    where: ClassVar[Sequence[Where]] = ("failed",)
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RETRIED for a failed message that has not expired."""
@@ -278,11 +232,8 @@ class Retry:
         """Move the rows within the database, without reading bodies."""
         again = _changed(decided)
         reset = {"RetryCount": literal(0), "NextTry": null(), "LastError": null()}
-        names = [column.name for column in tables.messages.columns]
-        for some in slices([found.message_id for found in again]):
-            values = [reset.get(name, tables.failed.c[name]) for name in names]
-            rows = select(*values).where(tables.failed.c.Id.in_(some))
-            connection.execute(insert(tables.messages).from_select(names, rows))
+        values = {column.name: reset.get(column.name, tables.failed.c[column.name]) for column in tables.messages.c}
+        cancelled.copy(connection, tables.failed, tables.messages, [found.message_id for found in again], values)
         _remove(connection, tables, again)
         if again:
             _wake(connection, tables, again, min(found.row["Time"] for found in again))
@@ -295,6 +246,7 @@ class Purge:
     before: datetime
     reasons: Sequence[str]
     action: ClassVar[str] = "purge"
+    where: ClassVar[Sequence[Where]] = ("failed",)
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return PURGED for a message that failed or expired, for one of the reasons, before the time."""
@@ -334,20 +286,29 @@ def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) ->
 
 
 def locate(
-    connection: Connection, tables: Tables, ids: Sequence[str], now: datetime, wanted: MessageFilter, *, lock: bool
+    connection: Connection,
+    tables: Tables,
+    ids: Sequence[str],
+    now: datetime,
+    wanted: MessageFilter,
+    *,
+    lock: bool,
+    cancelled_too: bool = False,
 ) -> list[Location]:
     """Return where each id is, without ids that do not match the filter.
 
     The order of the statements matters, because each sees what was committed before it: the messages; the failed
-    messages; ids that are in either table after all; leases and remembered ids; and, for ids that are only remembered,
-    the tables once more.
+    messages; the cancelled ones; ids that are in one of these tables after all; leases and remembered ids; and, for ids
+    that are in neither of the first two tables, these tables once more.
 
     :param lock: lock the rows; a row that another transaction has locked counts as leased.
+    :param cancelled_too: look among the cancelled messages as well.
     """
+    places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too and cancelled.are_kept(connection, tables) else BOTH
     found: dict[str, Location] = {}
     unwanted: set[str] = set()
     asked = sorted(ids)
-    for where in BOTH:
+    for where in places:
         rest = [message_id for message_id in asked if message_id not in found and message_id not in unwanted]
         for row in _rows(connection, tables, where, rest, wanted, lock=lock):
             if row.pop("Matches"):
@@ -355,7 +316,8 @@ def locate(
             else:
                 unwanted.add(row["Id"])
     asked = [message_id for message_id in asked if message_id not in unwanted]
-    for message_id in _present(connection, tables, [message_id for message_id in asked if message_id not in found]):
+    missing = [message_id for message_id in asked if message_id not in found]
+    for message_id in _present(connection, tables, missing, places):
         found[message_id] = Location(message_id=message_id, leased=True)
     past = tables.past
     for some in slices(asked):
@@ -364,11 +326,14 @@ def locate(
             one = found.get(note.Id)
             if one is None:
                 found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
+            elif one.where == "cancelled":
+                found[note.Id] = replace(one, remembered=note.Outcome)
             elif one.where == "messages" and note.ClaimedUntil is not None:
                 leased = note.ClaimedUntil > now
                 found[note.Id] = replace(one, leased=leased, abandoned=not leased)
     # a message that was stored and claimed since the first query has a lease, which looks like a delivered one
-    for message_id in _present(connection, tables, [one.message_id for one in found.values() if one.where == "past"]):
+    gone = [one.message_id for one in found.values() if one.where in ("past", "cancelled")]
+    for message_id in _present(connection, tables, gone, BOTH):
         found[message_id] = Location(message_id=message_id, leased=True)
     for message_id in asked:
         found.setdefault(message_id, Location(message_id=message_id))
@@ -390,26 +355,30 @@ def _rows(
 
 def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:
     """Return the query for these rows; its column Matches says whether a row matches the filter."""
-    names = [*_READ, *(("Reason", "FailedAt") if "Reason" in table.c else ())]
+    names = [*_READ, *(name for name in ("Reason", "FailedAt", "Until") if name in table.c)]
     conditions = wanted.stable_conditions(tables, table)
     matches = case((and_(*conditions), 1), else_=0) if conditions else literal(1)
     columns = [table.c[name] for name in names]
     return select(*columns, matches.label("Matches")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
 
 
-def _present(connection: Connection, tables: Tables, ids: Sequence[str]) -> set[str]:
+def _present(connection: Connection, tables: Tables, ids: Sequence[str], places: Sequence[Where]) -> set[str]:
     """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
     found: set[str] = set()
     for some in slices(ids):
-        both = (select(table.c.Id).where(table.c.Id.in_(some)) for table in (tables.messages, tables.failed))
-        found.update(connection.execute(union_all(*both)).scalars())
+        each = (getattr(tables, where).c.Id for where in places)
+        found.update(connection.execute(union_all(*(select(one).where(one.in_(some)) for one in each))).scalars())
     return found
 
 
 def _in_wanted_state(found: Location, wanted: MessageFilter, now: datetime) -> bool:
     """Return whether a message is still in a state of the filter; a leased message counts as if it were."""
+    if wanted.cancelled and found.where in BOTH and not found.leased:
+        return False
     if wanted.states is None or found.leased or not found.row:
         return True
+    if found.where == "cancelled":
+        return False
     if found.where == "failed":
         return failed_state(found.row["Reason"]) in wanted.states
     return state_of({**found.row, "ClaimedUntil": None}, now) in wanted.states

@@ -35,6 +35,7 @@ from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import LEFT, Tables, UtcTime
+from airflow_delayed.store.versions import table_version, tables_of
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
 AHEAD = timedelta(days=1)
@@ -44,10 +45,12 @@ LONGEST_LEASE = timedelta(hours=1)
 RUN_KEPT = timedelta(days=7)
 #: The most runs that one transaction deletes.
 RUNS_FORGOTTEN = 100
+#: The state of messages that have left the store, and for a while can be restored.
+CANCELLED = "cancelled"
 
 Conditions = list[ColumnElement[bool]]
-Where = Literal["messages", "failed"]
-#: Both tables of messages.
+Where = Literal["messages", "failed", "cancelled"]
+#: Both tables of messages that are in the store.
 BOTH: tuple[Where, ...] = ("messages", "failed")
 
 
@@ -116,6 +119,8 @@ class MessageFilter:
     due_until: datetime | None = None
     states: Sequence[MessageState] | None = None
     sent_by: SentBy | None = None
+    #: Only cancelled messages that can be restored.
+    cancelled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("due_from", "due_until"):
@@ -129,6 +134,8 @@ class MessageFilter:
     def criteria(self) -> dict[str, Any]:
         """The criteria that are not None, as plain values."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sent_by"}
+        if values.pop("cancelled"):
+            values["states"] = [CANCELLED]
         if self.sent_by is not None:
             values.update(asdict(self.sent_by))
         return {name: _plain(value) for name, value in values.items() if value is not None}
@@ -165,6 +172,10 @@ class MessageFilter:
         :param run: only this run of the matching ones.
         """
         conditions = self.stable_conditions(tables, getattr(tables, where), run=run)
+        if where == "cancelled":
+            return conditions if self.states is None else None
+        if self.cancelled:
+            return None
         if self.states is None:
             return conditions
         if where == "failed":
@@ -387,7 +398,9 @@ def forget_runs(connection: Connection, tables: Tables, before: datetime, now: d
     oldest = select(runs.c.Seq).where(old).order_by(runs.c.At).limit(RUNS_FORGOTTEN)
     numbers = list(connection.execute(oldest).scalars())
     if numbers:
-        left = [exists().where(table.c.Run == runs.c.Seq) for table in (tables.messages, tables.failed)]
+        there = tables_of(tables, table_version(connection, tables))
+        places = [table for table in (tables.messages, tables.failed, tables.cancelled) if table in there]
+        left = [exists().where(table.c.Run == runs.c.Seq) for table in places]
         used = set(connection.execute(select(runs.c.Seq).where(runs.c.Seq.in_(numbers), or_(*left))).scalars())
         connection.execute(update(runs).where(runs.c.Seq.in_(sorted(used))).values(At=now))
         unused = [number for number in numbers if number not in used]

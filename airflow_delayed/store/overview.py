@@ -5,16 +5,21 @@ Each answer reads a bounded number of rows, by an index, however many messages t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import Column, Connection, func, select
 from typing_extensions import Unpack
 
+from airflow_delayed.store import counts, queries
+from airflow_delayed.store.counts import DispatcherSeen
 from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, MessageState, filter_of, moments
+from airflow_delayed.store.history import Timeline, timeline
+from airflow_delayed.store.queries import DeliveredMessage
 from airflow_delayed.store.transport import StoreTransport
 
 #: Failed messages that are looked at, the first by due time.
@@ -119,6 +124,38 @@ class StoreOverview(StoreTransport):
                 values = sorted({value for column in columns for value in _beginning_with(connection, column, text)})
                 found += [SearchMatch(field=field, value=one, exact=one == text) for one in values[:MAX_MATCHES]]
         return found
+
+    def last_dispatched(self) -> DeliveredMessage | None:
+        """Return the message that was dispatched last; None: none is remembered."""
+        with self._ready():
+            return queries.last_delivered(self.engine, self.tables)
+
+    def dispatchers(self) -> Sequence[DispatcherSeen]:
+        """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
+        with self._ready():
+            return counts.dispatchers(self.engine, self.tables)
+
+    def lookaheads(self) -> Mapping[str, timedelta]:
+        """Return by connection how long before its due time a dispatcher takes a message, so that it stays no longer.
+
+        It is the longest of the dispatchers of the last day; a connection that no dispatcher delivers for is missing.
+        The store's own connection stands for its queue tables.
+        """
+        with self._reading() as connection:
+            self._check_version()
+            found = report.lookaheads(connection, self.tables)
+        return {self.conn_id if name is None else name: ahead for name, ahead in found.items()}
+
+    def timeline(self, seconds: int = 3600) -> Timeline:
+        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
+
+        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
+        messages that fall due within that time.
+
+        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
+        """
+        with self._ready():
+            return timeline(self.engine, self.tables, seconds)
 
     def _filter(self, filters: FilterArgs) -> MessageFilter:
         return filter_of(filters, own_conn_id=self.conn_id)

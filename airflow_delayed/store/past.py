@@ -1,4 +1,4 @@
-"""Messages that have left the store, as the table of remembered ids has them. No body and no header is kept."""
+"""Messages that have left the store, as the table of remembered ids has them. No body and no header is read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal, not_, or_, select
 
 from airflow_delayed.errors import DelayedError
+from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import slices
-from airflow_delayed.store.filters import Conditions, MessageFilter
+from airflow_delayed.store.filters import CANCELLED, Conditions, MessageFilter
 from airflow_delayed.store.leases import LABELS, keeps_labels
 from airflow_delayed.store.records import Remembered, of_runs, origin_of
 from airflow_delayed.store.schema import Tables
@@ -19,14 +20,14 @@ from airflow_delayed.store.schema import Tables
 _PLAIN = ("Id", "Outcome", "At", "Destination", "Time", "Dispatcher")
 
 
-def by_ids(connection: Connection, tables: Tables, ids: Sequence[str]) -> list[Remembered]:
+def by_ids(connection: Connection, tables: Tables, ids: Sequence[str], now: datetime) -> list[Remembered]:
     """Return the records of these ids, also of ids whose messages a dispatcher has leased."""
     if not ids:
         return []
     past, found = tables.past, list[Remembered]()
     statement = _records(tables, labels=keeps_labels(connection, tables)).order_by(past.c.Id)
     for some in slices(ids):
-        found += map(_record, connection.execute(statement.where(past.c.Id.in_(some))))
+        found += [_record(row, now) for row in connection.execute(statement.where(past.c.Id.in_(some)))]
     return found
 
 
@@ -35,6 +36,7 @@ def newest(
     tables: Tables,
     wanted: MessageFilter,
     states: Sequence[str],
+    now: datetime,
     *,
     ids: Sequence[str] | None,
     behind: tuple[datetime, str] | None,
@@ -65,20 +67,22 @@ def newest(
         # the first condition lets an index on At be used
         conditions += [past.c.At <= at, or_(past.c.At < at, later)]
     statement = _records(tables, labels=labels).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
-    return [_record(row) for row in connection.execute(statement.limit(limit))]
+    return [_record(row, now) for row in connection.execute(statement.limit(limit))]
 
 
 def _records(tables: Tables, *, labels: bool) -> Select[Any]:
     past, runs = tables.past, tables.runs
     columns: list[ColumnElement[Any]] = [past.c[name] for name in _PLAIN]
     if not labels:
-        return select(*columns, literal(None).label("Tag"), literal(None).label("DeliverConnId"))
-    columns += [past.c[name] for name in LABELS if name != "Run"]
+        # the version before keeps no cancelled messages either
+        return select(*columns, *(literal(None).label(name) for name in ("Until", "Tag", "DeliverConnId")))
+    columns += [cancelled.kept_until(tables).label("Until"), *(past.c[name] for name in LABELS if name != "Run")]
     return select(*columns, *of_runs(tables)).select_from(past.outerjoin(runs, past.c.Run == runs.c.Seq))
 
 
-def _record(row: Sequence[Any]) -> Remembered:
-    message_id, state, at, destination, due_at, dispatcher, tag, deliver_conn_id, *of_run = row
+def _record(row: Sequence[Any], now: datetime) -> Remembered:
+    message_id, state, at, destination, due_at, dispatcher, until, tag, deliver_conn_id, *of_run = row
+    restorable = state == CANCELLED and until is not None and until > now
     return Remembered(
         message_id=message_id,
         state=state,
@@ -88,5 +92,6 @@ def _record(row: Sequence[Any]) -> Remembered:
         dispatcher=dispatcher,
         tag=tag,
         deliver_conn_id=deliver_conn_id,
+        restorable_until=until if restorable else None,
         origin=origin_of(*of_run) if of_run and of_run[0] is not None else None,
     )

@@ -97,7 +97,7 @@ def page(
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
         if left:
-            gone = past.newest(connection, tables, wanted, left, ids=ids, behind=place, limit=limit + 1)
+            gone = past.newest(connection, tables, wanted, left, now, ids=ids, behind=place, limit=limit + 1)
             end = gone[limit - 1].token if len(gone) > limit else None
             return Page(at=now, messages=[], remembered=gone[:limit], next=end)
         if ids is None:
@@ -107,7 +107,7 @@ def page(
             found = _behind(_in_order(matching), place)
             present = _of_ids(connection, tables, MessageFilter(), ids, now) if wanted.criteria else matching
             there = {message.message_id for message in present}
-            remembered = past.by_ids(connection, tables, [one for one in ids if one not in there])
+            remembered = past.by_ids(connection, tables, [one for one in ids if one not in there], now)
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             leased = _of_ids(connection, tables, MessageFilter(), [one.message_id for one in remembered], now)
             claimed = {message.message_id for message in leased}
@@ -164,7 +164,7 @@ def get(
         for message in messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time):
             return message
         with dialect_of(engine).read_only(engine) as connection:
-            remembered = past.by_ids(connection, tables, [message_id])
+            remembered = past.by_ids(connection, tables, [message_id], database_time(connection))
         if remembered:
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             claimed = messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func, null, select
 
@@ -22,7 +22,7 @@ from airflow_delayed.message import DelayedMessage, check_text, from_microsecond
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.filters import MessageState, claimed_until, failed_state, state_of
+from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
 from airflow_delayed.store.schema import MAX_BODY, MAX_DESTINATION, MAX_HEADERS, MAX_QUEUE_NAME, MAX_TAG, Tables
 
 #: ``json.dumps`` would make an encoder for each message.
@@ -74,6 +74,8 @@ class StoredMessage:
     replaced_at: datetime | None = None
     #: The run of the task that stored it; None: unknown, or not stored by a task.
     origin: Origin | None = None
+    #: No dispatcher takes it before it is due.
+    until_due: bool = False
 
     @property
     def token(self) -> str:
@@ -83,7 +85,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """An id whose message has left the store. No content is kept."""
+    """An id whose message has left the store. It has no content, also while a cancelled message can be restored."""
 
     message_id: str
     #: "dispatched", "cancelled", "purged" or "erased".
@@ -101,6 +103,8 @@ class Remembered:
     deliver_conn_id: str | None = None
     #: The run of the task that stored it; None as well once the run is forgotten.
     origin: Origin | None = None
+    #: A cancelled message can be restored until then; None: it cannot.
+    restorable_until: datetime | None = None
 
     @property
     def token(self) -> str:
@@ -125,9 +129,7 @@ def place_of(token: str) -> tuple[datetime, str]:
         raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
 
 
-def columns(
-    tables: Tables, where: Literal["messages", "failed"], *, leased: bool = True
-) -> Sequence[ColumnElement[Any]]:
+def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[ColumnElement[Any]]:
     """Return the columns that a list reads of a row.
 
     :param leased: False: no dispatcher can have a lease of any of the rows.
@@ -145,9 +147,7 @@ def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
     return [tables.runs.c[name] for name in ("DagId", "RunId", "TaskId", "MapIndex", "Iteration")]
 
 
-def stored(
-    row: Sequence[Any], where: Literal["messages", "failed"], now: datetime, origin: Origin | None = None
-) -> StoredMessage:
+def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | None = None) -> StoredMessage:
     """Return the message of a row of :func:`columns` and, if the row has them, :func:`of_runs`.
 
     :param origin: the run, if the row does not have it.
@@ -174,6 +174,8 @@ def stored(
     else:
         timed = {"Time": due_at, "ExpiresAt": expires_at, "NextTry": next_try, "ClaimedUntil": stands}
         state = state_of({**timed, "RetryCount": retry_count}, now)
+    # a message that stays in the store until it is due has its first try then
+    until_due = next_try == due_at and not retry_count
     return StoredMessage(
         message_id=message_id,
         destination=destination,
@@ -183,8 +185,8 @@ def stored(
         tag=tag,
         expires_at=expires_at,
         retry_count=retry_count,
-        # a message that stays in the store until it is due has its first try then
-        next_try=None if next_try == due_at and not retry_count else next_try,
+        next_try=None if until_due else next_try,
+        until_due=until_due,
         last_error=last_error,
         stored_at=stored_at,
         failed_at=failed_at,

@@ -1,4 +1,4 @@
-"""The tables of a store: messages, remembered ids, failed messages, audit, runs, dispatchers, rates, history, version.
+"""The tables of a store: messages, remembered ids, failed and cancelled messages, audit, runs, dispatchers and others.
 
 The first six columns of the table of messages are those of NServiceBus's SqlServerDelayedMessageStore
 (NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning:
@@ -28,17 +28,21 @@ The names of the other tables begin with the name of the table of messages:
   the message was dispatched. So a claim writes to no message. Ids of cancelled, purged and erased messages stay here.
   Tag, Run and DeliverConnId are those of the message, to find it when it has left the store.
 - ``_failed``: messages that were given up or expired, with all their content, until they are retried or purged.
+- ``_cancelled``: cancelled messages with all their content, for as long as the cancel can be taken back: up to Until.
+  Reason and FailedAt are those of a message that had failed; null: it waited. Dispatchers, and the next cancel or
+  restore, delete the rows whose time is over.
 - ``_audit``: each change, with its user and time; no content.
 - ``_runs``: the runs of tasks that stored messages, to find messages by them; in a task loop, the iteration; the moment
   from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
-  (WorkedAt), what keeps it from working (Problem, null: nothing), its host, and the DAG whose task it is (DagId, null:
-  no task).
+  (WorkedAt), what keeps it from working (Problem, null: nothing), its host, the DAG whose task it is (DagId, null: no
+  task), and how many seconds before its due time it takes a message for a broker at most (Lookahead).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
   counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds.
 - ``_version``: the version of these tables. Version 4 is the oldest that can be upgraded. Version 5 added WorkedAt,
-  Problem, Host, DagId, what ``_past`` has of the message, and the tables ``_rates`` and ``_history``.
+  Problem, Host, DagId, Lookahead, what ``_past`` has of the message, and the tables ``_rates``, ``_history`` and
+  ``_cancelled``.
 """
 
 from __future__ import annotations
@@ -154,10 +158,11 @@ class Tables:
     runs: Table
     rates: Table
     history: Table
+    cancelled: Table
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield from (self.history, self.version)
+        yield from (self.history, self.cancelled, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -233,6 +238,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Problem", text_column(MAX_ERROR)),
             _column("Host", text_column(MAX_NAME)),
             _column("DagId", text_column(MAX_NAME)),
+            _column("Lookahead", FRACTION),
         ),
         runs=table(
             "_runs",
@@ -266,6 +272,15 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
             *(_column(name, NUMBER, nullable=False, server_default=text("0")) for name in HISTORY_COUNTS),
             _column("MaxLate", FRACTION, nullable=False, server_default=text("0")),
+        ),
+        cancelled=table(
+            "_cancelled",
+            *_message_columns(),
+            _column("Reason", text_column(20)),
+            _column("FailedAt", UtcTime()),
+            _column("Until", UtcTime(), nullable=False),
+            index("_cancelled", "Time"),
+            index("_cancelled", "Until"),
         ),
         version=table(
             "_version",

@@ -115,14 +115,14 @@ def columns_after(tables: Tables, version: int) -> list[Column[Any]]:
 
 def _added(tables: Tables) -> Mapping[int, Sequence[Column[Any]]]:
     """Return by version the columns that it added. Each can be null, so that no row is written when it is added."""
-    dispatchers = [tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId")]
+    dispatchers = [tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId", "Lookahead")]
     past = [tables.past.c[name] for name in ("Tag", "Run", "DeliverConnId")]
     return {5: [*dispatchers, *past]}
 
 
 def _added_tables(tables: Tables) -> Sequence[Table]:
     """Return the tables that the version before does not have."""
-    return (tables.rates, tables.history)
+    return (tables.rates, tables.history, tables.cancelled)
 
 
 def upgrade(connection: Connection, tables: Tables) -> None:

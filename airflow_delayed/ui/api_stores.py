@@ -9,8 +9,9 @@ row in the store's audit and an entry in Airflow's event log, both with the user
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -35,7 +36,15 @@ from airflow_delayed.ui.models import (
     StoreSummary,
     TombstoneResponse,
 )
-from airflow_delayed.ui.requests import ChangeBody, ListQuery, MessageId, RescheduleBody
+from airflow_delayed.ui.requests import (
+    ChangeBody,
+    EraseBody,
+    FilterBody,
+    ListQuery,
+    MessageId,
+    RescheduleBody,
+    RestoreBody,
+)
 from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
@@ -60,8 +69,14 @@ MAX_CHANGED = 5000
 #: Ids of each outcome that the answer to a change by filter names.
 MAX_NAMED = 100
 
-#: The only table that some changes read; their tokens begin with it.
-_WHERE = {"reschedule": "messages", "retry": "failed"}
+#: The tables that each change reads; its tokens begin with them.
+_WHERE = {
+    "cancel": ("messages", "failed"),
+    "restore": ("cancelled",),
+    "reschedule": ("messages",),
+    "retry": ("failed",),
+    "erase": ("messages", "failed", "cancelled"),
+}
 
 Work = Callable[..., Outcomes]
 
@@ -84,15 +99,14 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
-    if query.reason is not None and not reasons:
-        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
+    _check_reason(query, reasons=reasons)
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
-        may_change = security.may_change(connection_id, user)
+        may_change, ahead = security.may_change(connection_id, user), hook.lookaheads()
         return MessagePage(
             at=page.at,
-            messages=[_row(stored, reasons=reasons, may_change=may_change) for stored in page.messages],
+            messages=[_row(stored, page.at, ahead, reasons=reasons, may_change=may_change) for stored in page.messages],
             remembered=[TombstoneResponse.of(remembered) for remembered in page.remembered],
             next=page.next,
         )
@@ -100,10 +114,37 @@ async def messages(
     return await pool.call_store(connection_id, read)
 
 
-def _row(stored: StoredMessage, *, reasons: bool, may_change: Callable[[str | None], bool]) -> MessageResponse:
+def _check_reason(query: FilterBody, *, reasons: bool) -> None:
+    if query.reason is not None and not reasons:
+        raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
+
+
+def _row(
+    stored: StoredMessage,
+    at: datetime,
+    ahead: Mapping[str, timedelta],
+    *,
+    reasons: bool,
+    may_change: Callable[[str | None], bool],
+) -> MessageResponse:
     message = MessageResponse.of(stored, reasons=reasons)
+    message.cancellable_until = _cancellable_until(stored, at, ahead)
     message.may_change = may_change(stored.origin.dag_id if stored.origin else None)
     return message
+
+
+def _cancellable_until(stored: StoredMessage, at: datetime, ahead: Mapping[str, timedelta]) -> datetime | None:
+    """Return until when no dispatcher takes a message that waits; None: unknown, or it may be taken now.
+
+    :param ahead: by connection, as :meth:`airflow_delayed.store.api.Store.lookaheads` has it.
+    """
+    when_due = stored.until_due or stored.deliver_conn_id is None
+    lookahead = timedelta(0) if when_due else ahead.get(stored.deliver_conn_id or "")
+    if stored.state not in ("waiting", "retrying") or lookahead is None:
+        return None
+    left = max(stored.due_at - at - lookahead, timedelta(0))
+    taken = max(at + left, stored.next_try or at)
+    return taken if taken > at else None
 
 
 @router.get("/message")
@@ -122,7 +163,8 @@ async def message(
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
         detail = MessageDetail.of(hook.now(), known, content, changes, values=values)
         if isinstance(known, StoredMessage):
-            detail.message = _row(known, reasons=values, may_change=security.may_change(connection_id, user))
+            may_change = security.may_change(connection_id, user)
+            detail.message = _row(known, detail.at, hook.lookaheads(), reasons=values, may_change=may_change)
         return detail
 
     return await pool.call_store(connection_id, read)
@@ -171,6 +213,18 @@ async def cancel(connection_id: str, change: ChangeBody, pool: HookPoolDep, user
     return await _change(pool, user, connection_id, "cancel", change, lambda hook: hook.cancel)
 
 
+@change_router.post("/restore")
+async def restore(connection_id: str, change: RestoreBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Take cancels back, for as long as the messages are kept."""
+    if change.filter is not None and change.filter.state not in (None, ["cancelled"]):
+        raise HTTPException(400, "only cancelled messages can be restored; leave other states out of the filter")
+
+    def work(hook: DelayedStoreHook) -> Work:
+        return partial(hook.restore, overdue_ok=change.overdue_ok)
+
+    return await _change(pool, user, connection_id, "restore", change, work)
+
+
 @change_router.post("/reschedule")
 async def reschedule(
     connection_id: str, change: RescheduleBody, pool: HookPoolDep, user: security.User
@@ -209,8 +263,8 @@ def _retry(hook: DelayedStoreHook) -> Work:
 
 
 @change_router.post("/erase", dependencies=[security.edits])
-async def erase(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
-    """Remove messages and all that is known of them but the id."""
+async def erase(connection_id: str, change: EraseBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
+    """Remove messages, and cancelled ones that are kept, and all that is known of them but the id."""
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
@@ -230,9 +284,9 @@ async def _change(
     work: Callable[[DelayedStoreHook], Work],
 ) -> ChangeResponse:
     """Change the messages, or with ``dry_run`` only predict the outcomes."""
-    if change.after is not None and not change.after.startswith(_WHERE.get(action, "")):
+    if change.after is not None and not change.after.startswith(_WHERE[action]):
         raise HTTPException(400, "after: it is of another change; give the last answer's next")
-    await _check_sender(pool, user, connection_id, change)
+    await _check_sender(pool, user, connection_id, action, change)
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     arguments["because"] = change.because
     if change.filter is not None:
@@ -256,7 +310,9 @@ async def _change(
     return _answer(change, outcomes)
 
 
-async def _check_sender(pool: HookPool, user: security.User, connection_id: str, change: ChangeBody) -> None:
+async def _check_sender(
+    pool: HookPool, user: security.User, connection_id: str, action: str, change: ChangeBody
+) -> None:
     """Refuse a change by a user who may edit neither the connection nor each DAG that sent the messages.
 
     :raises HTTPException: 403.
@@ -265,6 +321,7 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
     if await run_in_threadpool(may_change, None):
         return
     if change.filter is not None:
+        _check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
         if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
             return
         raise HTTPException(
@@ -273,8 +330,11 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
     ids = change.ids or []
 
     def not_theirs(hook: DelayedStoreHook) -> int:
-        found = hook.page(ids=ids, limit=len(ids)).messages
-        return len(set(ids)) - sum(may_change(one.origin.dag_id if one.origin else None) for one in found)
+        page = hook.page(ids=ids, limit=len(ids))
+        origins = [one.origin for one in page.messages]
+        if action == "restore":
+            origins += [one.origin for one in page.remembered]
+        return len(set(ids)) - sum(may_change(one.dag_id if one else None) for one in origins)
 
     if many := await pool.call_store(connection_id, not_theirs):
         raise HTTPException(

@@ -44,7 +44,7 @@ class ConnectionRights(ApiModel):
     """What this user may do with a connection."""
 
     read: bool = Field(description="See bodies and the values of headers: the right to read the connection")
-    edit: bool = Field(description="Cancel, reschedule, retry, erase, redrive: the right to edit the connection")
+    edit: bool = Field(description="Cancel, restore, reschedule, retry, erase, redrive: may edit the connection")
 
 
 class Bar(ApiModel):
@@ -170,6 +170,10 @@ class MessageResponse(ApiModel):
     replaced_at: datetime | None
     failed_at: datetime | None
     origin: MessageOrigin | None
+    cancellable_until: datetime | None = Field(
+        default=None,
+        description="Of what waits: no dispatcher takes it before then; null: unknown, or it may be taken now",
+    )
     may_change: bool = Field(default=False, description="This user may cancel, reschedule and retry it")
 
     @classmethod
@@ -198,6 +202,7 @@ class TombstoneResponse(ApiModel):
     deliver_conn_id: str | None = Field(description="Null as well: a queue table in the store's database, or unknown")
     tag: str | None
     origin: MessageOrigin | None
+    restorable_until: datetime | None = Field(description="A cancel can be taken back until then; null: it cannot")
     late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")
 
     @classmethod
@@ -225,7 +230,7 @@ class HistoryEntry(ApiModel):
 
     at: datetime
     what: str = Field(
-        description="stored, replaced, failed, expired, tried, dispatched, cancelled, rescheduled, retried, erased..."
+        description="stored, replaced, failed, expired, next try, dispatched, or a change: cancel, restore, retry, ..."
     )
     who: str | None
     detail: str | None

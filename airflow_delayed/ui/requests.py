@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -83,6 +83,14 @@ class FilterBody(BaseModel):
         }
 
 
+class CancelledFilterBody(FilterBody):
+    """Criteria that may select cancelled messages too, for as long as they can be restored."""
+
+    state: list[StateName] | list[Literal["cancelled"]] | None = Field(  # type: ignore[assignment]
+        default=None, min_length=1
+    )
+
+
 class ListQuery(FilterBody):
     """The query of a list; messages that have left the store are listed apart from those in it."""
 
@@ -113,6 +121,20 @@ class ChangeBody(BaseModel):
         if self.filter is not None and not self.filter.model_dump(exclude_none=True):
             raise ValueError("filter: give at least one criterion")
         return self
+
+
+class EraseBody(ChangeBody):
+    """A change that reaches cancelled messages too."""
+
+    filter: CancelledFilterBody | None = None
+
+
+class RestoreBody(EraseBody):
+    """A change that takes cancels back."""
+
+    overdue_ok: bool = Field(
+        default=False, description="Also messages whose due time has passed; they are dispatched at once"
+    )
 
 
 class RescheduleBody(ChangeBody):

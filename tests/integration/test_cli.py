@@ -165,6 +165,21 @@ def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
     assert delayed("audit", "--since", LATER.isoformat(), "-o", "json").rows == []
 
 
+def test_a_cancel_is_taken_back(hook: DelayedStoreHook, delayed):
+    delayed("cancel", "--tag", "t", "--yes")
+    back = delayed("restore", "--tag", "t", "--actor", "ann", "--because", "by mistake", "-o", "json", answer="y\n")
+    assert "This would be: 3 restored. Go on? (y/N)" in back.err
+    assert back.rows == [{"outcome": "restored", "messages": 3, "examples": ["m0", "m1", "m2"]}]
+    assert next(hook.audit()).because == "by mistake"
+    delayed("reschedule", "m1", "--due-at", "2020-01-01T00:00:00+00:00")
+    delayed("cancel", "--tag", "t", "--yes")
+    would = delayed("restore", "--state", "cancelled", "--dry-run", "-o", "json").rows
+    assert {one["outcome"]: one["messages"] for one in would} == {"restored": 2, "overdue": 1}
+    both = delayed("restore", "m0", "m1", "--overdue-ok", "-o", "json").rows
+    assert [one["outcome"] for one in both] == ["restored", "restored"]
+    assert hook.cancel(["m0", "m1"]).changed == 2
+
+
 def test_each_change(hook: DelayedStoreHook, delayed):
     later = (LATER + timedelta(days=1)).isoformat()
     moved = delayed("reschedule", "m0", "m4", "--due-at", later, "-o", "json")

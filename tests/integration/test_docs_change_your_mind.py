@@ -18,7 +18,7 @@ def page(store: Store, here, connect, tmp_path):
 
 
 def test_change_your_mind(page):
-    assert len(list(pages.run(page))) == 9
+    assert len(list(pages.run(page))) == 10
 
 
 def test_each_command_is_one(page):
@@ -26,7 +26,7 @@ def test_each_command_is_one(page):
 
     parser = cli_parser.get_parser()
     lines = [line for language, text in pages.blocks(page) if language == "bash" for line in text.splitlines()]
-    assert len(lines) == 10
+    assert len(lines) == 11
     for line in lines:
         words = shlex.split(line)
         assert words[:2] == ["airflow", "delayed"]

@@ -30,8 +30,10 @@ from airflow_delayed.store.dispatch.report import DispatchFailed
 
 ROUNDS = length("rounds of the history checker on each database", 4, 400)
 CLIENTS, CALLS, IDS = 4, 10, 3
-KINDS = ["replace", "replace", "keep", "cancel", "erase", "retry", "retry", "get", "die", "purge", "peek"]
-#: What is known of an id: where it is ("none", "waiting", "leased", "failed", "past"), its content, what became of it.
+KINDS = ["replace", "replace", "keep", "cancel", "cancel", "restore", "restore", "erase", "retry", "retry"]
+KINDS += ["get", "die", "purge", "peek"]
+#: What is known of an id: where it is ("none", "waiting", "leased", "failed", "past"), its content, what became of it;
+#: "cancelled failed" is a cancel of what had failed.
 State = tuple[str, str | None, str | None]
 
 
@@ -47,7 +49,8 @@ class Call(NamedTuple):
 Client = dict[str, DelayedStoreHook]
 Outcomes = Iterator[tuple[str, State]]
 #: What a change says of an id whose message is gone.
-REMOVED = {None: "absent", "cancelled": "already cancelled", "dispatched": "dispatched"}
+REMOVED = {None: "absent", "dispatched": "dispatched"}
+REMOVED |= dict.fromkeys(("cancelled", "cancelled failed"), "already cancelled")
 
 
 def sends(state: State, call: Call) -> Outcomes:
@@ -68,11 +71,15 @@ def changes(state: State, call: Call) -> Outcomes:
         yield "in flight", state  # another change may have it
     there, removed = where in ("waiting", "failed"), REMOVED.get(past, "already removed")
     if there and call.name != "retry":
-        done = "cancelled" if call.name == "cancel" else "erased"
-        yield done, ("past", old if call.name == "cancel" else None, done)
+        if call.name == "cancel":
+            yield "cancelled", ("past", old, "cancelled" if where == "waiting" else "cancelled failed")
+        else:
+            yield "erased", ("past", None, "erased")
     elif there:
         yield ("unchanged", state) if where == "waiting" else ("retried", ("waiting", old, None))
     elif call.name == "erase" and where == "past":
+        if (past or "").startswith("cancelled"):
+            yield "in flight", state  # a restore may have it
         # two at once may both say what it was before
         said = {"erased": ("already removed", "erased", "dispatched"), "dispatched": (removed,)}
         yield from ((one, ("past", None, "erased")) for one in said.get(past or "", ("erased",)))
@@ -80,10 +87,26 @@ def changes(state: State, call: Call) -> Outcomes:
         yield removed, state
 
 
+def restores(state: State, call: Call) -> Outcomes:
+    where, old, past = state
+    cancelled = (past or "").startswith("cancelled")
+    if where in ("waiting", "leased", "failed") or cancelled:
+        yield "in flight", state  # another change may have it
+    if where in ("waiting", "failed"):
+        yield "already stored", state
+    elif cancelled:
+        yield "restored", ("waiting" if past == "cancelled" else "failed", old, None)
+    elif where != "leased":
+        yield REMOVED.get(past, "already removed"), state
+
+
 def others(state: State, call: Call) -> Outcomes:
     where, old, past = state
     if call.name == "get":
-        yield {"none": "nothing", "past": past or "", "leased": "in flight"}.get(where, where), state
+        yield (
+            {"none": "nothing", "past": (past or "").partition(" ")[0], "leased": "in flight"}.get(where, where),
+            state,
+        )
     elif call.name == "purge" and where == "failed":
         yield "purged", ("past", old, "purged")
     elif call.name == "die" and where == "waiting":
@@ -94,7 +117,7 @@ def others(state: State, call: Call) -> Outcomes:
         yield call.answer, ("past", old, "dispatched") if call.answer == "delivered" else ("failed", old, None)
 
 
-RULES = {"replace": sends, "keep": sends, "cancel": changes, "erase": changes, "retry": changes}
+RULES = {"replace": sends, "keep": sends, "cancel": changes, "erase": changes, "retry": changes, "restore": restores}
 
 
 def outcomes(state: State, call: Call, *, doubt: bool) -> Outcomes:
@@ -153,7 +176,8 @@ def ask(client: Client, kind: str, one: DelayedMessage) -> dict[str, str]:
         gone = hook.purge(timedelta(0), reason=["failed"])
         return {one: "purged" for one, outcome in gone.items() if outcome == "purged"}
     if kind not in ("die", "peek"):
-        return {name: getattr(hook, kind)([name])[name].value}
+        options = {"overdue_ok": True} if kind == "restore" else {}
+        return {name: getattr(hook, kind)([name], **options)[name].value}
     with suppress(DBAPIError):  # what is in the way here is not done again
         if kind == "die":
             return dict.fromkeys(hold(hook, name, lease=timedelta(seconds=0.2)), "")

@@ -18,8 +18,9 @@ from support.table_pools import store_file
 
 from airflow_delayed.errors import MessageConflict
 from airflow_delayed.store import queries
+from airflow_delayed.store.api import Outcome
 from airflow_delayed.store.bulk_changes import BulkChanges
-from airflow_delayed.store.changes import Cancel, Outcome
+from airflow_delayed.store.changes import Cancel
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed

@@ -20,7 +20,7 @@ from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import counts, queries
 from airflow_delayed.store.api import DISPATCHED
 from airflow_delayed.store.bulk_changes import BulkChanges
-from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Retry
+from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Restore, Retry
 from airflow_delayed.store.filters import MessageFilter, MessageState, states_of
 from airflow_delayed.store.records import count_rows, insert_new_rows, remove_rows, to_row
 
@@ -32,6 +32,8 @@ PICKS = st.sets(st.integers(0, len(NAMES) - 1), min_size=1, max_size=3)
 TAGS = st.sampled_from(["t", "T", None])
 MINUTES = st.integers(0, 30)
 LEASE = timedelta(minutes=3)
+#: How long a cancel can be taken back.
+GRACE = timedelta(minutes=8)
 STEPS = length("steps of each example of the operations", 20, 30)
 #: When it is due, in minutes from ten minutes ago; how long it lives from then on; its tag.
 FIELDS = st.tuples(MINUTES, st.sampled_from([None, None, 5, 40]), TAGS)
@@ -73,7 +75,7 @@ class Kept:
 
 
 class OperationsMachine(RuleBasedStateMachine):
-    """``kept`` and ``past`` are the model: what is in the store, and what is remembered since when."""
+    """The model: ``kept`` is in the store, ``past`` is remembered, ``cancelled`` can be restored until then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +84,7 @@ class OperationsMachine(RuleBasedStateMachine):
         self.now = START
         self.kept: dict[str, Kept] = {}
         self.past: dict[str, tuple[str, datetime]] = {}
+        self.cancelled: dict[str, tuple[Kept, datetime]] = {}
         self.audited = 0
         # nobody else is at work, so waiting for those in flight sees no change; it costs no time either
         ticks = iter(range(10**9))
@@ -187,6 +190,10 @@ class OperationsMachine(RuleBasedStateMachine):
     @rule(passed=st.integers(1, 6))
     def time_passes(self, passed):
         self.now += minutes(passed)
+        # as a dispatcher does
+        with self.engine.begin() as connection:
+            connection.execute(delete(self.tables.cancelled).where(self.tables.cancelled.c.Until <= self.now))
+        self.cancelled = {name: (one, until) for name, (one, until) in self.cancelled.items() if until > self.now}
 
     # what is tested
 
@@ -194,16 +201,39 @@ class OperationsMachine(RuleBasedStateMachine):
     def cancel(self, ids, dry_run):
         def one(name):
             if name in self.kept:
+                if not dry_run:
+                    self.cancelled[name] = (replace(self.kept[name], claimed_until=None), self.now + GRACE)
                 self._done(name, "cancelled", dry_run)
                 return "cancelled"
             return self._gone(name)
 
-        self._change(Cancel(), ids, one, dry_run)
+        self._change(Cancel(GRACE), ids, one, dry_run)
+
+    @rule(ids=SETS | TAGS, dry_run=st.booleans(), overdue_ok=st.booleans())
+    def restore(self, ids, dry_run, overdue_ok):
+        def one(name):
+            if name in self.kept:
+                return "already stored"
+            if name not in self.cancelled:
+                return self._gone(name)
+            back, _ = self.cancelled[name]
+            if not back.over and back.message.expires_at is not None and back.message.expires_at <= self.now:
+                return "expired"
+            if not back.over and back.due_at <= self.now and not overdue_ok:
+                return "overdue"
+            if not dry_run:
+                self.kept[name], _ = self.cancelled.pop(name)
+                del self.past[name]
+            return "restored"
+
+        self._change(Restore(overdue_ok), ids, one, dry_run, lambda kept: False, cancelled_too=True)
 
     @rule(ids=SETS | TAGS, dry_run=st.booleans())
     def erase(self, ids, dry_run):
         def one(name):
             if name in self.kept or self.past.get(name, ("",))[0] in ("cancelled", "purged"):
+                if not dry_run:
+                    self.cancelled.pop(name, None)
                 self._done(name, "erased", dry_run)
                 return "erased"
             gone = self._gone(name)
@@ -211,7 +241,7 @@ class OperationsMachine(RuleBasedStateMachine):
                 self._done(name, "erased", dry_run)
             return gone
 
-        self._change(Erase(), ids, one, dry_run)
+        self._change(Erase(), ids, one, dry_run, cancelled_too=True)
 
     @rule(ids=SETS | TAGS, due=MINUTES, dry_run=st.booleans())
     def reschedule(self, ids, due, dry_run):
@@ -282,6 +312,7 @@ class OperationsMachine(RuleBasedStateMachine):
         assert found.counts.get("forgotten", 0) == many
         for name in forgotten:
             del self.past[name]
+            self.cancelled.pop(name, None)
         for name in abandoned if "remembered" in reasons else ():
             self.kept[name] = replace(self.kept[name], claimed_until=None)
         for name in purged:
@@ -323,8 +354,10 @@ class OperationsMachine(RuleBasedStateMachine):
             table = self.tables.past
             rows = connection.execute(select(table)).all()
             audited = count_rows(connection, self.tables.audit)
+            restorable = {row.Id: row.Until for row in connection.execute(select(self.tables.cancelled))}
         assert {row.Id: (row.Outcome, row.At) for row in rows if row.Id not in self.kept} == self.past
         assert all(row.Digest is None and row.Destination is None for row in rows if row.Outcome == "erased")
+        assert restorable == {name: until for name, (_, until) in self.cancelled.items()}
         assert audited == self.audited
         self._counted(states)
 
@@ -360,7 +393,7 @@ class OperationsMachine(RuleBasedStateMachine):
             self.kept.pop(name, None)
             self.past[name] = (outcome, self.now)
 
-    def _change(self, change, ids, one, dry_run, met=lambda kept: True) -> None:
+    def _change(self, change, ids, one, dry_run, met=lambda kept: True, *, cancelled_too=False) -> None:
         """Do it by ids, or by a tag (None: by all that is due)."""
         if isinstance(ids, set):
             names = sorted(ids)
@@ -369,10 +402,11 @@ class OperationsMachine(RuleBasedStateMachine):
             self.audited += bool(names) and not dry_run
         else:
             criteria = MessageFilter(tag=ids) if ids else MessageFilter(due_until=self.now)
+            there = {name: kept for name, kept in self.kept.items() if met(kept)}
+            if cancelled_too:
+                there.update((name, kept) for name, (kept, _) in self.cancelled.items())
             names = [
-                name
-                for name, kept in self.kept.items()
-                if (kept.message.tag == ids if ids else kept.due_at < self.now) and met(kept)
+                name for name, kept in there.items() if (kept.message.tag == ids if ids else kept.due_at < self.now)
             ]
             found = self.operations.by_filter(change, criteria, who="me", dry_run=dry_run)
             self.audited += not dry_run

@@ -134,6 +134,11 @@ def test_a_grant_before_an_upgrade_is_for_the_table_that_it_makes(world: SimpleN
     assert [one.code for one in sending.verify([]).problems] == ["no-dispatcher"]
     assert world.store("viewer").hook().rates() == {}
     assert dispatched() == 1
+    sending.send([message("later", LATER)])
+    owner.sql(installer, "DROP TABLE {s}delayed_messages_cancelled")
+    installer.install([])
+    editing = world.store("editor").hook()
+    assert (editing.cancel(["later"]).changed, editing.restore(["later"]).changed) == (1, 1)
 
 
 def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
@@ -178,14 +183,21 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     editing = world.store("editor").hook()
     editing.set_rates({"other": None})
     assert editing.cancel(["m1"]).changed == 1
+    assert viewing.get("m1").restorable_until is not None
+    assert editing.restore(["m1"]).changed == 1
+    assert editing.cancel(["m1"]).changed == 1
     assert editing.reschedule(["m2"], PAST).changed == 1
     assert editing.erase(["m0"]).changed == 1
+    # the dispatcher removes what can be taken back no longer
+    editor = world.store("editor")
+    editor.sql(editing, f"""UPDATE {{s}}"delayed_messages_cancelled" SET "Until" = '{PAST:%Y-%m-%d}'""")
     failing = dispatching.dispatcher(dispatching.hook(), Transport(refused={"m2"}), number_of_retries=0)
     with pytest.raises(DelayedError, match="m2"):
         failing.run()
+    assert editor.sql(editing, 'SELECT COUNT(*) FROM {s}"delayed_messages_cancelled"')[0][0] == 0
     assert editing.retry(["m2"]).changed == 1
     assert editing.purge(timedelta(0), reason="remembered").changed > 0
-    assert len(list(viewing.audit())) == 7
+    assert len(list(viewing.audit())) == 9
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):

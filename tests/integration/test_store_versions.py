@@ -27,10 +27,10 @@ PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for 
 #: The version that an older release made, and the columns that are new since then.
 OLD = 4
 NEW = {
-    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"},
+    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId", "Lookahead"},
     "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
 }
-NEW_TABLES = {"delayed_messages_rates", "delayed_messages_history"}
+NEW_TABLES = {f"delayed_messages_{name}" for name in ("rates", "history", "cancelled")}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
@@ -106,10 +106,18 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert broker.ids == ["due"]
     (seen,) = hook.dispatchers()
     assert (seen.conn_ids, seen.worked_at, seen.problem) == (("broker",), None, None)
+    assert hook.lookaheads() == {hook.conn_id: timedelta(0)}
     # of a message that has left, only what that version keeps
     assert [one.message_id for one in hook.page(state="dispatched", destination="q").remembered] == ["due"]
     with pytest.raises(DelayedError, match="upgrade the tables"):
         hook.page(state="dispatched", tag="t")
+    # a cancel is final, and an erase reaches what it always did
+    assert hook.cancel(["m1"]) == {"m1": "cancelled"}
+    assert hook.get("m1").restorable_until is None
+    assert hook.restore(["m1", "m2"]) == {"m1": "already cancelled", "m2": "already stored"}
+    assert hook.restore(state="cancelled").counts == {}
+    assert hook.erase(["m1", "m2"]).counts == {"erased": 2}
+    assert hook.erase(due_from=LATER, limit=1).counts == {"erased": 1}
     # there are no rates yet
     assert hook.rates() == {}
     with pytest.raises(DelayedError, match="airflow delayed upgrade --conn-id"):
@@ -133,7 +141,7 @@ def test_an_upgrade_keeps_the_rows(store: Store):
     assert versions(hook) == [OLD, VERSION]
     assert new_columns(hook) == NEW
     assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
-    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 9
+    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 10
     hook.set_rates({"q": 5})
     assert hook.rates() == {"q": 5}
     assert hook.count() == 1500

@@ -11,7 +11,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select, text, update
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
 from support.standing import give_up, hold, mark_dispatched, pause
-from support.stores import Store, message, on_postgres_too
+from support.stores import Store, Transport, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
@@ -257,6 +257,75 @@ def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, 
     assert moved["outcomes"] == {"rescheduled": 1}
     assert hook.get("nightly").due_at == datetime(2030, 12, 31, 23, tzinfo=timezone.utc)
     assert page.post(url(store, "retry"), filter={"destination": "q"}, dry_run=False)["total"] == 0
+
+
+def test_a_cancel_is_taken_back(store: Store, hook: DelayedStoreHook, page: Page, monkeypatch: pytest.MonkeyPatch):
+    page.post(url(store, "cancel"), ids=["soon", "due", "failed", "nightly"], dry_run=False)
+    detail = page.get(url(store, "message"), id="soon")
+    until = datetime.fromisoformat(detail["remembered"]["restorable_until"])
+    assert until == datetime.fromisoformat(detail["remembered"]["at"]) + timedelta(minutes=10)
+    # the content is kept, and shown to nobody
+    assert (detail["headers"], detail["body_bytes"]) == (None, None)
+    assert page.error("GET", url(store, "body"), params={"id": "soon"}) == (404, "absent")
+    listed = page.get(url(store, "messages"), state=["cancelled"])["remembered"]
+    assert all(one["restorable_until"] for one in listed)
+    assert [one["restorable_until"] for one in page.get(url(store, "messages"), id=["gone"])["remembered"]] == [None]
+    # what has fallen due meanwhile is asked about
+    would = page.post(url(store, "restore"), filter={"tag": "t", "state": ["cancelled"]}, dry_run=True)
+    assert (would["matching"], would["outcomes"]) == (3, {"restored": 2, "overdue": 1})
+    asked = {"ids": ["due", "soon", "gone"], "overdue_ok": True}
+    done = page.post(url(store, "restore"), **asked, because="by mistake", dry_run=False)
+    assert done["outcomes"] == {"restored": 2, "dispatched": 1}
+    assert (hook.get("due").state, hook.get("soon").state) == ("due", "waiting")
+    assert [one["what"] for one in page.get(url(store, "message"), id="soon")["history"]][-2:] == ["cancel", "restore"]
+    (last, _) = hook.audit()
+    assert (last.action, last.because, last.counts) == ("restore", "by mistake", {"restored": 2, "dispatched": 1})
+    # by pages, whose tokens are those of this change alone
+    monkeypatch.setattr("airflow_delayed.ui.api_stores.MAX_CHANGED", 1)
+    first = page.post(url(store, "restore"), filter={"state": ["cancelled"]}, dry_run=True)
+    assert (first["matching"], first["changed"], first["next"] is None) == (2, 1, False)
+    for action in ("cancel", "retry"):
+        wrong = {"filter": {"tag": "t"}, "after": first["next"], "dry_run": True}
+        assert page.error("POST", url(store, action), json=wrong) == (400, "invalid")
+    for action, states in (("restore", ["failed"]), ("cancel", ["cancelled"]), ("erase", ["dispatched"])):
+        wrong = {"filter": {"state": states}, "dry_run": True}
+        assert page.error("POST", url(store, action), json=wrong) == (400, "invalid")
+    # an erase is final
+    erased = page.post(url(store, "erase"), filter={"state": ["cancelled"], "dag_id": "nightly"}, dry_run=False)
+    assert erased["outcomes"] == {"erased": 1}
+    assert page.post(url(store, "restore"), ids=["nightly"], dry_run=False)["outcomes"] == {"already removed": 1}
+
+
+@on_postgres_too
+def test_until_when_a_message_can_be_cancelled(store: Store, page: Page):
+    hook, own = store.installed(), store.hook(None)
+    due = hook.now() + HOUR
+    hook.send([message(name, due) for name in ("m", "failed", "retried")])
+    store.hook(until_due=True).send([message("until-due", due)])
+    own.send([message("own", due)])
+
+    def until() -> dict[str, datetime | None]:
+        rows = page.get(url(store, "messages"))["messages"]
+        found = {one["message_id"]: one["cancellable_until"] for one in rows}
+        assert page.get(url(store, "message"), id="m")["message"]["cancellable_until"] == found["m"]
+        return {name: text and datetime.fromisoformat(text) for name, text in found.items()}
+
+    give_up(hook, "failed")
+    # as long as no dispatcher has been there, nobody knows when one takes a message for a broker
+    assert until() == {"m": None, "failed": None, "retried": None, "until-due": due, "own": due}
+    pause(hook, ["retried"], HOUR / 2)
+    retry = hook.get("retried").next_try
+    # the one that looks furthest ahead
+    for minutes in (15, 45):
+        store.dispatcher(hook, Transport(), lookahead=timedelta(minutes=minutes)).run()
+    assert hook.lookaheads() == {"broker": timedelta(minutes=45), hook.conn_id: timedelta(0)}
+    wanted = {"m": due - timedelta(minutes=45), "failed": None, "retried": retry, "until-due": due, "own": due}
+    assert until() == wanted
+    store.dispatcher(hook, Transport(), lookahead=timedelta(days=365), deliver_conn_ids=["other"]).run()
+    assert until() == wanted
+    # one that may be taken now
+    hook.reschedule(["m"], hook.now() + timedelta(minutes=44))
+    assert until()["m"] is None
 
 
 def test_a_change_of_many_goes_on_where_it_ended(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):

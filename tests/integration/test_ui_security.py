@@ -45,6 +45,7 @@ ROUTES = [
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/verify", {"queue": "q"}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/body", {"params": {"id": "m"}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/cancel", {"json": CHANGE}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/restore", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/retry", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/erase", {"json": CHANGE}, "op"),
@@ -234,7 +235,7 @@ def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monk
         rows = shown.get(f"{top}/messages", role)["messages"]
         assert [one["message_id"] for one in rows if one["may_change"]] == changes
         assert shown.get(f"{top}/message", role, id="s1")["message"]["may_change"] is ("s1" in changes)
-    for action in ("cancel", "reschedule", "retry"):
+    for action in ("cancel", "restore", "reschedule", "retry"):
         more = {"delay_seconds": 9} if action == "reschedule" else {}
         by_dag = {"filter": {"dag_id": "nightly"}, "dry_run": True, **more}
         assert shown.error("POST", f"{top}/{action}", "viewer", json=by_dag) == (403, "forbidden")
@@ -245,6 +246,18 @@ def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monk
             assert "right to edit the connection" in answer.json()["error"]["message"]
     assert shown.error("POST", f"{top}/erase", "user", json={"ids": ["s1"], "dry_run": True}) == (403, "forbidden")
     assert shown.post(f"{top}/cancel", "user", ids=["s1"], dry_run=False)["outcomes"] == {"cancelled": 1}
+    # and takes that back; what nobody's DAG has sent needs the right to the connection
+    shown.post(f"{top}/cancel", "op", ids=["m"], dry_run=False)
+    for selection in ({"ids": ["s1", "m"]}, {"filter": {"state": ["cancelled"]}}):
+        wrong = {**selection, "dry_run": False}
+        assert shown.error("POST", f"{top}/restore", "user", json=wrong) == (403, "forbidden")
+    assert shown.post(f"{top}/restore", "user", ids=["s1"], dry_run=False)["outcomes"] == {"restored": 1}
+    shown.post(f"{top}/cancel", "user", ids=["s1"], dry_run=False)
+    by_dag = {"dag_id": "nightly", "state": ["cancelled"]}
+    assert shown.post(f"{top}/restore", "user", filter=by_dag, dry_run=False)["outcomes"] == {"restored": 1}
+    # nor does a filter say whether a reason is guessed right
+    guess = {"filter": {"dag_id": "nightly", "reason": "secret"}, "dry_run": True}
+    assert shown.error("POST", f"{top}/cancel", "user", json=guess) == (403, "forbidden")
     # the right to edit the DAG alone shows nothing, and changes nothing
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "connections")
     assert shown.error("POST", f"{top}/cancel", "user", json={"ids": ["s2"], "dry_run": False}) == (403, "forbidden")

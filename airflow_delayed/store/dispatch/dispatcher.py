@@ -380,7 +380,7 @@ class Dispatcher:
 
     def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
         state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._repository.problem()}
-        state |= self._runs_in
+        state |= {**self._runs_in, "lookahead": self.policy.lookahead + self._ahead}
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
         self._history.write(connection, self._tables, self.id)
 

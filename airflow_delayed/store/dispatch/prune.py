@@ -1,4 +1,4 @@
-"""Forgetting the ids and runs that are older than the policy's time, and old history, beside the workers of a pass.
+"""Forgetting what is over: ids and runs after the policy's time, old history, cancelled messages after their grace.
 
 A dispatcher forgets at least as many ids as it dispatches, so that the table of remembered ids stops growing once the
 oldest are old enough. This table has no partitions by day: PostgreSQL requires the day in each unique key of a
@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, or_, select
 
-from airflow_delayed.store import filters, leases
+from airflow_delayed.store import cancelled, filters, leases
 from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.limits import Activity
@@ -28,6 +28,8 @@ ALLOW_EVERY = 60.0
 ALLOWANCE = 100 * IDS
 #: The most transactions that forget runs of tasks, after each allowance.
 RUN_TRANSACTIONS = 20
+#: The most transactions that delete cancelled messages, each up to 1000, after each allowance.
+CANCELLED_TRANSACTIONS = 100
 #: Seconds until the next look at how many were dispatched.
 LOOK_EVERY = 1.0
 
@@ -80,6 +82,9 @@ class Pruner:
         for _ in range(RUN_TRANSACTIONS):
             if self._forget(filters.forget_runs) < filters.RUNS_FORGOTTEN:
                 break
+        for _ in range(CANCELLED_TRANSACTIONS):
+            if self._forget(forget_cancelled) < IDS:
+                break
         repository = self._repository
         repository.writing(
             Activity.HOUSEKEEPING,
@@ -108,4 +113,10 @@ def forget_ids(connection: Connection, tables: Tables, before: datetime, now: da
     )
     ids = list(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
     leases.forget(connection, tables, sorted(ids))
+    cancelled.forget_ids(connection, tables, sorted(ids))
     return len(ids)
+
+
+def forget_cancelled(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 cancelled messages that can be restored no longer; return how many."""
+    return cancelled.forget(connection, tables, now) if cancelled.are_kept(connection, tables) else 0

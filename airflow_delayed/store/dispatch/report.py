@@ -229,6 +229,7 @@ def record_heartbeat(
     problem: str | None = None,
     host: str | None = None,
     dag_id: str | None = None,
+    lookahead: timedelta | None = None,
     ended: bool = False,
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
@@ -241,10 +242,12 @@ def record_heartbeat(
     :param problem: what fails now.
     :param host: the machine that it runs on.
     :param dag_id: the DAG whose task it is.
+    :param lookahead: how long before its due time it takes a message for a broker at most.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
+    values["Lookahead"] = None if lookahead is None else lookahead.total_seconds()
     for column in columns_after(tables, table_version(connection, tables)):
         if column.table is table:
             values.pop(column.name, None)
@@ -268,6 +271,21 @@ def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | Non
             last: datetime = moment
             return last
     return None
+
+
+def lookaheads(connection: Connection, tables: Tables) -> dict[str | None, timedelta]:
+    """Return by connection how long before its due time a dispatcher of the last day takes a message at most.
+
+    None stands for the queue tables of the store's own database, whose messages are taken when they are due.
+    """
+    found: dict[str | None, timedelta] = {}
+    table = tables.dispatchers
+    if table.c.Lookahead not in set(columns_after(tables, table_version(connection, tables))):
+        known = select(names_column(connection, tables), table.c.Lookahead).where(table.c.Lookahead.is_not(None))
+        for text, seconds in connection.execute(known.distinct().limit(MOST_RUNS)):
+            for name in connection_names(text):
+                found[name] = max(found.get(name, timedelta(0)), timedelta(seconds=float(seconds)))
+    return {**found, None: timedelta(0)}
 
 
 def names_column(connection: Connection, tables: Tables) -> ColumnElement[str]:

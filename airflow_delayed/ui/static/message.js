@@ -53,6 +53,7 @@ function facts(id, { message, remembered, at }) {
   if (message) {
     add("State", badge(message.state));
     add("Due", `${absolute(message.due_at)}, ${relative(message.due_at, at)}`);
+    add("Can be cancelled", message.cancellable_until && `until ${absolute(message.cancellable_until)} at least`);
     add("Destination", message.destination);
     add("Delivered by", message.deliver_conn_id ?? "a queue table in the same database");
     add("Tag", message.tag);

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.changes import Cancel, Erase, Location, Outcome, Outcomes, Purge, Reschedule, Retry
+from airflow_delayed.store.changes import Cancel, Erase, Location, Purge, Reschedule, Restore, Retry
+from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.records import StoredMessage, place_of
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -48,13 +49,12 @@ def test_what_was_in_flight_is_told_once_more(first, later):
 
 ROW = {"Time": NOW + HOUR, "ExpiresAt": None, "Reason": "failed", "FailedAt": NOW - HOUR}
 EXPIRED = {**ROW, "ExpiresAt": NOW, "Reason": "expired"}
+KEPT = {**ROW, "Reason": None, "Until": NOW + HOUR}
 SHORT = {**ROW, "ExpiresAt": NOW + 2 * HOUR}
 
 
 def found(where, row=ROW, remembered=None) -> Location:
-    return Location(
-        message_id="m", where=where, row=row if where in ("messages", "failed") else {}, remembered=remembered
-    )
+    return Location(message_id="m", where=where, row=row if where not in ("past", None) else {}, remembered=remembered)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,21 @@ def found(where, row=ROW, remembered=None) -> Location:
         (Retry(), found("failed"), "retried"),
         (Retry(), found("failed", SHORT), "retried"),
         (Retry(), found("failed", EXPIRED), "expired"),
+        # restored is what is kept, and waits or has failed as it did
+        (Restore(), found("cancelled", KEPT, "cancelled"), "restored"),
+        (Restore(), found("cancelled", KEPT), "restored"),
+        (Restore(), found("cancelled", {**KEPT, "Until": NOW}, "cancelled"), "already cancelled"),
+        (Restore(), found("cancelled", KEPT, "dispatched"), "dispatched"),
+        (Restore(), found("cancelled", {**KEPT, "Time": NOW}, "cancelled"), "overdue"),
+        (Restore(overdue_ok=True), found("cancelled", {**KEPT, "Time": NOW}, "cancelled"), "restored"),
+        (Restore(overdue_ok=True), found("cancelled", {**KEPT, "ExpiresAt": NOW}, "cancelled"), "expired"),
+        (Restore(), found("cancelled", {**KEPT, "Time": NOW, "ExpiresAt": NOW, "Reason": "failed"}), "restored"),
+        (Restore(), found("messages"), "already stored"),
+        (Restore(), found("failed"), "already stored"),
+        (Restore(), found("past", remembered="cancelled"), "already cancelled"),
+        (Restore(), found("past", remembered="erased"), "already removed"),
+        (Restore(), found(None), "absent"),
+        (Erase(), found("cancelled", KEPT, "cancelled"), "erased"),
         # purged is what has failed for long enough
         (Purge(NOW, ["failed"]), found("failed"), "purged"),
         (Purge(NOW, ["expired"]), found("failed"), "unchanged"),

@@ -1,0 +1,121 @@
+"""The outcomes of a change of messages, by id and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+
+#: A change by filter names the first so many ids of each outcome.
+NAMED = 10_000
+
+
+class Outcome(str, Enum):
+    """The outcome of a change for one id. The first seven mean that the call changed it, see :attr:`changed`."""
+
+    CANCELLED = "cancelled"
+    #: The cancel was taken back: it waits again, or is again among the failed ones.
+    RESTORED = "restored"
+    RESCHEDULED = "rescheduled"
+    RETRIED = "retried"
+    ERASED = "erased"
+    PURGED = "purged"
+    #: The id is remembered no longer.
+    FORGOTTEN = "forgotten"
+
+    #: A dispatcher was still delivering it after half a second of waiting. Try again.
+    IN_FLIGHT = "in flight"
+    #: Too late: it was delivered.
+    DISPATCHED = "dispatched"
+    ALREADY_CANCELLED = "already cancelled"
+    #: Purged or erased before.
+    ALREADY_REMOVED = "already removed"
+    #: Nothing to do: it is due at that time already, or it waits and has not failed.
+    UNCHANGED = "unchanged"
+    #: Its ``expires_at`` has passed, so it would not be delivered.
+    EXPIRED = "expired"
+    #: Not rescheduled: its ``expires_at`` comes before the new due time.
+    EXPIRES_FIRST = "expires first"
+    #: Not rescheduled: it has failed; ``retry`` brings it back.
+    FAILED = "failed"
+    #: Not restored: its due time has passed, so it would be dispatched at once; ``overdue_ok`` permits that.
+    OVERDUE = "overdue"
+    #: Not restored: a message of this id is in the store. It was restored before, or stored again.
+    ALREADY_STORED = "already stored"
+    #: Never stored, or forgotten since.
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        # so that a printed result can be read
+        return repr(self.value)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the call came in time and did what it says."""
+        return self in _CHANGED
+
+
+_CHANGED = frozenset(
+    {
+        Outcome.CANCELLED,
+        Outcome.RESTORED,
+        Outcome.RESCHEDULED,
+        Outcome.RETRIED,
+        Outcome.ERASED,
+        Outcome.PURGED,
+        Outcome.FORGOTTEN,
+    }
+)
+
+
+class Outcomes(dict[str, Outcome]):
+    """The outcome by id; ``counts`` has the number of ids by outcome.
+
+    A change by ids names all of them. A change by filter names the first 10,000 of each outcome and counts them all.
+
+    :param named: the most ids of each outcome that are named; None: all.
+    """
+
+    def __init__(self, named: int | None = None) -> None:
+        super().__init__()
+        self.counts: dict[Outcome, int] = {}
+        #: After a change by filter with a limit: the token for ``after=`` that continues behind the limit.
+        self.next: str | None = None
+        #: After a dry run with a limit: the number of messages behind it, up to a million.
+        self.more = 0
+        self._named = named
+
+    @property
+    def total(self) -> int:
+        """The number of ids, named or not."""
+        return sum(self.counts.values())
+
+    @property
+    def changed(self) -> int:
+        """The number of ids that the call changed, or that a dry run would change."""
+        return sum(count for outcome, count in self.counts.items() if outcome.changed)
+
+    def add(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> None:
+        """Add the outcomes of ids.
+
+        :param instead_of: ids that were counted as in flight; ``found`` has their outcomes now.
+        """
+        for message_id in instead_of:
+            self.count(Outcome.IN_FLIGHT, -1)
+            self.pop(message_id, None)
+        for message_id, outcome in found.items():
+            self.count(outcome)
+            if self._named is None or self.counts[outcome] <= self._named:
+                self[message_id] = outcome
+
+    def count(self, outcome: Outcome, more: int = 1) -> None:
+        """Count ids that are not named."""
+        self.counts[outcome] = self.counts.get(outcome, 0) + more
+        if not self.counts[outcome]:
+            del self.counts[outcome]
+
+    def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
+        """Return the ``counts`` that :meth:`add` would lead to."""
+        then = Outcomes(0)
+        then.counts = dict(self.counts)
+        then.add(found, instead_of=instead_of)
+        return then.counts
