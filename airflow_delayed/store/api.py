@@ -22,10 +22,10 @@ from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline, timeline
+from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
-from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
@@ -40,6 +40,8 @@ __all__ = [
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
+    "Job",
+    "JobSeen",
     "Outcome",
     "Outcomes",
     "Store",
@@ -55,7 +57,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreOverview):
+class Store(StoreJobs):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``reschedule``, ``retry`` and ``erase`` change, the messages that match

@@ -35,7 +35,7 @@ from airflow_delayed.ui.models import (
     StoreSummary,
     TombstoneResponse,
 )
-from airflow_delayed.ui.requests import ChangeBody, ListQuery, MessageId, RescheduleBody
+from airflow_delayed.ui.requests import ChangeBody, FilterBody, JobBody, ListQuery, MessageId, RescheduleBody
 from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
@@ -181,7 +181,7 @@ async def reschedule(
     def work(hook: DelayedStoreHook) -> Work:
         nonlocal due_at
         if due_at is None:
-            due_at = due_after(hook.now(), _span(change.delay_seconds or 0))
+            due_at = due_after(hook.now(), span_of(change.delay_seconds or 0))
         moment = due_at
 
         def move(ids: list[str] | None, **arguments: Any) -> Outcomes:
@@ -196,9 +196,18 @@ async def reschedule(
 @change_router.post("/retry")
 async def retry(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
     """Let failed messages wait again."""
-    if change.filter is not None and change.filter.state not in (None, ["failed"]):
-        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
+    if change.filter is not None:
+        check_retry(change.filter)
     return await _change(pool, user, connection_id, "retry", change, _retry)
+
+
+def check_retry(criteria: FilterBody) -> None:
+    """Refuse a filter whose messages cannot be retried.
+
+    :raises HTTPException: 400.
+    """
+    if criteria.state not in (None, ["failed"]):
+        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
 
 
 def _retry(hook: DelayedStoreHook) -> Work:
@@ -214,7 +223,11 @@ async def erase(connection_id: str, change: ChangeBody, pool: HookPoolDep, user:
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
-def _span(seconds: float) -> timedelta:
+def span_of(seconds: float) -> timedelta:
+    """Return the delay of a reschedule.
+
+    :raises HTTPException: 400: it is too long.
+    """
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
@@ -245,7 +258,7 @@ async def _change(
     def run(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
             return work(hook)(change.ids, **arguments)
-        with security.logged(action, user, {"connection_id": connection_id, **_logged_selection(change)}) as outcome:
+        with security.logged(action, user, {"connection_id": connection_id, **logged_selection(change)}) as outcome:
             outcomes = work(hook)(change.ids, **arguments)
             outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
         return outcomes
@@ -267,9 +280,7 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
     if change.filter is not None:
         if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
             return
-        raise HTTPException(
-            403, "without the right to edit the connection, a filter needs dag_id of a DAG that you may edit"
-        )
+        raise refused_without_dag()
     ids = change.ids or []
 
     def not_theirs(hook: DelayedStoreHook) -> int:
@@ -284,10 +295,17 @@ async def _check_sender(pool: HookPool, user: security.User, connection_id: str,
         )
 
 
-def _logged_selection(change: ChangeBody) -> dict[str, Any]:
+def refused_without_dag() -> HTTPException:
+    """Return the refusal of a change by filter."""
+    return HTTPException(
+        403, "without the right to edit the connection, a filter needs dag_id of a DAG that you may edit"
+    )
+
+
+def logged_selection(change: ChangeBody | JobBody) -> dict[str, Any]:
     """Return a selection as the event log has it."""
     options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
-    if change.ids is not None:
+    if isinstance(change, ChangeBody) and change.ids is not None:
         return {**of_ids(change.ids), **options}
     assert change.filter is not None
     return {"filter": change.filter.model_dump(mode="json", exclude_none=True), **options}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -110,9 +110,14 @@ class ChangeBody(BaseModel):
     def _one_of(self) -> ChangeBody:
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give ids or filter, and not both")
-        if self.filter is not None and not self.filter.model_dump(exclude_none=True):
-            raise ValueError("filter: give at least one criterion")
+        if self.filter is not None:
+            _check_criteria(self.filter)
         return self
+
+
+def _check_criteria(criteria: FilterBody) -> None:
+    if not criteria.model_dump(exclude_none=True):
+        raise ValueError("filter: give at least one criterion")
 
 
 class RescheduleBody(ChangeBody):
@@ -132,6 +137,29 @@ class RescheduleBody(ChangeBody):
     def _when(self) -> RescheduleBody:
         if (self.due_at is None) == (self.delay_seconds is None):
             raise ValueError("give due_at or delay_seconds, and not both")
+        return self
+
+
+class JobBody(BaseModel):
+    """A change by filter as a job; a reschedule has ``due_at`` or ``delay_seconds``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["cancel", "reschedule", "retry", "erase"]
+    filter: FilterBody
+    most: int | None = Field(
+        default=None, ge=1, description="Look at no more than so many, such as a dry run has counted"
+    )
+    due_at: AwareDatetime | None = None
+    delay_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+
+    @model_validator(mode="after")
+    def _as_its_change(self) -> JobBody:
+        _check_criteria(self.filter)
+        times = 2 - (self.due_at, self.delay_seconds).count(None)
+        if times != (self.action == "reschedule"):
+            raise ValueError("give due_at or delay_seconds to a reschedule, not both, and to nothing else")
         return self
 
 

@@ -30,7 +30,7 @@ NEW = {
     "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId"},
     "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
 }
-NEW_TABLES = {"delayed_messages_rates", "delayed_messages_history"}
+NEW_TABLES = {"delayed_messages_rates", "delayed_messages_history", "delayed_messages_jobs"}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:
@@ -133,7 +133,7 @@ def test_an_upgrade_keeps_the_rows(store: Store):
     assert versions(hook) == [OLD, VERSION]
     assert new_columns(hook) == NEW
     assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
-    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 9
+    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 10
     hook.set_rates({"q": 5})
     assert hook.rates() == {"q": 5}
     assert hook.count() == 1500
