@@ -3,8 +3,9 @@
 Figures, lists and the names of headers need less than bodies, and changes need more: see ``security``.
 
 A change is a POST with ``Content-Type: application/json`` from the page itself, or from a program. By a filter, one
-call works on some thousand messages and answers with ``next`` if there are more. Each call that is no dry run leaves a
-row in the store's audit and an entry in Airflow's event log, both with the user's name.
+call works on some thousand messages and answers with ``next`` if there are more; a job, see ``api_jobs``, works on all
+of them. Each call that is no dry run leaves a row in the store's audit and an entry in Airflow's event log, both with
+the user's name.
 """
 
 from __future__ import annotations
