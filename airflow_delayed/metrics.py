@@ -8,6 +8,7 @@ Names and tags are described in docs/airflow/metrics.md. Tags name connections, 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 EVERY = 30.0
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+#: Characters that no part of a metric's name may have.
+_NO_PART = re.compile(r"[^A-Za-z0-9_-]")
 
 
 #: The counters of a dispatcher: what became of its messages.
@@ -149,9 +152,23 @@ def _lateness(late: timedelta, tags: dict[str, str]) -> None:
 
 
 def gauge(name: str, value: float, tags: dict[str, str]) -> None:
-    """Set a gauge."""
-    for receiver in _receivers():
-        receiver.gauge(f"delayed.{name}", value, tags=tags)
+    """Set a gauge. Where Airflow drops tags, their values are parts of its name: else stores overwrite each other."""
+    stats, *recorders = _receivers()
+    for recorder in recorders:
+        recorder.gauge(f"delayed.{name}", value, tags=tags)
+    parts = [] if _keeps_tags() else [_NO_PART.sub("_", value) for value in tags.values()]
+    stats.gauge(".".join(["delayed", name, *parts]), value, tags=tags)
+
+
+def _keeps_tags() -> bool:
+    """Return whether Airflow's Stats passes tags on; StatsD's own protocol has none."""
+    from airflow_delayed.compat import conf
+
+    if conf.getboolean("metrics", "statsd_datadog_enabled", fallback=False):
+        return bool(conf.getboolean("metrics", "statsd_datadog_metrics_tags", fallback=True))
+    return not conf.getboolean("metrics", "statsd_on", fallback=False) or bool(
+        conf.getboolean("metrics", "statsd_influxdb_enabled", fallback=False)
+    )
 
 
 def tell_gauges(store: DelayStore) -> None:

@@ -6,7 +6,6 @@ No Airflow here: the hook adds the connection, the metrics and the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,11 @@ from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
 from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline
+from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.outcomes import Outcome, Outcomes
-from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
@@ -42,6 +41,8 @@ __all__ = [
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
+    "Job",
+    "JobSeen",
     "Outcome",
     "Outcomes",
     "Store",
@@ -58,7 +59,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreOverview):
+class Store(StoreJobs):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
@@ -227,10 +228,6 @@ class Store(StoreOverview):
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
         return self._change(Cancel(self.cancel_grace()), ids, **options)
-
-    def cancel_grace(self) -> timedelta:
-        """Return how long a cancel can be taken back; zero: a cancelled message is removed at once."""
-        return timedelta(minutes=10)
 
     def restore(
         self, ids: Iterable[str] | None = None, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
@@ -428,10 +425,7 @@ class Store(StoreOverview):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        left = take_left(filters) if "cancelled" in change.where else ()
-        if left not in ((), (CANCELLED,)):
-            raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
-        wanted = replace(self._filter(filters), cancelled=bool(left))
+        wanted = self._filter_of(change, filters)
         if ids is not None and wanted.criteria:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
         if ids is None and not wanted.criteria:

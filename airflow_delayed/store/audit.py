@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, update
 
 from airflow_delayed.store import leases
 from airflow_delayed.store.dialects import dialect_of
@@ -154,19 +154,18 @@ def records(
     if limit is not None and limit < 0:
         raise ValueError(f"limit={limit} is negative")
     table, place, left = tables.audit, None if after is None else _place(after), limit
+    columns = columns_of(engine, tables)
     conditions = [] if since is None else [table.c.At >= since]
     if message_id is not None:
         # the id as JSON writes it; the check below leaves out texts that only contain it
         conditions.append(table.c.Selection.contains(json.dumps(message_id, ensure_ascii=False), autoescape=True))
-    short, long = (table.c.Seq, table.c.At, table.c.Who, table.c.Action), (table.c.Selection, table.c.Counts)
-    cut = [dialect_of(engine).beginning(column, MOST_CHARACTERS).label(column.name) for column in long]
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
-        statement = select(*short, *cut).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
+        statement = select(*columns).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
         if place is not None:
             statement = statement.where(table.c.Seq < place)
         with engine.connect().execution_options(read_only=True) as connection:
-            page = [_record(dict(row._mapping)) for row in connection.execute(statement)]
+            page = [record_of(dict(row._mapping)) for row in connection.execute(statement)]
         found = [one for one in page if message_id is None or message_id in one.selection.get("first", ())]
         yield from found
         if len(page) < size:
@@ -175,7 +174,15 @@ def records(
         left = None if left is None else left - len(found)
 
 
-def _record(row: Mapping[str, Any]) -> AuditRecord:
+def columns_of(engine: Engine, tables: Tables) -> list[ColumnElement[Any]]:
+    """Return the columns that :func:`record_of` needs."""
+    audit = tables.audit
+    long = [dialect_of(engine).beginning(column, MOST_CHARACTERS) for column in (audit.c.Selection, audit.c.Counts)]
+    return [audit.c.Seq, audit.c.At, audit.c.Who, audit.c.Action, long[0].label("Selection"), long[1].label("Counts")]
+
+
+def record_of(row: Mapping[str, Any]) -> AuditRecord:
+    """Return the record of a row."""
     selection = dict(_object(row["Selection"]))
     because = selection.pop(_BECAUSE, None)
     return AuditRecord(

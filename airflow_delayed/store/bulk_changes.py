@@ -83,7 +83,7 @@ class BulkChanges:
         found = Outcomes()
         if asked:
             entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **_details(change)}, because=because)
-            self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run)
+            _finish(self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run))
         in_order = Outcomes()
         in_order.add({message_id: found[message_id] for message_id in asked})
         return in_order
@@ -109,20 +109,26 @@ class BulkChanges:
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED)
-        selection = {**wanted.criteria, **_details(change)}
-        entry = AuditEntry(who, change.action, selection, because=because, hide_tag=isinstance(change, Erase))
-        more: Callable[[Table], Conditions] = _no_conditions
-        if isinstance(change, Reschedule):
-            more = partial(_due_at_another_time, change.due_at)
-        if isinstance(change, Restore):
-            more = _still_kept
-        where = [one for one in change.where if one in BOTH or self._reading(self._keeps_cancelled)]
-        pages = self._pages(wanted, where, more, limit=limit, after=after)
-        self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None)
+        entry = AuditEntry(
+            who, change.action, selection_of(change, wanted), because=because, hide_tag=hides_tag(change)
+        )
+        pages = self._pages_of(change, wanted, limit=limit, after=after)
+        _finish(self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None))
         found.next = pages.next
         if dry_run and found.next is not None:
             found.more = pages.remaining()
         return found
+
+    def steps(
+        self, change: MessageChange, wanted: MessageFilter, entry: AuditEntry, *, limit: int | None
+    ) -> Iterator[None]:
+        """Change the messages that match a filter, up to a thousand at each step.
+
+        :param entry: a row of the audit that is written already.
+        :param limit: consider at most so many.
+        """
+        pages = self._pages_of(change, wanted, limit=limit)
+        return self._run(change, pages, wanted, entry, Outcomes(0), dry_run=False)
 
     def purge(
         self,
@@ -147,8 +153,19 @@ class BulkChanges:
         if states:
             wanted = MessageFilter(states=states)
             pages = self._pages(wanted, ["failed"], partial(_failed_before, before))
-            self._run(Purge(before, states), pages, wanted, entry, found, dry_run=dry_run)
+            _finish(self._run(Purge(before, states), pages, wanted, entry, found, dry_run=dry_run))
         return found
+
+    def _pages_of(
+        self, change: MessageChange, wanted: MessageFilter, *, limit: int | None, after: str | None = None
+    ) -> IdPages:
+        more: Callable[[Table], Conditions] = _no_conditions
+        if isinstance(change, Reschedule):
+            more = partial(_due_at_another_time, change.due_at)
+        if isinstance(change, Restore):
+            more = _still_kept
+        where = [one for one in change.where if one in BOTH or self._reading(self._keeps_cancelled)]
+        return self._pages(wanted, where, more, limit=limit, after=after)
 
     def _pages(
         self,
@@ -212,8 +229,8 @@ class BulkChanges:
         *,
         dry_run: bool,
         continued: bool = False,
-    ) -> None:
-        """Change all chunks, then wait up to half a second for the messages in flight.
+    ) -> Iterator[None]:
+        """Change all chunks, yielding after each; then wait up to half a second for the messages in flight.
 
         :param continued: an earlier call has changed chunks of the same filter.
         """
@@ -222,6 +239,7 @@ class BulkChanges:
         for chunk in chunks:
             met = True
             pending += self._chunk(change, chunk, wanted, entry, found, dry_run=dry_run)
+            yield
         if not met and not dry_run:
             # a change that matches no message is in the audit too
             self._chunk(change, [], wanted, entry, found, dry_run=dry_run)
@@ -288,6 +306,21 @@ def _still_kept(table: Table) -> Conditions:
 
 def _failed_before(before: datetime, table: Table) -> Conditions:
     return [table.c.FailedAt < before]
+
+
+def _finish(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def selection_of(change: MessageChange, wanted: MessageFilter) -> dict[str, Any]:
+    """Return the selection of a change by filter, for the audit."""
+    return {**wanted.criteria, **_details(change)}
+
+
+def hides_tag(change: MessageChange) -> bool:
+    """Return whether the audit may not name the tag of a selection."""
+    return isinstance(change, Erase)
 
 
 def _details(change: MessageChange) -> dict[str, Any]:

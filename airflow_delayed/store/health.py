@@ -15,7 +15,7 @@ from airflow_delayed.errors import some
 from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import LEASES_LOST
+from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
 from airflow_delayed.store.dispatch.watchdog import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
@@ -204,6 +204,15 @@ def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen], now: datetime) -> 
                 remedy="raise the dispatcher's claim_timeout (30 s by default) above the longest time that a batch"
                 " takes, or lower batch_size, and look whether its machine stands still at times; messages whose leases"
                 " end are sent again",
+            )
+        elif one.problem.startswith(SENDING_FAILS):
+            yield Finding(
+                state=State.BLOCKED,
+                resource=resource,
+                found=f"{one.problem}; messages wait, and none of their tries is counted",
+                code="connection-fails",
+                remedy=f"look whether the broker can be reached from {one.host or 'its machine'}, and takes its login;"
+                " the dispatcher's log has the error, and it goes on by itself, or in its next run",
             )
         else:
             since = "yet" if one.worked_at is None else f"since {_text(one.worked_at)}"

@@ -1,4 +1,4 @@
-"""The tables of a store: messages, remembered ids, failed and cancelled messages, audit, runs, dispatchers and others.
+"""The tables of a store: messages, what becomes of them, and who works on them.
 
 The first six columns of the table of messages are those of NServiceBus's SqlServerDelayedMessageStore
 (NServiceBus.Transport.Msmq 2.0.7, Sql/SqlConstants.cs), with their names and meaning:
@@ -40,9 +40,10 @@ The names of the other tables begin with the name of the table of messages:
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
   counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds.
+- ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
 - ``_version``: the version of these tables. Version 4 is the oldest that can be upgraded. Version 5 added WorkedAt,
-  Problem, Host, DagId, Lookahead, what ``_past`` has of the message, and the tables ``_rates``, ``_history`` and
-  ``_cancelled``.
+  Problem, Host, DagId, Lookahead, what ``_past`` has of the message, and the tables ``_rates``, ``_history``,
+  ``_cancelled`` and ``_jobs``.
 """
 
 from __future__ import annotations
@@ -159,10 +160,11 @@ class Tables:
     rates: Table
     history: Table
     cancelled: Table
+    jobs: Table
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield from (self.history, self.cancelled, self.version)
+        yield from (self.history, self.cancelled, self.jobs, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -281,6 +283,16 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Until", UtcTime(), nullable=False),
             index("_cancelled", "Time"),
             index("_cancelled", "Until"),
+        ),
+        jobs=table(
+            "_jobs",
+            _column("Seq", NUMBER, primary_key=True, autoincrement=False),
+            _column("Total", NUMBER, nullable=False),
+            _column("State", text_column(20), nullable=False),
+            _column("SeenAt", UtcTime(), nullable=False),
+            _column("EndedAt", UtcTime()),
+            _column("StoppedBy", text_column(250)),
+            _column("Problem", text_column(MAX_ERROR)),
         ),
         version=table(
             "_version",

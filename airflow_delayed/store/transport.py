@@ -135,8 +135,8 @@ class StoreTransport(DelayStore):
     def health(self) -> Sequence[Finding]:
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
-        Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``lease-too-short``, ``overdue``,
-        ``failed`` and ``store-older``.
+        Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
+        ``lease-too-short``, ``overdue``, ``failed`` and ``store-older``.
 
         :raises TopologyError: a table is missing.
         """

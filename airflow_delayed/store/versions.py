@@ -122,7 +122,7 @@ def _added(tables: Tables) -> Mapping[int, Sequence[Column[Any]]]:
 
 def _added_tables(tables: Tables) -> Sequence[Table]:
     """Return the tables that the version before does not have."""
-    return (tables.rates, tables.history, tables.cancelled)
+    return (tables.rates, tables.history, tables.cancelled, tables.jobs)
 
 
 def upgrade(connection: Connection, tables: Tables) -> None:

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.ui import api_brokers, api_stores, security, verdict
+from airflow_delayed.ui import api_brokers, api_jobs, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
 from airflow_delayed.ui.models import HIDDEN, ApiModel, ConnectionKind, ConnectionRights, LeftName, MessagePage
@@ -65,6 +65,7 @@ class Live(ApiModel):
     page: MessagePage | None
     matching: Matching | None = Field(description="Null: there is no list, it is by ids, or of messages that have left")
     error: ErrorInfo | None = Field(description="Why there is no list")
+    jobs: list[api_jobs.JobResponse] = Field(description="Of the list's store: what gave a sign of life in 10 minutes")
 
 
 @router.get("/live")
@@ -83,7 +84,7 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
     listing = asyncio.ensure_future(_listing(query, listed, pool, user)) if listed is not None else None
     answers = await figures
     health = await verdict.verdict(seen, [answer for answer, _ in answers], pool, user)
-    page, matching, problem = (None, None, None) if listing is None else await listing
+    page, matching, running, problem = (None, None, [], None) if listing is None else await listing
     connections = [
         LiveConnection(
             connection_id=one.connection_id,
@@ -101,6 +102,7 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
         page=page,
         matching=matching,
         error=None if listed is None or problem is None else _info(listed, problem, seen[listed]),
+        jobs=running,
     )
 
 
@@ -135,25 +137,26 @@ async def _figures(
 
 async def _listing(
     query: LiveQuery, connection: PageConnection, pool: HookPool, user: security.User
-) -> tuple[MessagePage | None, Matching | None, Exception | None]:
-    async def both() -> tuple[MessagePage, Matching | None]:
+) -> tuple[MessagePage | None, Matching | None, list[api_jobs.JobResponse], Exception | None]:
+    counted = query.id is None and {*get_args(LeftName)}.isdisjoint(query.state or ())
+
+    def others(hook: DelayedStoreHook) -> tuple[int | None, list[api_jobs.JobResponse]]:
+        many = hook.matching(MAX_MATCHING + 1, **query.criteria()) if counted else None
+        return many, api_jobs.shown(hook, connection.connection_id, user)
+
+    async def all_() -> tuple[MessagePage, Matching | None, list[api_jobs.JobResponse]]:
         page = await api_stores.messages(connection.connection_id, query, pool, user)
-        if query.id is not None or not {*get_args(LeftName)}.isdisjoint(query.state or ()):
-            return page, None
-
-        def count(hook: DelayedStoreHook) -> int:
-            return hook.matching(MAX_MATCHING + 1, **query.criteria())
-
-        many = await pool.call_store(connection.connection_id, count)
-        return page, Matching(count=min(many, MAX_MATCHING), at_least=many > MAX_MATCHING)
+        many, running = await pool.call_store(connection.connection_id, others)
+        matching = None if many is None else Matching(count=min(many, MAX_MATCHING), at_least=many > MAX_MATCHING)
+        return page, matching, running
 
     try:
-        page, matching = await asyncio.wait_for(both(), PATIENCE)
+        page, matching, running = await asyncio.wait_for(all_(), PATIENCE)
     except asyncio.TimeoutError:
-        return None, None, TooSlow(f"connection {connection.connection_id!r} did not return the list in time")
+        return None, None, [], TooSlow(f"connection {connection.connection_id!r} did not return the list in time")
     except Exception as error:
-        return None, None, error
-    return page, matching, None
+        return None, None, [], error
+    return page, matching, running, None
 
 
 class FailureGroupResponse(ApiModel):

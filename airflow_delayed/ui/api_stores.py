@@ -3,8 +3,9 @@
 Figures, lists and the names of headers need less than bodies, and changes need more: see ``security``.
 
 A change is a POST with ``Content-Type: application/json`` from the page itself, or from a program. By a filter, one
-call works on some thousand messages and answers with ``next`` if there are more. Each call that is no dry run leaves a
-row in the store's audit and an entry in Airflow's event log, both with the user's name.
+call works on some thousand messages and answers with ``next`` if there are more; a job, see ``api_jobs``, works on all
+of them. Each call that is no dry run leaves a row in the store's audit and an entry in Airflow's event log, both with
+the user's name.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from airflow_delayed.ui.requests import (
     ChangeBody,
     EraseBody,
     FilterBody,
+    JobBody,
     ListQuery,
     MessageId,
     RescheduleBody,
@@ -99,7 +101,7 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
-    _check_reason(query, reasons=reasons)
+    check_reason(query, reasons=reasons)
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
@@ -114,7 +116,12 @@ async def messages(
     return await pool.call_store(connection_id, read)
 
 
-def _check_reason(query: FilterBody, *, reasons: bool) -> None:
+def check_reason(query: FilterBody, *, reasons: bool) -> None:
+    """Refuse a filter by the reason of a failure.
+
+    :param reasons: the user may read the connection, and so the reasons.
+    :raises HTTPException: 403.
+    """
     if query.reason is not None and not reasons:
         raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
@@ -235,7 +242,7 @@ async def reschedule(
     def work(hook: DelayedStoreHook) -> Work:
         nonlocal due_at
         if due_at is None:
-            due_at = due_after(hook.now(), _span(change.delay_seconds or 0))
+            due_at = due_after(hook.now(), span_of(change.delay_seconds or 0))
         moment = due_at
 
         def move(ids: list[str] | None, **arguments: Any) -> Outcomes:
@@ -250,9 +257,18 @@ async def reschedule(
 @change_router.post("/retry")
 async def retry(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
     """Let failed messages wait again."""
-    if change.filter is not None and change.filter.state not in (None, ["failed"]):
-        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
+    if change.filter is not None:
+        check_retry(change.filter)
     return await _change(pool, user, connection_id, "retry", change, _retry)
+
+
+def check_retry(criteria: FilterBody) -> None:
+    """Refuse a filter whose messages cannot be retried.
+
+    :raises HTTPException: 400.
+    """
+    if criteria.state not in (None, ["failed"]):
+        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
 
 
 def _retry(hook: DelayedStoreHook) -> Work:
@@ -268,7 +284,11 @@ async def erase(connection_id: str, change: EraseBody, pool: HookPoolDep, user: 
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
-def _span(seconds: float) -> timedelta:
+def span_of(seconds: float) -> timedelta:
+    """Return the delay of a reschedule.
+
+    :raises HTTPException: 400: it is too long.
+    """
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
@@ -299,7 +319,7 @@ async def _change(
     def run(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
             return work(hook)(change.ids, **arguments)
-        with security.logged(action, user, {"connection_id": connection_id, **_logged_selection(change)}) as outcome:
+        with security.logged(action, user, {"connection_id": connection_id, **logged_selection(change)}) as outcome:
             outcomes = work(hook)(change.ids, **arguments)
             outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
         return outcomes
@@ -321,12 +341,10 @@ async def _check_sender(
     if await run_in_threadpool(may_change, None):
         return
     if change.filter is not None:
-        _check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
+        check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
         if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
             return
-        raise HTTPException(
-            403, "without the right to edit the connection, a filter needs dag_id of a DAG that you may edit"
-        )
+        raise refused_without_dag()
     ids = change.ids or []
 
     def not_theirs(hook: DelayedStoreHook) -> int:
@@ -344,10 +362,17 @@ async def _check_sender(
         )
 
 
-def _logged_selection(change: ChangeBody) -> dict[str, Any]:
+def refused_without_dag() -> HTTPException:
+    """Return the refusal of a change by filter."""
+    return HTTPException(
+        403, "without the right to edit the connection, a filter needs dag_id of a DAG that you may edit"
+    )
+
+
+def logged_selection(change: ChangeBody | JobBody) -> dict[str, Any]:
     """Return a selection as the event log has it."""
     options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
-    if change.ids is not None:
+    if isinstance(change, ChangeBody) and change.ids is not None:
         return {**of_ids(change.ids), **options}
     assert change.filter is not None
     return {"filter": change.filter.model_dump(mode="json", exclude_none=True), **options}

@@ -13,6 +13,8 @@ path                                         right     answer
 ``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
 ``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
+``POST /api/v1/stores/{id}/jobs``, stop      edits     see ``api_jobs``
+``GET /api/v1/stores/{id}/jobs``, one        views     see ``api_jobs``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
 ``GET /api/v1/.../verify``                   edits     see ``api_verify``
@@ -48,6 +50,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from airflow_delayed import __version__
 from airflow_delayed.ui import (
     api_brokers,
+    api_jobs,
     api_live,
     api_stores,
     api_timeline,
@@ -104,6 +107,7 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_live.store_router,
         api_stores.router,
         api_stores.change_router,
+        api_jobs.router,
         api_brokers.router,
         api_timeline.router,
         api_verify.router,

@@ -63,7 +63,7 @@ class DispatcherResponse(ApiModel):
     seen_at: datetime
     ended_at: datetime | None
     worked_at: datetime | None = Field(description="When it last claimed, settled or delivered messages")
-    problem: str | None = Field(description="What keeps it from working; null: nothing")
+    problem: str | None = Field(description="What keeps it from working, since when; null: nothing")
     host: str | None = Field(description="The machine that it runs on")
     dag_id: str | None = Field(description="The DAG whose task it is; null: it is no task")
     per_minute: int | None = Field(description="Dispatched in the last full minute; null: it has ended")

@@ -118,8 +118,8 @@ class ChangeBody(BaseModel):
     def _one_of(self) -> ChangeBody:
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give ids or filter, and not both")
-        if self.filter is not None and not self.filter.model_dump(exclude_none=True):
-            raise ValueError("filter: give at least one criterion")
+        if self.filter is not None:
+            _check_criteria(self.filter)
         return self
 
 
@@ -135,6 +135,11 @@ class RestoreBody(EraseBody):
     overdue_ok: bool = Field(
         default=False, description="Also messages whose due time has passed; they are dispatched at once"
     )
+
+
+def _check_criteria(criteria: FilterBody) -> None:
+    if not criteria.model_dump(exclude_none=True):
+        raise ValueError("filter: give at least one criterion")
 
 
 class RescheduleBody(ChangeBody):
@@ -154,6 +159,37 @@ class RescheduleBody(ChangeBody):
     def _when(self) -> RescheduleBody:
         if (self.due_at is None) == (self.delay_seconds is None):
             raise ValueError("give due_at or delay_seconds, and not both")
+        return self
+
+
+class JobBody(BaseModel):
+    """A change by filter as a job; a reschedule has ``due_at`` or ``delay_seconds``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["cancel", "restore", "reschedule", "retry", "erase"]
+    filter: CancelledFilterBody
+    most: int | None = Field(
+        default=None, ge=1, description="Look at no more than so many, such as a dry run has counted"
+    )
+    due_at: AwareDatetime | None = None
+    delay_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    overdue_ok: bool = Field(default=False, description="Of a restore: also messages whose due time has passed")
+    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+
+    @model_validator(mode="after")
+    def _as_its_change(self) -> JobBody:
+        _check_criteria(self.filter)
+        times = 2 - (self.due_at, self.delay_seconds).count(None)
+        if times != (self.action == "reschedule"):
+            raise ValueError("give due_at or delay_seconds to a reschedule, not both, and to nothing else")
+        if self.overdue_ok and self.action != "restore":
+            raise ValueError("overdue_ok is for a restore")
+        cancelled = self.filter.state == ["cancelled"]
+        if cancelled and self.action not in ("restore", "erase"):
+            raise ValueError("state: cancelled messages can be restored or erased, and nothing else")
+        if self.action == "restore" and self.filter.state is not None and not cancelled:
+            raise ValueError("only cancelled messages can be restored; leave other states out of the filter")
         return self
 
 

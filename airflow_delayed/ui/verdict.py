@@ -35,6 +35,7 @@ Summary = StoreSummary | RabbitMQSummary | SqsSummary
 #: Of the findings of a store: the states of the messages that a finding is about.
 _STATES = {
     "no-dispatcher": ["due", "retrying"],
+    "connection-fails": ["due", "retrying"],
     "overdue": ["due", "retrying"],
     "throttled": ["due", "retrying"],
     "failed": ["failed"],

@@ -18,6 +18,7 @@ from support.statsd import Statsd, Told
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed import metrics
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -72,6 +73,30 @@ def test_gauges(store: Store, server: Statsd):
         "expired": 0,
         "remembered": 1,
     }
+
+
+@sqlite
+@pytest.mark.parametrize("tags", [True, False])
+def test_two_stores_do_not_overwrite_each_others_gauges(store: Store, tmp_path: Path, connect, tags: bool):
+    other_id = connect("other.store", conn_type="sqlite", host=str(tmp_path / "other.db"))
+    stores = [store.installed(), DelayedStoreHook(other_id), DelayedStoreHook(other_id, table="second")]
+    with statsd.listening(tags=tags) as server:
+        for number, hook in enumerate(stores):
+            hook.install([])
+            hook.send(message(f"m{n}", hook.now() + HOUR) for n in range(number))
+            hook.gauges()
+            hook.close()
+        found = {
+            (one.name, one.tags.get("conn_id"), one.tags.get("table")): one.value
+            for one in server.told()
+            if one.name.startswith("delayed.store.waiting")
+        }
+    if tags:
+        names = [(store.conn_id, None), ("other.store", None), ("other.store", "second")]
+        assert found == {("delayed.store.waiting", *name): number for number, name in enumerate(names)}
+    else:
+        names = [store.conn_id, "other_store", "other_store.second"]
+        assert found == {(f"delayed.store.waiting.{name}", None, None): n for n, name in enumerate(names)}
 
 
 @sqlite

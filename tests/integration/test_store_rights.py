@@ -197,7 +197,11 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert editor.sql(editing, 'SELECT COUNT(*) FROM {s}"delayed_messages_cancelled"')[0][0] == 0
     assert editing.retry(["m2"]).changed == 1
     assert editing.purge(timedelta(0), reason="remembered").changed > 0
-    assert len(list(viewing.audit())) == 9
+    job = editing.begin_job("cancel", {}, actor="editor", destination="q")
+    editing.stop_job(job.seq, actor="editor")
+    list(job)
+    assert [one.stopped_by for one in viewing.jobs()] == ["editor"]
+    assert len(list(viewing.audit())) == 10
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):

@@ -30,7 +30,7 @@ NEW = {
     "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId", "Lookahead"},
     "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
 }
-NEW_TABLES = {f"delayed_messages_{name}" for name in ("rates", "history", "cancelled")}
+NEW_TABLES = {f"delayed_messages_{name}" for name in ("rates", "history", "cancelled", "jobs")}
 
 
 def old_version(store: Store, hook: DelayedStoreHook, count: int) -> None:

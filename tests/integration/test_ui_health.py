@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from airflow.models.dag import DagModel
@@ -83,6 +85,33 @@ def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Pa
     assert "airflow delayed dispatcher --conn-id" in cause["remedy"]
 
 
+def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
+    store: Store, page: Page, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("airflow_delayed.store.dispatch.dispatcher.HEARTBEAT", 0.05)
+    hook = store.installed()
+    hook.send([message(f"m{number}", hook.now() - LATE) for number in range(3)])
+    transport = Transport(lost_after=0)
+    dispatcher = store.dispatcher(hook, transport)
+    dispatcher.once()
+
+    def seen() -> dict[str, object]:
+        page.pool.invalidate(f"store {store.conn_id}")
+        (one,) = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
+        return one
+
+    eventually(lambda: seen()["problem"])
+    said = str(seen()["problem"])
+    assert re.fullmatch(r"it cannot send through connection 'broker' since [-\d]+ [:\d]+ UTC", said)
+    assert seen()["per_minute"] == 0
+    (cause,) = [one for one in health(page)["causes"] if one["code"] == "connection-fails"]
+    assert cause["severity"] == "error"
+    # a broker's own words are in the log alone
+    assert "reset by peer" not in str(cause) + said
+    dispatcher.close()
+    assert (seen()["problem"], seen()["per_minute"]) == (said, None)
+
+
 def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
     hook = store.installed()
     dispatched_by(hook)
@@ -149,11 +178,12 @@ def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyP
     assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
 
 
-def test_prometheus_reads_the_same(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch):
+def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()
     hook.send([message("m", hook.now() - LATE)])
     connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
-    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}")
+    DelayedStoreHook(connect("second", conn_type="sqlite", host=str(tmp_path / "second.db"))).install([])
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id},second")
     # without a token there are none, also for who is logged in
     assert page.ask("GET", "/metrics", "admin").status_code == 404
     monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "long random text")
@@ -167,6 +197,8 @@ def test_prometheus_reads_the_same(store: Store, page: Page, connect, monkeypatc
     assert f"delayed_page_up{{{ours}}} 1.0" in lines
     assert 'delayed_page_up{conn_id="away",kind="store",queue=""} 0.0' in lines
     assert f'delayed_page_messages{{{ours},state="overdue"}} 1.0' in lines
+    # no store overwrites another
+    assert 'delayed_page_messages{conn_id="second",kind="store",queue="",state="overdue"} 0.0' in lines
     assert any(line.startswith('delayed_page_findings{code="no-dispatcher"') for line in lines)
     (late,) = (line for line in lines if line.startswith(f"delayed_page_oldest_due_seconds{{{ours}}}"))
     assert float(late.split()[-1]) >= 120

@@ -26,6 +26,7 @@ from airflow_delayed.ui.plugin import LazyApp
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 #: Each route: its method, its path, what to ask, and who may: a role, or whoever may see the connection.
 CHANGE = {"ids": ["m"], "dry_run": True}
+JOB = {"action": "cancel", "filter": {"tag": "of no message"}}
 ROUTES = [
     ("GET", "/", {}, "viewer"),
     ("GET", "/static/{name}", {"name": "app.js"}, "viewer"),
@@ -49,6 +50,10 @@ ROUTES = [
     ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/retry", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/erase", {"json": CHANGE}, "op"),
+    ("GET", "/api/v1/stores/{connection_id}/jobs", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/jobs/{job}", {"job": "1"}, "sees"),
+    ("POST", "/api/v1/stores/{connection_id}/jobs", {"json": JOB}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/jobs/{job}/stop", {"job": "1", "json": {}}, "op"),
     ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "sees"),
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
@@ -84,13 +89,15 @@ def asked(store: Store, route) -> tuple[str, str, dict[str, object]]:
 
 @pytest.fixture
 def shown(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch) -> Page:
-    """The page with one message, and brokers that answer nobody."""
+    """The page with one message and one job, and brokers that answer nobody."""
     connect("rabbitmq", conn_type="rabbitmq", host="127.0.0.1", port=1, login="x", password="secret password")
     extra = {"region_name": "eu-central-1", "endpoint_url": "http://127.0.0.1:1", "config_kwargs": NO_RETRY}
     connect("sqs", conn_type="aws", login="x", password="secret password", extra=extra)
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbitmq")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "sqs:q")
-    store.installed().send([message("m", LATER, headers={"h": "secret header"}, body=b"secret body")])
+    hook = store.installed()
+    hook.send([message("m", LATER, headers={"h": "secret header"}, body=b"secret body")])
+    list(hook.begin_job("cancel", {}, actor="user op", tag="of no message"))
     return page
 
 
@@ -269,7 +276,7 @@ def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, 
     for name in (other, "never", store.conn_id.upper(), "<script>", "a%2Fb"):
         for route in ROUTES:
             if "{connection_id}" in route[1]:
-                path = route[1].format(connection_id=name, queue="q")
+                path = route[1].format(connection_id=name, queue="q", job="1")
                 options = {key: one for key, one in route[2].items() if key in ("params", "json")}
                 assert shown.error(route[0], path, "admin", **options) == (404, "absent"), path
     # a store is no broker, and a queue that is not named is not looked at

@@ -61,8 +61,11 @@ class Statsd:
 
 
 @contextmanager
-def listening() -> Iterator[Statsd]:
-    """Have Airflow send its metrics here, by its own configuration, as its task runner does."""
+def listening(*, tags: bool = True) -> Iterator[Statsd]:
+    """Have Airflow send its metrics here, by its own configuration, as its task runner does.
+
+    :param tags: False: by StatsD's own protocol, which has none.
+    """
     from airflow.sdk.observability import stats
     from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 
@@ -70,7 +73,7 @@ def listening() -> Iterator[Statsd]:
         sock.bind(("127.0.0.1", 0))
         sock.setblocking(False)
         host, port = sock.getsockname()
-        settings = {"ON": "True", "HOST": host, "PORT": str(port), "PREFIX": "airflow", "INFLUXDB_ENABLED": "True"}
+        settings = {"ON": "True", "HOST": host, "PORT": str(port), "PREFIX": "airflow", "INFLUXDB_ENABLED": str(tags)}
         settings["CUSTOM_CLIENT_PATH"] = "support.statsd.Client"
         for name, value in settings.items():
             patch.setenv(f"AIRFLOW__METRICS__STATSD_{name}", value)

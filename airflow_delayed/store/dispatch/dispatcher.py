@@ -32,6 +32,7 @@ from airflow_delayed.store.dispatch.limits import Activity, TokenBucket
 from airflow_delayed.store.dispatch.prune import Pruner
 from airflow_delayed.store.dispatch.report import (
     KEPT_REASONS,
+    SENDING_FAILS,
     DispatchCounter,
     DispatchFailed,
     DispatchReport,
@@ -378,8 +379,17 @@ class Dispatcher:
         if self._repository.try_to_write(self._record_heartbeat):
             self._history.forget_written()
 
+    def _problem(self) -> str | None:
+        """Return what fails now, and since when; None: nothing.
+
+        It has no text of a broker, which may name a login: the log has it.
+        """
+        failing = [(one.conn_id, one.failing_since) for one in self._workers or () if one.failing_since is not None]
+        texts = [f"{SENDING_FAILS} {name!r} since {since:%Y-%m-%d %H:%M:%S} UTC" for name, since in failing]
+        return self._repository.problem() or "; ".join(texts) or None
+
     def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
-        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._repository.problem()}
+        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._problem()}
         state |= {**self._runs_in, "lookahead": self.policy.lookahead + self._ahead}
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
         self._history.write(connection, self._tables, self.id)

@@ -76,6 +76,12 @@ class Breaker:
         return self._since is not None
 
     @property
+    def failing_since(self) -> datetime | None:
+        """When the operation failed first, with no success since; None: it works."""
+        since = self._since
+        return None if since is None else since[1]
+
+    @property
     def tripped(self) -> bool:
         """Whether the operation has failed for too long."""
         since = self._since

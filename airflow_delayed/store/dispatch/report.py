@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 #: How long a run of a dispatcher is kept after its last heartbeat.
 DISPATCHERS_KEPT = timedelta(days=1)
-#: How a problem begins that is none of the database.
+#: How problems begin that are none of the database.
+SENDING_FAILS = "it cannot send through connection"
 LEASES_LOST = "leases ended before the messages were sent and settled"
 #: How many runs of dispatchers are read at most, and how many characters of the names of their connections: anybody
 #: with the right to INSERT can write more.

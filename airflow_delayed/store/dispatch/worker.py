@@ -142,6 +142,11 @@ class ConnectionWorker:
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
 
+    @property
+    def failing_since(self) -> datetime | None:
+        """Since when nothing can be sent through the connection; None: it works."""
+        return self._breaker.failing_since
+
     def run(self, threads: Executor) -> None:
         """Dispatch what is due, until there is nothing more, or the breaker trips.
 
@@ -327,6 +332,9 @@ class ConnectionWorker:
 
 class QueueTableWorker:
     """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
+
+    #: Its connection is the store's, of which the repository knows whether it fails.
+    failing_since: datetime | None = None
 
     def __init__(
         self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None, bucket: TokenBucket | None

@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 import { h, open, show } from "./dom.js";
+import { shortfall, work as job } from "./jobs.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {
@@ -12,6 +13,7 @@ const SAYS = {
   erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
 };
 const SHOWN = 100;
+const MANY = 50_000; // a change of more messages is a job of the server
 const NAMED = 5;
 const DONE = new Set(["cancelled", "rescheduled", "retried", "erased", "restored"]);
 
@@ -42,7 +44,7 @@ export async function act(name, store, path, selection) {
   if (work === null) return false;
   const done = await work;
   // closed meanwhile: the result is shown nevertheless
-  if (!done.seen) await open(title, (content, close) => show(content, done.nodes(close)));
+  if (!done.seen && done.nodes) await open(title, (content, close) => show(content, done.nodes(close)));
   if (done.undo()) await act("restore", store, path, done.undo());
   return true;
 }
@@ -52,9 +54,11 @@ async function carry(content, path, asked, would, close, { name, store, selectio
   let nodes;
   let undo = null;
   try {
-    const sum = await all(content, path, asked, would);
+    const sum = await (would.matching > MANY ? many : all)(content, path, asked, would);
+    // it goes on without this dialog
+    if (!sum) return { seen: false, nodes: null, undo: () => null };
     const obstacles = name === "retry" && sum.changed ? await obstaclesOf(store) : [];
-    const until = name === "cancel" && sum.changed ? await restorableUntil(path, sum) : null;
+    const until = name === "cancel" && sum.changed ? await restorableUntil(path.replace(/cancel$/, "messages"), sum, selection) : null;
     nodes = (end) => result(sum, end, obstacles, until && h("p", {}, h("button", { type: "button", onclick: () => {
       undo = cancelled(sum, selection);
       end();
@@ -78,10 +82,11 @@ function cancelled(sum, { filter }) {
 }
 
 /** Until when a cancel can be taken back; null: it cannot. */
-async function restorableUntil(path, sum) {
+async function restorableUntil(messages, sum, { filter }) {
   const [id] = namesOf(sum);
-  const found = id && await get(path.replace(/cancel$/, "message"), { id }).catch(() => null);
-  return found?.remembered?.restorable_until ?? null;
+  // a job names no message; the last one that was cancelled is the first of the list
+  const found = await get(messages, { ...(id ? { id } : filter), state: "cancelled", limit: 1 }).catch(() => null);
+  return found?.remembered[0]?.restorable_until ?? null;
 }
 
 /** What keeps messages of a store from being delivered, such as that no dispatcher is at work. */
@@ -137,6 +142,23 @@ function question(says, would, close, go, selection) {
   ];
 }
 
+/** Have the server do it as a job, and wait for that; null: it goes on when the dialog is closed. */
+async function many(content, path, asked, would) {
+  const [, place, action] = path.match(/(.*)\/(.*)/);
+  const most = would.matching_at_least ? undefined : would.matching;
+  let done;
+  try {
+    done = await job(content, `${place}/jobs`, { action, ...asked, most });
+  } catch (fault) {
+    // the tables are of the release before
+    if (fault.code === "conflict") return all(content, path, asked, would);
+    throw fault;
+  }
+  if (done.goesOn) return null;
+  const changed = Object.entries(done.counts).filter(([outcome]) => DONE.has(outcome)).reduce((sum, [, number]) => sum + number, 0);
+  return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done) };
+}
+
 /** By a filter the server works on some thousand messages a call; on no more in all than there were when it was asked. */
 async function all(content, path, asked, would) {
   const sum = { total: 0, changed: 0, outcomes: {}, messages: [], more: false };
@@ -168,11 +190,12 @@ function result(sum, close, obstacles, undo) {
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    sum.shortfall && h("p", { class: "notice warn" }, sum.shortfall),
     undo,
     obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),
     sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
     outcomes(sum.outcomes),
-    h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("tbody", {},
+    named.length > 0 && h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("tbody", {},
       named.map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome)))))),
       sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are listed.`)),
     h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Done")),

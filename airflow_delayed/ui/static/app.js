@@ -3,6 +3,7 @@
 import { beginning, followTheme, keep } from "./airflow.js";
 import { Fault, get } from "./api.js";
 import { h, show } from "./dom.js";
+import { lines } from "./jobs.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
 import { FIELDS } from "./search.js";
@@ -89,6 +90,7 @@ async function look() {
     take(answer, one?.summary);
     return !(answer instanceof Error);
   });
+  if (!lost && messages) lines(document.getElementById("jobs"), found.jobs, messages.path, look);
   if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching);
   say(!lost && answers.every(Boolean), !lost);
 }
