@@ -141,7 +141,7 @@ def test_an_upgrade_keeps_the_rows(store: Store):
     assert versions(hook) == [OLD, VERSION]
     assert new_columns(hook) == NEW
     assert [one.code for one in hook.verify([]) if one.code == "store-older"] == []
-    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 10
+    assert [finding.state for finding in hook.install([], upgrade=True)] == [State.OK] * 11
     hook.set_rates({"q": 5})
     assert hook.rates() == {"q": 5}
     assert hook.count() == 1500
