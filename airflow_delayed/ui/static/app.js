@@ -2,7 +2,7 @@
 
 import { beginning, followTheme, keep } from "./airflow.js";
 import { Fault, get } from "./api.js";
-import { h, show } from "./dom.js";
+import { h, rest, show } from "./dom.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
 import { FIELDS } from "./search.js";
@@ -45,7 +45,9 @@ async function start() {
     },
     loaded: (summary) => messages?.count(connection, summary),
   }));
-  if (cards.length) show(overview, cards.map(({ element }) => element));
+  // side by side, so that a short card beside a long one leaves no hole
+  const [left, right] = [true, false].map((isStore) => cards.filter(({ connection }) => (connection.kind === "store") === isStore));
+  if (cards.length) show(overview, [left, right].map((column) => column.length > 0 && h("div", {}, column.map(({ element }) => element))));
   overview.setAttribute("aria-busy", "false");
   section.hidden = !messages;
   // at once: they are there after the second round trip
@@ -80,7 +82,9 @@ async function look() {
   const list = messages && section.getAttribute("aria-busy") !== "true" ? messages.question() : null;
   const store = messages?.store.connection_id;
   const found = await get("live", { store, ...list?.asked }).catch((fault) => fault);
-  const lost = found instanceof Error ? found : null;
+  // what is shown at first has nobody aiming at it
+  if (top.at()) await rest();
+  const lost = found instanceof Error ? Object.assign(found, { whole: true }) : null;
   top.take(lost ?? found.health);
   const answers = cards.map(({ connection: { kind, connection_id: name, queue }, take }) => {
     const one = lost ? null : found.connections.find((other) => other.kind === kind && other.connection_id === name && (other.queue ?? null) === (queue ?? null));

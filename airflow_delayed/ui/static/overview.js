@@ -29,8 +29,8 @@ export function card(connection, { find, loaded }) {
   function take(found, known = null) {
     if (found instanceof Error) {
       last ??= known;
-      // the last figures stay, greyed and with their age; the same alert is not repeated, and a lost login is the verdict's
-      const alert = found.status !== 401 && h("p", { class: "notice error", role: "alert" }, found.message);
+      // the last figures stay, greyed and with their age; the same alert is not repeated
+      const alert = !found.whole && h("p", { class: "notice error", role: "alert" }, found.message);
       if (shown !== found.message) show(body, alert, last && h("div", { class: "stale" }, draw(last, { connection, find, reload: load })));
       shown = found.message;
       age.textContent = last ? `last seen ${absolute(last.at)}` : "";
@@ -76,8 +76,10 @@ function opening(name, id) {
     try {
       content = part.draw(await part.read(), part.load);
     } catch (fault) {
+      if (fault.whole && part.shown) return;
       content = h("p", { class: "notice error", role: "alert" }, fault.message);
     }
+    part.shown = true;
     // what was asked before a change of the user must not hide it
     if (mine === part.turn) show(place, content);
   };
@@ -95,10 +97,11 @@ function dispatchers(summary, key) {
   };
   return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
     [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
-  (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
+  (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "In the last minute", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
     h("td", {}, one.dag_id ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : "a service or a command",
       one.host && h("small", {}, one.host)),
     h("td", {}, state(one)), h("td", { class: "time" }, one.worked_at ? absolute(one.worked_at) : ""),
+    h("td", { class: "number" }, one.per_minute?.toLocaleString()),
     h("td", {}, one.conn_ids.map((name) => name ?? "queue tables").join(", "))))) : h("p", {}, "None was at work within a day.")));
 }
 
