@@ -83,7 +83,8 @@ def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Pa
     assert "airflow delayed dispatcher --conn-id" in cause["remedy"]
 
 
-def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
+def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     hook = store.installed()
     dispatched_by(hook)
     hook.send([message("m", hook.now() - LATE)])
@@ -91,6 +92,9 @@ def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
     found = health(page)
     (cause,) = found["causes"]
     assert (found["status"], cause["code"], cause["states"]) == ("degraded", "failed", ["failed"])
+    assert cause["what"] == "1 were given up and are not tried again: queue 'q' is not there"
+    # why may name hosts and users: it is for those who may read the connection
+    assert health(page, "viewer")["causes"][0]["what"] == "1 were given up and are not tried again"
 
 
 def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
@@ -105,6 +109,7 @@ def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
     away, late = found["causes"]
     assert (found["status"], away["code"], away["severity"]) == ("failing", "unreachable", "error")
     assert "127.0.0.1" in away["what"]
+    assert "look whether its server runs" in away["remedy"]
     assert late["code"] == "no-dispatcher"
     again = health(page)["causes"][0]
     assert again["since"] == away["since"]

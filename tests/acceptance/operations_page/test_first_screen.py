@@ -49,6 +49,7 @@ def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page.evaluate("document.documentElement.classList.replace('light', 'dark') || true")
     page.wait_for("page.documentElement.dataset.theme === 'dark'")
     site.take(page, "dark-1280")
+    assert axe.violations(page) == []
     page.evaluate("document.documentElement.classList.replace('dark', 'light') || true")
     page.evaluate("localStorage.setItem('theme', 'light')")
     # Airflow's address names what is shown: a reload shows it again, and Back leads to the view before

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import demo_ui
 import pytest
+from support import axe
 from support.browsed_page import Site, act, done, find, listed, look_up, rows, says
 
 from airflow_delayed.store.dispatch.report import DispatchFailed
@@ -72,6 +73,7 @@ def test_what_failed_is_looked_at_and_retried(site: Site) -> None:
     page.click("dialog button", text="Show the body")
     says(page, '{\n  "reminder": "invoice-0"\n}')
     site.take(page, "message")
+    assert axe.violations(page) == []
     # what can be done with it stands beside it, and the message is read again after that
     page.click("dialog .buttons button", text="Retry…")
     page.click("dialog footer button", text="Retry them")
