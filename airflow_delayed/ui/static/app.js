@@ -21,8 +21,9 @@ let updated = null;
 let busy = false;
 
 const top = verdict(document.getElementById("verdict"), (name, state) => {
+  if (!state.length) return cards.find(({ connection }) => connection.connection_id === name)?.element.scrollIntoView({ block: "center" });
   messages?.find(messages.stores.find(({ connection_id: id }) => id === name), { state });
-  section.scrollIntoView({ block: "start" });
+  return section.scrollIntoView({ block: "start" });
 });
 
 async function start() {

@@ -22,9 +22,9 @@ export function show(element, ...children) {
   const parts = () => [...element.querySelectorAll("details[data-key]")];
   const open = new Map(parts().map((one) => [one.dataset.key, one.open]));
   const scrolled = () => [...element.querySelectorAll(".scroll")];
-  const lefts = scrolled().map((one) => one.scrollLeft);
+  const places = scrolled().map(({ scrollLeft: left, scrollTop: top }) => ({ left, top }));
   element.replaceChildren(...children.flat(Infinity).filter(Boolean));
-  scrolled().forEach((one, at) => { if (lefts[at]) one.scrollLeft = lefts[at]; });
+  scrolled().forEach((one, at) => places[at] && one.scrollTo(places[at]));
   for (const one of parts()) if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
   if (!had) return;
   const back = key && element.querySelector(`[data-key="${CSS.escape(key)}"]:not(:disabled)`);

@@ -13,7 +13,7 @@ const ON_A_PHONE = 1;
 const phone = window.matchMedia("(max-width: 600px)");
 const TONES = { error: "error", warning: "warn", unknown: "warn" };
 
-/** Draw the verdict into an element; find(connection_id, states) shows messages. take(answer) takes the answer of the server, or a Fault. */
+/** Draw the verdict into an element; find(connection_id, states) shows messages, or without states the connection. take(answer) takes the answer of the server, or a Fault. */
 export function verdict(element, find) {
   let last = null;
   let fault = null;
@@ -33,7 +33,7 @@ export function verdict(element, find) {
       hidden && unseen()];
   }
 
-  function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }, index) {
+  function cause({ code, severity, connection_id: name, kind, where, what, remedy, since, states, paused_dag: dag }, index) {
     return h("div", { class: `notice ${TONES[severity] ?? ""}`, "data-code": code },
       // an error of a connection begins with its name
       h("p", {}, h("strong", {}, begin(where)), !where.includes(name) && ` of connection '${name}'`, what.startsWith(where) ? what.slice(where.length) : `: ${what}`, since && ` (since ${clock(since)})`, "."),
@@ -41,6 +41,8 @@ export function verdict(element, find) {
       remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${begin(remedy)}.`)),
       h("p", { class: "buttons" },
         states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
+        // its figures, and what can be moved back
+        kind !== "store" && !since && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, []) }, "Show the connection"),
         dag && [pauser(dag, { is_paused: true }, load), h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)]));
   }
 

@@ -36,6 +36,9 @@ def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:
 
 def test_what_is_moved_back_and_what_stays_is_told(site: Site) -> None:
     page = site.open("admin")
+    # from the verdict to the connection
+    page.evaluate("page.querySelectorAll('#verdict details.others').forEach(others => { others.open = true })")
+    page.click("#verdict [data-code=unroutable] button", text="Show the connection")
     says(page, "Send unroutable messages again…")
     page.click("button", text="Send unroutable messages again…")
     says(page, "2 messages were unroutable. They name these destinations")
