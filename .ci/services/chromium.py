@@ -123,10 +123,11 @@ class Page:
 
     def click(self, selector: str, *, text: str | None = None) -> None:
         """Click the first visible element of a CSS selector, with this text in it."""
-        aimed = None
+        place = None
         # as a person does: the pointer is there, and so is still the element, before the button is pressed
-        while aimed != (aimed := self._place(selector, text)):
-            x, y = aimed
+        while place is None or place != self._place(selector, text):
+            place = self._resting_place(selector, text)
+            x, y = place
             self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -158,19 +159,31 @@ class Page:
         """Save what is visible as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
-    def _place(self, selector: str, text: str | None) -> tuple[float, float]:
-        find = f"{_FIND}(page, {json.dumps(selector)}, {json.dumps(text)})"
-        box = f"(found => found && found.getBoundingClientRect().toJSON())({find})"
-        left, top = 0.0, 0.0
-        if self.frame is not None:
-            around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
-            left, top = self.wait_for(f"[{around}.x, {around}.y]")
-        before: dict[str, float] | None = None
-        # what still moves is not clicked
-        while (now := self.wait_for(box)) != before:
+    def _resting_place(self, selector: str, text: str | None) -> tuple[float, float]:
+        """Wait for an element that does not move, and return its middle."""
+        before = None
+        deadline = time.monotonic() + PATIENCE
+        while (now := self._place(selector, text)) is None or now != before:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"not within {PATIENCE:.0f} s: {selector} {text or ''}\nproblems: {self.problems}\n{self.text()}"
+                )
             before = now
             time.sleep(0.1)
-        return left + now["x"] + now["width"] / 2, top + now["y"] + now["height"] / 2
+        return now
+
+    def _place(self, selector: str, text: str | None) -> tuple[float, float] | None:
+        """Return the middle of an element; None: it is not there."""
+        around = "{ x: 0, y: 0 }"
+        if self.frame is not None:
+            around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
+        found = f"{_FIND}(page, {json.dumps(selector)}, {json.dumps(text)})?.getBoundingClientRect()"
+        # while one document follows another there is none
+        with contextlib.suppress(RuntimeError):
+            middle = "box && [around.x + box.x + box.width / 2, around.y + box.y + box.height / 2]"
+            if place := self.evaluate(f"((box, around) => {middle})({found}, {around})"):
+                return place[0], place[1]
+        return None
 
     def _document(self) -> str:
         return "document" if self.frame is None else f"document.querySelector({json.dumps(self.frame)}).contentDocument"
