@@ -64,10 +64,26 @@ class Page:
         """Run a script in each document from now on, before those of the document."""
         self._call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
-    def go(self, url: str) -> None:
-        """Open another address, and wait until its document is there."""
+    def go(self, url: str, *, complete: bool = True) -> None:
+        """Open another address, and wait until its document is there.
+
+        :param complete: with all that it loads; otherwise it may be just beginning.
+        """
         self._call("Page.navigate", url=url)
-        self.wait_for("document.readyState === 'complete'")
+        if complete:
+            self.wait_for("document.readyState === 'complete'")
+
+    def log_in(self, user: str, password: str) -> None:
+        """Fill in the form of Airflow's login, as a person does."""
+        self.fill("input[name=username]", user)
+        self.fill("input[name=password]", password)
+        self.click("button[type=submit]")
+        self.wait_for("!location.pathname.includes('/auth/')")
+
+    def forget_files(self) -> None:
+        """Empty the browser's cache."""
+        self._call("Network.enable")
+        self._call("Network.clearBrowserCache")
 
     def evaluate(self, script: str) -> Any:
         """Return what an expression comes to; a promise is waited for.
@@ -90,7 +106,7 @@ class Page:
         )
         return found["result"].get("value")
 
-    def wait_for(self, script: str, *, seconds: float = PATIENCE) -> Any:
+    def wait_for(self, script: str, *, seconds: float = PATIENCE, every: float = 0.1) -> Any:
         """Wait until an expression is true, and return it; raises TimeoutError with the page's text."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -98,7 +114,7 @@ class Page:
             with contextlib.suppress(RuntimeError):
                 if found := self.evaluate(script):
                     return found
-            time.sleep(0.1)
+            time.sleep(every)
         raise TimeoutError(f"not within {seconds:.0f} s: {script}\nproblems: {self.problems}\n{self.text()}")
 
     def text(self) -> str:
@@ -107,8 +123,13 @@ class Page:
 
     def click(self, selector: str, *, text: str | None = None) -> None:
         """Click the first visible element of a CSS selector, with this text in it."""
-        x, y = self._place(selector, text)
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        place = None
+        # as a person does: the pointer is there, and so is still the element, before the button is pressed
+        while place is None or place != self._place(selector, text):
+            place = self._resting_place(selector, text)
+            x, y = place
+            self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def fill(self, selector: str, value: str) -> None:
@@ -138,19 +159,31 @@ class Page:
         """Save what is visible as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
-    def _place(self, selector: str, text: str | None) -> tuple[float, float]:
-        find = f"{_FIND}(page, {json.dumps(selector)}, {json.dumps(text)})"
-        box = f"(found => found && found.getBoundingClientRect().toJSON())({find})"
-        left, top = 0.0, 0.0
-        if self.frame is not None:
-            around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
-            left, top = self.wait_for(f"[{around}.x, {around}.y]")
-        before: dict[str, float] | None = None
-        # what still moves is not clicked
-        while (now := self.wait_for(box)) != before:
+    def _resting_place(self, selector: str, text: str | None) -> tuple[float, float]:
+        """Wait for an element that does not move, and return its middle."""
+        before = None
+        deadline = time.monotonic() + PATIENCE
+        while (now := self._place(selector, text)) is None or now != before:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"not within {PATIENCE:.0f} s: {selector} {text or ''}\nproblems: {self.problems}\n{self.text()}"
+                )
             before = now
             time.sleep(0.1)
-        return left + now["x"] + now["width"] / 2, top + now["y"] + now["height"] / 2
+        return now
+
+    def _place(self, selector: str, text: str | None) -> tuple[float, float] | None:
+        """Return the middle of an element; None: it is not there."""
+        around = "{ x: 0, y: 0 }"
+        if self.frame is not None:
+            around = f"document.querySelector({json.dumps(self.frame)}).getBoundingClientRect()"
+        found = f"{_FIND}(page, {json.dumps(selector)}, {json.dumps(text)})?.getBoundingClientRect()"
+        # while one document follows another there is none
+        with contextlib.suppress(RuntimeError):
+            middle = "box && [around.x + box.x + box.width / 2, around.y + box.y + box.height / 2]"
+            if place := self.evaluate(f"((box, around) => {middle})({found}, {around})"):
+                return place[0], place[1]
+        return None
 
     def _document(self) -> str:
         return "document" if self.frame is None else f"document.querySelector({json.dumps(self.frame)}).contentDocument"

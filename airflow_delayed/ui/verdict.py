@@ -7,6 +7,7 @@ cause itself, and holds up no other.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
@@ -19,6 +20,7 @@ from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.errors import some
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
@@ -27,6 +29,7 @@ from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep
 from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreSummary
 from airflow_delayed.ui.security import PageConnection
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
 
 Status = Literal["ok", "degraded", "failing"]
@@ -42,6 +45,14 @@ _STATES = {
 }
 #: The codes of findings for a connection that gave an error, as airflow delayed doctor has them.
 _UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "silent", "not_ready": "missing"}
+#: What to do about a connection that gave an error, by the code of the finding.
+_REMEDIES = {
+    "unreachable": "look whether its server runs and can be reached from the API server, with the host, port and login"
+    " that Airflow has for it under Admin, Connections; until then its messages wait",
+    "silent": "look whether its server hangs (frozen, disk full, waiting for locks) or a firewall drops packets; until"
+    " then its messages wait",
+    "not-examined": "look into the API server's log, which has the error",
+}
 _SEVERITIES = ("error", "unknown", "warning")
 
 
@@ -99,7 +110,13 @@ async def verdict(
         pool.unanswered_since(connection, failed=False)
         findings = list(findings_of(answer))
         paused = await run_in_threadpool(_paused_dag, answer, user) if _lacks_dispatcher(findings) else None
-        causes += [_cause(connection, finding, paused) for finding in findings]
+        of_store = [_cause(connection, finding, paused) for finding in findings]
+        if rights.read and any(cause.code == "failed" for cause in of_store):
+            reasons = await _reasons(connection.connection_id, pool)
+            for cause in of_store:
+                if cause.code == "failed" and reasons:
+                    cause.what += f": {reasons}"
+        causes += of_store
     causes.sort(key=lambda cause: _SEVERITIES.index(cause.severity))
     dues = [one.next_due for one in answers if isinstance(one, StoreSummary) and one.next_due]
     return Health(
@@ -149,13 +166,26 @@ def known_error(connection: PageConnection, error: Exception, *, details: bool) 
     return known.without_details(connection.connection_id) if known.sensitive and not details else known
 
 
+async def _reasons(connection_id: str, pool: HookPool) -> str:
+    """Return the most frequent reasons of a store's failed messages; they may name hosts and users."""
+    try:
+        (groups, _), _ = await pool.store_figures(connection_id, lambda hook: hook.failures(), name="failures")
+    except Exception as error:
+        # the verdict goes without
+        log.debug("No reasons of failed messages of connection %r: %s", connection_id, error)
+        return ""
+    known = list(dict.fromkeys(group.reason for group in groups if group.reason))
+    return some(known) if known else ""
+
+
 def _unanswered(connection: PageConnection, error: ApiError, since: datetime | None) -> Cause:
+    code = _UNANSWERED.get(error.code, "not-examined")
     return Cause(
-        code=_UNANSWERED.get(error.code, "not-examined"),
+        code=code,
         severity="error",
         where=f"connection {connection.connection_id!r}",
         what=error.message,
-        remedy=None,
+        remedy=_REMEDIES.get(code),
         connection_id=connection.connection_id,
         kind=connection.kind,
         queue=connection.queue,
@@ -250,4 +280,7 @@ def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str
         cause.paused_dag = paused_dag
         cause.what += f"; the DAG of the last one, {paused_dag}, is paused"
         cause.remedy = f"unpause the DAG {paused_dag}"
+    if finding.code == "failed":
+        name = connection.connection_id
+        cause.remedy = f"repair the cause, then retry them: on this page, or by airflow delayed retry --conn-id {name}"
     return cause

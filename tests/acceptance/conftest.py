@@ -173,14 +173,15 @@ class Site:
         else:
             page = self._browser.open(f"{self._live.url}/auth/logout")
             page.go(f"{self._live.url}/auth/login")
-            page.fill("input[name=username]", user)
-            page.fill("input[name=password]", self._live.passwords[user])
-            page.click("button[type=submit]")
-            page.wait_for("!location.pathname.includes('/auth/')")
-            self._user = user
+            self.log_in(page, user)
             page.go(f"{self._live.url}{path}")
         page.resize(1280, height)
         return page
+
+    def log_in(self, page: chromium.Page, user: str) -> None:
+        """Fill in the form of the login."""
+        page.log_in(user, self._live.passwords[user])
+        self._user = user
 
 
 @pytest.fixture(scope="package")

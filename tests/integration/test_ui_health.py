@@ -112,7 +112,8 @@ def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
     assert (seen()["problem"], seen()["per_minute"]) == (said, None)
 
 
-def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
+def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     hook = store.installed()
     dispatched_by(hook)
     hook.send([message("m", hook.now() - LATE)])
@@ -120,6 +121,9 @@ def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page):
     found = health(page)
     (cause,) = found["causes"]
     assert (found["status"], cause["code"], cause["states"]) == ("degraded", "failed", ["failed"])
+    assert cause["what"] == "1 were given up and are not tried again: queue 'q' is not there"
+    # why may name hosts and users: it is for those who may read the connection
+    assert health(page, "viewer")["causes"][0]["what"] == "1 were given up and are not tried again"
 
 
 def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
@@ -134,6 +138,7 @@ def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
     away, late = found["causes"]
     assert (found["status"], away["code"], away["severity"]) == ("failing", "unreachable", "error")
     assert "127.0.0.1" in away["what"]
+    assert "look whether its server runs" in away["remedy"]
     assert late["code"] == "no-dispatcher"
     again = health(page)["causes"][0]
     assert again["since"] == away["since"]

@@ -6,8 +6,12 @@ export class Fault extends Error {
     super(message);
     this.status = status;
     this.code = code;
+    /** It is about all of the page: the verdict says it, once. */
+    this.whole = code === "login" || code === "away";
   }
 }
+
+const PATIENCE = 10_000; // ms; the server itself gives a connection five seconds
 
 const broken = () => new Fault(0, "away", "Airflow's API server does not answer. Check that it is running; this page tries again by itself.");
 
@@ -17,7 +21,7 @@ export function get(path, query = {}) {
     for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") given.append(name, one);
   }
   const asked = given.toString();
-  return ask(`api/v1/${path}${asked ? `?${asked}` : ""}`, {});
+  return ask(`api/v1/${path}${asked ? `?${asked}` : ""}`, { signal: AbortSignal.timeout(PATIENCE) });
 }
 
 export function post(path, body) {
@@ -31,9 +35,12 @@ async function ask(address, options) {
   } catch {
     throw broken();
   }
-  const body = await answer.json().catch(() => null);
+  const body = await answer.json().catch((error) => {
+    if (error instanceof SyntaxError) return null;
+    throw broken();
+  });
   if (answer.ok && body !== null) return body;
-  if (answer.status === 401) throw new Fault(401, "login", "Your login has ended. Log in to Airflow again, and reload this page.");
+  if (answer.status === 401) throw new Fault(401, "login", "Your login has ended.");
   const { code = "internal", message = `The server answered ${answer.status}. Its log says more.` } = body?.error ?? {};
   throw new Fault(answer.status, code, message);
 }

@@ -2,7 +2,7 @@
 
 import { beginning, followTheme, keep } from "./airflow.js";
 import { Fault, get } from "./api.js";
-import { h, show } from "./dom.js";
+import { h, rest, show } from "./dom.js";
 import { lines } from "./jobs.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
@@ -22,8 +22,9 @@ let updated = null;
 let busy = false;
 
 const top = verdict(document.getElementById("verdict"), (name, state) => {
+  if (!state.length) return cards.find(({ connection }) => connection.connection_id === name)?.element.scrollIntoView({ block: "center" });
   messages?.find(messages.stores.find(({ connection_id: id }) => id === name), { state });
-  section.scrollIntoView({ block: "start" });
+  return section.scrollIntoView({ block: "start" });
 });
 
 async function start() {
@@ -46,7 +47,9 @@ async function start() {
     },
     loaded: (summary) => messages?.count(connection, summary),
   }));
-  if (cards.length) show(overview, cards.map(({ element }) => element));
+  // side by side, so that a short card beside a long one leaves no hole
+  const [left, right] = [true, false].map((isStore) => cards.filter(({ connection }) => (connection.kind === "store") === isStore));
+  if (cards.length) show(overview, [left, right].map((column) => column.length > 0 && h("div", {}, column.map(({ element }) => element))));
   overview.setAttribute("aria-busy", "false");
   section.hidden = !messages;
   // at once: they are there after the second round trip
@@ -81,7 +84,9 @@ async function look() {
   const list = messages && section.getAttribute("aria-busy") !== "true" ? messages.question() : null;
   const store = messages?.store.connection_id;
   const found = await get("live", { store, ...list?.asked }).catch((fault) => fault);
-  const lost = found instanceof Error ? found : null;
+  // what is shown at first has nobody aiming at it
+  if (top.at()) await rest();
+  const lost = found instanceof Error ? Object.assign(found, { whole: true }) : null;
   top.take(lost ?? found.health);
   const answers = cards.map(({ connection: { kind, connection_id: name, queue }, take }) => {
     const one = lost ? null : found.connections.find((other) => other.kind === kind && other.connection_id === name && (other.queue ?? null) === (queue ?? null));

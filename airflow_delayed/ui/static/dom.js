@@ -15,13 +15,16 @@ function fill(element, properties, children) {
   return element;
 }
 
-/** Put these in place of what an element holds: what has a data-key keeps the focus, and stays opened or closed. */
+/** Put these in place of what an element holds: what has a data-key keeps the focus, and stays opened or closed; tables stay scrolled. */
 export function show(element, ...children) {
   const had = element.contains(document.activeElement) && document.activeElement !== element;
   const key = had ? document.activeElement.dataset.key : undefined;
   const parts = () => [...element.querySelectorAll("details[data-key]")];
   const open = new Map(parts().map((one) => [one.dataset.key, one.open]));
+  const scrolled = () => [...element.querySelectorAll(".scroll")];
+  const places = scrolled().map(({ scrollLeft: left, scrollTop: top }) => ({ left, top }));
   element.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  scrolled().forEach((one, at) => places[at] && one.scrollTo(places[at]));
   for (const one of parts()) if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
   if (!had) return;
   const back = key && element.querySelector(`[data-key="${CSS.escape(key)}"]:not(:disabled)`);
@@ -57,4 +60,22 @@ export function open(title, draw, { wide = false } = {}) {
   dialog.showModal();
   draw(content, close);
   return closed;
+}
+
+const REST = 700; // ms without a move
+const AT_MOST = 15_000; // ms that news wait for the pointer
+let moved = -REST;
+let pressed = false;
+for (const type of ["pointermove", "pointerdown", "pointerup", "pointercancel", "wheel"]) {
+  window.addEventListener(type, ({ buttons }) => {
+    moved = performance.now();
+    pressed = buttons !== 0;
+  }, { capture: true, passive: true });
+}
+
+/** Resolves when the pointer rests: while somebody aims, presses or copies a text, nothing may move away below the pointer. */
+export async function rest() {
+  const until = performance.now() + AT_MOST;
+  const busy = () => pressed || performance.now() - moved < REST || !getSelection().isCollapsed;
+  while (busy() && performance.now() < until) await new Promise((resolve) => { setTimeout(resolve, 50); });
 }

@@ -35,7 +35,7 @@ function Verdict() {
     };
   }, []);
   const head = fault ? "Not known" : verdict ? HEADS[verdict.status] : "Looking …";
-  const causes = fault ? [fault] : (verdict?.causes ?? []).slice(0, SHOWN).map(({ where, what }) => `${where}: ${what}.`);
+  const causes = fault ? [fault] : (verdict?.causes ?? []).slice(0, SHOWN).map(({ where, what }) => `${what.startsWith(where) ? what : `${where}: ${what}`}.`);
   const more = fault ? 0 : (verdict?.causes.length ?? 0) - causes.length;
   const tone = fault ? "orange" : TONES[verdict?.status] ?? "gray";
   return h(Box, { role: "region", "aria-label": "Delayed deliveries", borderWidth: 1, borderLeftWidth: 4, borderLeftColor: `${tone}.500`, borderRadius: 8, p: 4, my: 2 },

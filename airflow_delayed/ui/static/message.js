@@ -96,13 +96,23 @@ function headers({ headers: given, message }) {
   ];
 }
 
+/** A JSON text with a line for each value; any other text, and one that would read differently afterwards, as it is. */
+function indented(text) {
+  try {
+    const pretty = JSON.stringify(JSON.parse(text), null, 2);
+    return pretty.replace(/\s/g, "") === text.replace(/\s/g, "") ? pretty : text;
+  } catch {
+    return text;
+  }
+}
+
 function body(path, id, { body_bytes: size }, may) {
   const place = h("div", {});
   const size_text = size === null ? "" : ` (${size.toLocaleString()} bytes)`;
   const load = async () => {
     try {
       const found = await get(`${path}/body`, { id });
-      show(place, h("pre", { tabindex: 0, "aria-label": "Body" }, found.content),
+      show(place, h("pre", { tabindex: 0, "aria-label": "Body" }, found.form === "text" ? indented(found.content) : found.content),
         h("p", { class: "muted" }, found.form === "hex" ? "In hexadecimal, for it is no text." : "",
           found.shown_bytes < found.bytes ? ` The first ${found.shown_bytes.toLocaleString()} of ${found.bytes.toLocaleString()} bytes.` : ""));
     } catch (fault) {

@@ -155,8 +155,13 @@ export class Messages {
   drawList() {
     const { page, fault } = this;
     this.search.count(fault || !page ? "" : this.counted());
-    if (fault) return show(this.list, h("p", { class: "notice error", role: "alert" }, fault.message, " ",
-      h("button", { type: "button", onclick: () => this.load() }, "Try again")), page && h("div", { class: "stale" }, this.table()));
+    this.states.classList.toggle("stale", Boolean(fault && fault.status !== 400));
+    if (fault) {
+      const age = page && h("p", { class: "muted" }, `The list is from ${absolute(page.at)}.`);
+      const alert = !fault.whole && h("p", { class: "notice error", role: "alert" }, fault.message, " ",
+        h("button", { type: "button", "data-key": "again", onclick: () => this.load() }, "Try again"));
+      return show(this.list, alert, age, page ? h("div", { class: "stale" }, this.table()) : fault.whole && h("p", { class: "empty", role: "status" }, "There is no list yet."));
+    }
     if (!page) return show(this.list, h("p", { class: "empty", role: "status" }, "Looking …"));
     if (!page.messages.length && !page.remembered.length) return show(this.list, this.empty(), this.pages());
     return show(this.list, this.causes(), this.actions(), this.table(), this.pages());

@@ -29,8 +29,8 @@ export function card(connection, { find, loaded }) {
   function take(found, known = null) {
     if (found instanceof Error) {
       last ??= known;
-      // the last figures stay, greyed and with their age; the same alert is not repeated, and a lost login is the verdict's
-      const alert = found.status !== 401 && h("p", { class: "notice error", role: "alert" }, found.message);
+      // the last figures stay, greyed and with their age; the same alert is not repeated
+      const alert = !found.whole && h("p", { class: "notice error", role: "alert" }, found.message);
       if (shown !== found.message) show(body, alert, last && h("div", { class: "stale" }, draw(last, { connection, find, reload: load })));
       shown = found.message;
       age.textContent = last ? `last seen ${absolute(last.at)}` : "";
@@ -76,8 +76,10 @@ function opening(name, id) {
     try {
       content = part.draw(await part.read(), part.load);
     } catch (fault) {
+      if (fault.whole && part.shown) return;
       content = h("p", { class: "notice error", role: "alert" }, fault.message);
     }
+    part.shown = true;
     // what was asked before a change of the user must not hide it
     if (mine === part.turn) show(place, content);
   };

@@ -51,7 +51,7 @@ class Timeline {
       const [found, { default: uPlot }] = await Promise.all([get(this.path, { seconds }), import("./uplot.js")]);
       if (seconds === this.seconds) this.draw(found, uPlot);
     } catch (fault) {
-      this.said.textContent = fault.message;
+      if (!fault.whole) this.said.textContent = fault.message;
     }
   }
 

@@ -9,9 +9,11 @@ import { absolute, clock, relative } from "./time.js";
 const HEADS = { ok: "Delivering", degraded: "Needs a look", failing: "Not delivering" };
 /** Causes that are seen at once; the others are one press away, so that the list of messages comes soon. */
 const FIRST = 3;
+const ON_A_PHONE = 1;
+const phone = window.matchMedia("(max-width: 600px)");
 const TONES = { error: "error", warning: "warn", unknown: "warn" };
 
-/** Draw the verdict into an element; find(connection_id, states) shows messages. take(answer) takes the answer of the server, or a Fault. */
+/** Draw the verdict into an element; find(connection_id, states) shows messages, or without states the connection. take(answer) takes the answer of the server, or a Fault. */
 export function verdict(element, find) {
   let last = null;
   let fault = null;
@@ -23,20 +25,28 @@ export function verdict(element, find) {
 
   function causes({ status, causes: list, hidden }) {
     if (status === "ok") return [];
-    return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.slice(0, FIRST).map(cause),
-      list.length > FIRST && h("details", { class: "others", "data-key": "other causes" }, h("summary", { "data-key": "other causes summary" }, `${list.length - FIRST} more`), list.slice(FIRST).map(cause)),
+    const first = phone.matches ? ON_A_PHONE : FIRST;
+    const others = list.slice(first);
+    return [h("h2", { class: `verdict ${status}` }, HEADS[status]), list.slice(0, first).map(cause),
+      others.length > 0 && h("details", { class: "others", "data-key": "other causes" },
+        h("summary", { "data-key": "other causes summary" }, `${others.length} more: ${others.map(({ where }) => where).join(", ")}`), others.map((one) => cause(one))),
       hidden && unseen()];
   }
 
-  function cause({ code, severity, connection_id: name, where, what, remedy, since, states, paused_dag: dag }, index) {
+  function cause({ code, severity, connection_id: name, kind, where, what, remedy, since, states, paused_dag: dag }, index) {
     return h("div", { class: `notice ${TONES[severity] ?? ""}`, "data-code": code },
-      h("p", {}, h("strong", {}, where), `: ${what}`, since && ` (since ${clock(since)})`, "."),
+      // an error of a connection begins with its name
+      h("p", {}, h("strong", {}, begin(where)), !where.includes(name) && ` of connection '${name}'`, what.startsWith(where) ? what.slice(where.length) : `: ${what}`, since && ` (since ${clock(since)})`, "."),
       // the first cause comes before all others: what to do about it is seen at once
-      remedy && h("details", { open: index === 0 && severity === "error", "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${remedy}.`)),
+      remedy && h("details", { open: index === 0, "data-key": `remedy ${name} ${code}` }, h("summary", { "data-key": `remedy summary ${name} ${code}` }, "What to do"), h("p", {}, `${begin(remedy)}.`)),
       h("p", { class: "buttons" },
         states.length > 0 && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, states) }, "Show the messages"),
+        // its figures, and what can be moved back
+        kind !== "store" && !since && h("button", { type: "button", "data-key": `show ${name} ${code}`, onclick: () => find(name, []) }, "Show the connection"),
         dag && [pauser(dag, { is_paused: true }, load), h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`)]));
   }
+
+  phone.addEventListener("change", draw);
 
   const load = () => get("health").then(take, take);
 
@@ -57,11 +67,14 @@ function well({ next_due: next, at, hidden }) {
 
 const unseen = () => h("p", { class: "muted" }, "Connections that you may not read are not looked at.");
 
+/** A text as the beginning of a sentence; a command stays as it is typed. */
+const begin = (text) => (text.startsWith("airflow ") ? text : text[0].toUpperCase() + text.slice(1));
+
 /** One message for all of the page, with the way to log in when the login has ended. */
 function trouble(fault) {
-  const login = fault instanceof Fault && fault.status === 401;
+  const login = fault instanceof Fault && fault.code === "login";
   return h("p", { class: "notice error", role: "alert" }, fault.message,
-    login && [" ", h("a", { href: address("auth/login"), onclick: leave }, "Log in")]);
+    login && [" ", h("a", { href: `${address("api/v2/auth/login")}?${new URLSearchParams({ next: (surrounding() ? window.parent : window).location.href })}`, onclick: leave }, "Log in")]);
 }
 
 /** An address of Airflow; the page is mounted one level below it. */

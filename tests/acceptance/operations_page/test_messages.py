@@ -1,0 +1,131 @@
+"""Messages are looked for, read, cancelled, retried, rescheduled and erased on the page."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import demo_ui
+import pytest
+from support import axe
+from support.browsed_page import Site, act, done, find, listed, look_up, rows, says
+
+from airflow_delayed.store.dispatch.report import DispatchFailed
+from services import process
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) -> None:
+    page = site.open("op")
+    look_up(page, "invoice-0", "id invoice-0")
+    listed(page, lambda ids: ids == ["invoice-0"])
+    page.click("button[aria-label='Remove id invoice-0']")
+    look_up(page, "customer-5", "tag customer-5")
+    found = listed(page, lambda ids: len(ids) > 5)
+    says(page, f"{len(found)} messages")
+    page.click("input[aria-label='Choose all on this page']")
+    act(page, "Cancel…", "Cancel them")
+    says(page, f"{len(found)} messages changed.")
+    site.take(page, "cancelled")
+    done(page)
+    listed(page, lambda ids: ids == [])
+    assert {site.state(name) for name in found} == {"cancelled"}
+
+    audit = site.world.live.run("airflow", "delayed", "audit", "--conn-id", "delayed_store")
+    assert "op" in audit
+    assert "cancel" in audit
+    with site.world.live.client() as http:
+        events = http.get("/api/v2/eventLogs", params={"order_by": "-when", "limit": 50}).json()["event_logs"]
+    assert any(event["owner"] == "op" and "cancel" in event["event"] for event in events), events
+
+
+def test_a_dispatcher_that_is_quicker_wins(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-6")
+    first, second, *_ = listed(page, lambda ids: len(ids) > 2)
+    for name in (first, second):
+        page.click(f"input[aria-label='Choose {name}']")
+    page.click("[role=toolbar] button", text="Cancel…")
+    page.wait_for("page.querySelector('dialog footer button.primary') !== null")
+    # between the question and the answer
+    assert site.dispatch(first) >= 1
+    page.click("dialog footer button", text="Cancel them")
+    says(page, "1 message changed, 1 not.")
+    says(page, "dispatched")
+    site.take(page, "too-late")
+    assert (site.state(first), site.state(second)) == ("dispatched", "cancelled")
+    done(page)
+    # where it went, and how late, is found by its id
+    find(page, id=first)
+    listed(page, lambda ids: ids == [first])
+    page.click("td.id a", text=first)
+    says(page, "History")
+    says(page, "dispatched")
+
+
+def test_what_failed_is_looked_at_and_retried(site: Site) -> None:
+    page = site.open("op")
+    page.wait_for("page.querySelector('.figures button') !== null")
+    page.click(".figures button[aria-label^='Failed']")
+    page.wait_for("[...page.querySelectorAll('#messages td.id a')].some(a => a.innerText === 'invoice-0')")
+    page.click("td.id a", text="invoice-0")
+    says(page, "closed-queue")
+    page.click("dialog button", text="Show the body")
+    says(page, '{\n  "reminder": "invoice-0"\n}')
+    site.take(page, "message")
+    assert axe.violations(page) == []
+    # what can be done with it stands beside it, and the message is read again after that
+    page.click("dialog .buttons button", text="Retry…")
+    page.click("dialog footer button", text="Retry them")
+    says(page, "1 message changed.")
+    page.click("dialog footer button", text="Done")
+    page.wait_for("page.querySelectorAll('dialog').length === 1")
+    page.click("dialog .buttons button", text="Reschedule…")
+    page.press("Escape")
+    page.press("Escape")
+    page.wait_for("page.querySelector('dialog') === null")
+    assert site.state("invoice-0") in ("due", "waiting")
+
+
+def test_messages_are_rescheduled_and_erased(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-8")
+    name, other, *_ = listed(page, lambda ids: len(ids) > 2)
+    page.click(f"input[aria-label='Choose {name}']")
+    page.click("[role=toolbar] button", text="Reschedule…")
+    page.evaluate("page.querySelector('dialog input[name=due_at]').value = '2031-05-06T07:08:09'")
+    page.click("dialog button", text="Go on")
+    page.click("dialog footer button", text="Reschedule them")
+    says(page, "1 message changed.")
+    done(page)
+    found = site.api("GET", "stores/delayed_store/message", params={"id": name})["message"]
+    assert found["due_at"].startswith("2031-05-06T07:08:09")  # type: ignore[index]
+
+    page.click(f"input[aria-label='Choose {other}']")
+    act(page, "Erase…", "Erase them")
+    says(page, "1 message changed.")
+    done(page)
+    assert other not in rows(page)
+
+
+def test_the_dag_of_a_dispatcher_is_paused_and_let_run(site: Site) -> None:
+    def paused() -> bool:
+        return bool(site.world.live.call("GET", f"/dags/{demo_ui.DAG}")["is_paused"])
+
+    # what the test before has retried fails again
+    with suppress(DispatchFailed):
+        site.dispatch("offer-none", dag_id=demo_ui.DAG)
+    before = paused()
+    page = site.open("op")
+    page.wait_for("page.querySelector('.card .figures') !== null")
+    page.click("details summary", text="Dispatchers")
+    for wanted in (not before, before):
+        page.click("button", text="Pause" if wanted else "Let it run")
+        button = "Let it run" if wanted else "Pause"
+        page.wait_for(f"[...page.querySelectorAll('[data-key^=pause]')].some(b => b.innerText === '{button}')")
+        process.wait_for("the DAG", lambda wanted=wanted: paused() is wanted, seconds=30)
+    page.click("details summary", text="Audit")
+    says(page, "reschedule")
+    page.click("details summary", text="Verify")
+    says(page, "An install would do nothing.")
+    site.take(page, "details")

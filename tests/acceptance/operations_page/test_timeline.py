@@ -1,0 +1,39 @@
+"""The chart of a store's past and future."""
+
+from __future__ import annotations
+
+import pytest
+from support.browsed_page import Site, listed
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -> None:
+    page = site.open("op", "/")
+    page.frame = None
+    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store")
+    page.wait_for("page.querySelector('.timeline canvas') !== null")
+    page.click(".timeline .spans button", text="24 h")
+    said = "page.querySelector('.timeline [role=status]').innerText"
+    page.wait_for(f"{said}.startsWith('In all: ') && {said}.includes('Due: appointment-reminders')")
+    page.evaluate("page.querySelector('.timeline').scrollIntoView({ block: 'center' }) || true")
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        site.take(page, f"timeline-{theme}")
+    # by keyboard alone: from bar to bar, and to the messages of one
+    page.evaluate("page.querySelector('.timeline .bars').focus() || true")
+    for _ in range(26):
+        page.press("ArrowRight")
+        if page.evaluate(f"{said}.includes('Due: ')"):
+            break
+    page.press("Enter")
+    page.wait_for("new URLSearchParams(location.search).get('due_until') !== null")
+    listed(page, bool)
+    # what was dispatched is listed too, the last one first
+    page.click("[data-key='state Dispatched']")
+    page.wait_for("new URLSearchParams(location.search).get('state') === 'dispatched'")
+    listed(page, bool)
+    assert page.evaluate("page.querySelector('#messages tbody .badge').innerText") == "dispatched"
+    # and for those who cannot see it
+    page.click(".timeline details summary")
+    assert page.evaluate("page.querySelectorAll('.timeline tbody tr').length") > 0
