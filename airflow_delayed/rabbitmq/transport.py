@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
-    from airflow_delayed.rabbitmq.replies import RabbitMQReplyQueue
+    from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 
@@ -234,7 +234,7 @@ class RabbitMQTransport(Delivery):
 
     def replies(self, queue: str) -> RabbitMQReplyQueue:
         """Return a queue in which tasks wait for replies."""
-        from airflow_delayed.rabbitmq.replies import RabbitMQReplyQueue
+        from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
 
         return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
 
