@@ -47,7 +47,7 @@ with DAG(
     answer = ReplySensor(
         task_id="answer",
         conn_id="delayed_rabbitmq",
-        queue=REPLIES,
+        reply_to=REPLIES,
         message_id="{{ ti.xcom_pull('ask')['message_ids'][0] }}",
         on_reply=price_of,
         timeout=timedelta(minutes=10),

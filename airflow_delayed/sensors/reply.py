@@ -31,13 +31,14 @@ class ReplySensor(BaseSensorOperator):
     called twice with one reply. Airflow's database and logs get the ids, and what the function returns as the task's
     XCom: it should not return a body that must stay secret.
 
-    On RabbitMQ a waiting task has a queue ``<queue>.reply.<message_id>``, into which its reply is moved. See
+    On RabbitMQ a waiting task has a queue ``<reply_to>.reply.<message_id>``, into which its reply is moved. See
     docs/dotnet.md for the rights, and for replies that nobody waits for.
 
     Which:
 
     :param conn_id: a connection to RabbitMQ, or to a SQL database whose queue table has the replies.
-    :param queue: where replies come in, as the message's header ``NServiceBus.ReplyToAddress`` names it.
+    :param reply_to: the queue in which replies come in, as ``airflow_delayed.nservicebus.headers(reply_to=...)`` has
+        it. (``queue`` is Airflow's own: where an executor runs the task.)
     :param message_id: the id of the message that was sent, such as
         ``"{{ ti.xcom_pull('send')['message_ids'][0] }}"``. One task waits for an id at a time.
     :param on_reply: called with an :class:`airflow_delayed.replies.Reply`; what it returns is the task's result. If it
@@ -60,14 +61,14 @@ class ReplySensor(BaseSensorOperator):
     :raises DelayedError: the connection has no queues of replies, or the queue does not exist.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "queue", "message_id")
+    template_fields: Sequence[str] = ("conn_id", "reply_to", "message_id")
     ui_color = "#e8f1fb"
 
     def __init__(
         self,
         *,
         conn_id: str,
-        queue: str,
+        reply_to: str,
         message_id: str | XComArg,
         on_reply: Callable[[Reply], Any],
         schema: str | None = None,
@@ -77,7 +78,7 @@ class ReplySensor(BaseSensorOperator):
     ) -> None:
         super().__init__(timeout=timeout, **kwargs)
         self.conn_id = conn_id
-        self.queue = queue
+        self.reply_to = reply_to
         self.message_id = message_id
         self.on_reply = on_reply
         self.schema = schema
@@ -105,7 +106,7 @@ class ReplySensor(BaseSensorOperator):
                 raise AirflowSensorTimeout(self._late())
         if reply is None or key is None:
             self.defer(
-                trigger=ReplyTrigger(self.conn_id, self.queue, message_id, until, self.schema),
+                trigger=ReplyTrigger(self.conn_id, self.reply_to, message_id, until, self.schema),
                 method_name="execute_complete",
                 kwargs={"until": until.isoformat()},
             )
@@ -119,7 +120,7 @@ class ReplySensor(BaseSensorOperator):
 
     @contextmanager
     def _replies(self) -> Iterator[ReplyQueue]:
-        replies = delivery_for(self.conn_id, schema=self.schema).replies(self.queue)
+        replies = delivery_for(self.conn_id, schema=self.schema).replies(self.reply_to)
         try:
             yield replies
         finally:
@@ -127,7 +128,7 @@ class ReplySensor(BaseSensorOperator):
 
     def _late(self) -> str:
         return (
-            f"no reply to message {self.message_id} came into queue {self.queue!r} within"
+            f"no reply to message {self.message_id} came into queue {self.reply_to!r} within"
             f" {timedelta(seconds=self.timeout)}. Look whether the message was handled (an NServiceBus endpoint moves"
             " it to its error queue if not), whether its header NServiceBus.ReplyToAddress names this queue, and"
             " whether the reply has the message's id in NServiceBus.RelatedTo, NServiceBus.CorrelationId or the"

@@ -113,4 +113,4 @@ def test_many_tasks_in_one_triggerer(store: Store, hook: DelayedStoreHook) -> No
 @on_sqlite
 def test_what_is_wrong_is_an_error_before_the_wait(store: Store, hook: DelayedStoreHook) -> None:
     with pytest.raises(DelayedError, match="there is no table 'elsewhere'; run TopologyInstallOperator"):
-        waiting(store, "m1", queue="elsewhere").execute({})
+        waiting(store, "m1", reply_to="elsewhere").execute({})

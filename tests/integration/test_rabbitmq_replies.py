@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
-from support import poison
+from support import pages, poison
 from support.forked import Child
 from support.rabbitmq import VirtualHost, eventually, manage
 from support.replying import (
@@ -95,6 +97,22 @@ def test_two_runs_one_queue_answers_crossed(rabbit: VirtualHost, kind: str, capl
     eventually(lambda: not own_queues(rabbit))
     assert "secret" not in caplog.text
     assert "secret" not in str(one.deferred.trigger.serialize())
+
+
+def test_the_page_and_its_code(rabbit: VirtualHost, connect: Connect, here: Path) -> None:
+    page = here / "docs/dotnet.md"
+    _, (_, block) = pages.blocks(page)
+    names: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), names)
+    ask, wait = names["dag"].tasks
+    connect("rabbitmq_dotnet", **rabbit.connection)
+    rabbit.declare("prices", QUEUE)
+    ask.delay = 0
+    summary = executed(ask, context_of(ask, "r", utcnow()))
+    answer(rabbit, *summary["message_ids"], body='{{"Price": 100}}')
+    context = context_of(wait, "r", utcnow())
+    context["ti"].xcom_pull = {"ask": summary}.get
+    assert executed(wait, context) == 100
 
 
 def test_replies_of_a_service_that_is_no_nservicebus(rabbit: VirtualHost) -> None:
@@ -201,7 +219,7 @@ def test_what_is_wrong_is_an_error_before_the_wait(rabbit: VirtualHost, connect:
         sensor(None, "rabbit").execute({})  # type: ignore[arg-type]
     rabbit.declare(QUEUE, "q" * 200)
     with pytest.raises(DelayedError, match="at most 255 bytes"):
-        sensor("m" * 100, "rabbit", queue="q" * 200).execute({})
+        sensor("m" * 100, "rabbit", reply_to="q" * 200).execute({})
     connect("sqs", conn_type="aws")
     with pytest.raises(DelayedError, match="cannot wait for replies through SqsDelayHook; use a connection"):
         sensor("m1", "sqs").execute({})

@@ -50,7 +50,7 @@ def sensor(message_id: str, conn_id: str, on_reply: Callable[[Reply], Any] = tex
         **{
             "task_id": "wait",
             "conn_id": conn_id,
-            "queue": QUEUE,
+            "reply_to": QUEUE,
             "message_id": message_id,
             "on_reply": on_reply,
             "timeout": timedelta(seconds=SECONDS),
