@@ -67,9 +67,5 @@ class ReplyQueue(ABC):
         """Remove a reply for good."""
 
     @abstractmethod
-    def give_up(self, message_id: str) -> None:
-        """Note that no task waits for the reply to a message any more; a reply that comes later stays in the queue."""
-
-    @abstractmethod
     def close(self) -> None:
         """Close the connection; it is opened again when it is needed."""

@@ -10,7 +10,8 @@ others are in the queue of all.
   its task waits stays in the queue of all, and so does each message that is no reply.
 - These are returned after a search. One that was returned twice goes to the end of the queue as a copy instead, so that
   its count starts again.
-- A reply that no worker reads within a day goes back to the queue of all; its own queue ends after two unused days.
+- A reply that no worker reads within a day goes back to the queue of all. Its queue is deleted when it was handled. It
+  is not deleted when a wait ends without a reply, for one may be on its way into it; then it ends after two unused days.
 - Whoever waits searches for its own ids. Several triggerers side by side only take turns.
 """
 
@@ -117,21 +118,25 @@ class RabbitMQReplyQueue(ReplyQueue):
             self._declare(channel, message_id)
             # the reply may still be on its way back from who has read it
             deadline = self._monotonic() + _RETURNING
-            while (taken := channel.basic_get(name))[0] is None and self._monotonic() < deadline:
-                channel.connection.sleep(0.05)
-            method, properties, body = taken
-            if method is None or properties is None or body is None:
+            removed = others = False
+            while not removed:
+                method, properties, body = channel.basic_get(name)
+                if method is None or properties is None or body is None:
+                    if self._monotonic() >= deadline:
+                        break
+                    channel.connection.sleep(0.05)
+                elif _key(_reply(message_id, ReceivedProperties.of(properties), body)) == key:
+                    channel.basic_ack(method.delivery_tag or 0)
+                    removed = True
+                else:
+                    others = True
+            if not removed:
                 log.warning("the reply to message %s is handled, and was not in queue %r any more", message_id, name)
-            elif _key(_reply(message_id, ReceivedProperties.of(properties), body)) == key:
-                channel.basic_ack(method.delivery_tag or 0)
+            # not the count: it may not have what was returned just now
+            if removed and not others and channel.basic_get(name)[0] is None:
+                channel.queue_delete(name)
             else:
-                channel.basic_nack(method.delivery_tag or 0, requeue=True)
-            self._delete(channel, message_id)
-
-    def give_up(self, message_id: str) -> None:
-        """Delete the reply's own queue, if it is empty."""
-        with self._channel() as channel:
-            self._delete(channel, message_id)
+                channel.basic_nack(multiple=True, requeue=True)
 
     def close(self) -> None:
         """Close the connection; what was taken and is not settled goes back to its queue."""
@@ -164,11 +169,6 @@ class RabbitMQReplyQueue(ReplyQueue):
         found = channel.queue_declare(self._name(message_id), durable=True, arguments=arguments)
         count: int = found.method.message_count
         return count
-
-    def _delete(self, channel: BlockingChannel, message_id: str) -> None:
-        # a quorum queue refuses to be deleted only if it is empty
-        if not self._declare(channel, message_id):
-            channel.queue_delete(self._name(message_id))
 
     def _count(self, channel: BlockingChannel) -> int:
         count: int = channel.queue_declare(self._queue, passive=True).method.message_count

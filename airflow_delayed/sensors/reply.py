@@ -101,9 +101,8 @@ class ReplySensor(BaseSensorOperator):
         with self._replies() as replies:
             key = replies.collected(message_id) if key is None else key
             reply = None if key is None else replies.read(message_id, key)
-            if reply is None and self.clock() >= until:
-                replies.give_up(message_id)
-                raise AirflowSensorTimeout(self._late())
+        if reply is None and self.clock() >= until:
+            raise AirflowSensorTimeout(self._late())
         if reply is None or key is None:
             self.defer(
                 trigger=ReplyTrigger(self.conn_id, self.reply_to, message_id, until, self.schema),

@@ -99,9 +99,6 @@ class QueueTableReplies(ReplyQueue):
             with self._engine.begin() as connection:
                 connection.execute(delete(table).where(table.c.seq == int(key)))
 
-    def give_up(self, message_id: str) -> None:
-        """Do nothing: a row stays where it is."""
-
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()

@@ -205,9 +205,10 @@ def test_a_timeout_says_what_to_do_and_a_later_reply_stays(rabbit: VirtualHost) 
     assert "no reply to message m1 came into queue 'airflow.results' within 0:00:00.200000" in text
     assert "its header NServiceBus.ReplyToAddress names this queue" in text
     assert "clear the task, and it waits again" in text
-    assert own_queues(rabbit) == set()
     answer(rabbit, "m1")
+    assert rabbit.count(QUEUE) == 1
     assert result(sensor("m1", "rabbit")) == "reply-m1: to m1"
+    assert own_queues(rabbit) == set()
 
 
 def test_what_is_wrong_is_an_error_before_the_wait(rabbit: VirtualHost, connect: Connect) -> None:
