@@ -11,7 +11,7 @@ others are in the queue of all.
 - These are returned after a search. One that was returned twice goes to the end of the queue as a copy instead, so that
   its count starts again.
 - A reply that no worker reads within a day goes back to the queue of all. Its queue is deleted when it was handled. It
-  is not deleted when a wait ends without a reply, for one may be on its way into it; then it ends after two unused days.
+  is not deleted when a wait ends without a reply, for one may be on its way into it; it ends after two unused days.
 - Whoever waits searches for its own ids. Several triggerers side by side only take turns.
 """
 
