@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -100,6 +101,15 @@ class ReplyTrigger(BaseTrigger):
         yield TriggerEvent({"reply": key})
 
 
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """A trigger that waits: what it gets, where it logs, and the problem that it has logged and when."""
+
+    key: asyncio.Future[str]
+    context: contextvars.Context
+    logged: tuple[str, float] | None = None
+
+
 class ReplyWatch:
     """Looks into one queue for all triggers of an event loop that wait for replies there."""
 
@@ -108,26 +118,26 @@ class ReplyWatch:
         self._queue = queue
         self._schema = schema
         self._ended = ended
-        self._waiting: dict[str, list[asyncio.Future[str]]] = {}
+        #: By the id of the message.
+        self._waiting: dict[str, list[_Wait]] = {}
         self._replies: ReplyQueue | None = None
         # not one of the loop's own threads, which are few and wanted by other triggers
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delayed-replies")
-        self._logged: tuple[str, float] | None = None
         self._rounds: asyncio.Task[None] | None = None
 
     @contextmanager
     def waiting(self, message_id: str) -> Iterator[asyncio.Future[str]]:
         """Look for a reply within the block; the future gets its key."""
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        futures = self._waiting.setdefault(message_id, [])
-        futures.append(future)
+        wait = _Wait(asyncio.get_running_loop().create_future(), contextvars.copy_context())
+        waits = self._waiting.setdefault(message_id, [])
+        waits.append(wait)
         if self._rounds is None:
             self._rounds = asyncio.create_task(self._look())
         try:
-            yield future
+            yield wait.key
         finally:
-            futures.remove(future)
-            if not futures:
+            waits.remove(wait)
+            if not waits:
                 del self._waiting[message_id]
 
     async def _look(self) -> None:
@@ -144,11 +154,12 @@ class ReplyWatch:
                     await asyncio.sleep(backoff.next())
                     continue
                 backoff.reset()
-                self._logged = None
+                for wait in self._waits():
+                    wait.logged = None
                 for message_id, key in found.items():
-                    for future in self._waiting.get(message_id, ()):
-                        if not future.done():
-                            future.set_result(key)
+                    for wait in self._waiting.get(message_id, ()):
+                        if not wait.key.done():
+                            wait.key.set_result(key)
                 took = time.monotonic() - began
                 await asyncio.sleep(min(max(INTERVAL, _SHARE * took), _LONGEST_INTERVAL))
         finally:
@@ -179,12 +190,17 @@ class ReplyWatch:
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._thread, context.run, work, *arguments)
 
+    def _waits(self) -> Iterator[_Wait]:
+        return (wait for waits in self._waiting.values() for wait in waits)
+
     def _log_problem(self, problem: str) -> None:
-        """Log a problem, and the same one again only after a while."""
+        """Log a problem where each trigger logs, and the same one again only after a while."""
         now = time.monotonic()
-        if self._logged is None or self._logged[0] != problem or now - self._logged[1] >= _LOG_AGAIN:
-            self._logged = problem, now
-            log.warning("cannot look for replies in queue %r: %s. Still trying", self._queue, problem)
+        for wait in self._waits():
+            if wait.logged is None or wait.logged[0] != problem or now - wait.logged[1] >= _LOG_AGAIN:
+                wait.logged = problem, now
+                text = "cannot look for replies in queue %r: %s. Still trying"
+                wait.context.run(log.warning, text, self._queue, problem)
 
 
 #: A connection, a queue, and its schema.
