@@ -30,9 +30,11 @@ from support.replying import (
 )
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.nservicebus import headers
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.rabbitmq import reply_queues
 from airflow_delayed.testing.delayed import context_of, executed
 from airflow_delayed.triggers import reply
 
@@ -209,6 +211,21 @@ def test_a_timeout_says_what_to_do_and_a_later_reply_stays(rabbit: VirtualHost) 
     assert rabbit.count(QUEUE) == 1
     assert result(sensor("m1", "rabbit")) == "reply-m1: to m1"
     assert own_queues(rabbit) == set()
+
+
+def test_a_reply_that_no_worker_reads_goes_back(rabbit: VirtualHost) -> None:
+    rabbit.declare(QUEUE)
+    answer(rabbit, "m1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reply_queues, "_KEPT", 1)
+        with closing(RabbitMQDelayHook("rabbit").replies(QUEUE)) as replies:
+            assert replies.collect(["m1"]) == {"m1": "reply-m1"}
+        eventually(lambda: rabbit.count(QUEUE) == 1)
+    with rabbit.channel() as channel:
+        # so that it may be declared with another time
+        channel.queue_delete(f"{QUEUE}.reply.m1")
+    assert result(sensor("m1", "rabbit")) == "reply-m1: to m1"
+    assert rabbit.count(QUEUE) == 0
 
 
 def test_what_is_wrong_is_an_error_before_the_wait(rabbit: VirtualHost, connect: Connect) -> None:
