@@ -36,13 +36,13 @@ LOWER = ".venv/bin/python .ci/guards.py --lower"
 
 #: Names that several rooms give to a module, because it does the same in each.
 ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
-ROLES |= {"reporting"}
+ROLES |= {"reply", "reporting"}
 # a public path that only passes a name on: origin; frozen dataclasses that a room returns: records
 ROLES |= {"clock", "origin", "records", "topology", "transport"}
 DOORS = 8
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
-    "": "clock delivery errors identity links message nservicebus provider_info",
+    "": "clock delivery errors identity links message nservicebus provider_info replies",
     "cli": "*",
     "decorators": "*",
     "hooks": "*",

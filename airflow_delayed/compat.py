@@ -11,6 +11,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
+    AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferred,
     conf,
@@ -34,6 +35,7 @@ __all__ = [
     "TRIGGERER_QUEUES",
     "AirflowException",
     "AirflowFailException",
+    "AirflowSensorTimeout",
     "AirflowSkipException",
     "NeedsAirflow",
     "TaskDeferred",

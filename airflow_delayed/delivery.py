@@ -14,10 +14,11 @@ from types import MethodType
 from typing import Any, cast
 
 from airflow_delayed.clock import Clock as Clock
-from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption
+from airflow_delayed.errors import DelayedError, UnsupportedConnection, UnsupportedOption
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.replies import ReplyQueue
 from airflow_delayed.reports import Finding as Finding
 from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
@@ -143,6 +144,16 @@ class Delivery(ABC):
         """Return OpenLineage's name of a destination; None: it has none."""
         return None
 
+    def replies(self, queue: str) -> ReplyQueue:
+        """Return a queue in which tasks wait for replies.
+
+        :raises DelayedError: the transport has no such queue.
+        """
+        raise DelayedError(
+            f"a task cannot wait for replies through {type(self).__name__}; use a connection to RabbitMQ, or to a SQL"
+            " database with a queue table"
+        )
+
 
 #: The name by which transports of other packages know the interface.
 DelayedDelivery = Delivery
@@ -232,7 +243,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
-_DEFAULTS = ("is_store", "fits", "advice", "kept_open", "dataset")
+_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "replies")
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "own_dataset", "gauges")
 
 

@@ -71,6 +71,7 @@ class DelayedMessage:
         due_at = utc("due_at", self.due_at)
         if due_at is not self.due_at:
             object.__setattr__(self, "due_at", due_at)
+        # not check_id: a call for each of millions of messages
         if not isinstance(self.message_id, str) or not _ID.fullmatch(self.message_id):
             raise _wrong_id(self.message_id)
         if self.headers != {}:
@@ -85,6 +86,15 @@ class DelayedMessage:
             object.__setattr__(self, "expires_at", utc("expires_at", self.expires_at))
             if self.expires_at <= self.due_at:
                 raise InvalidMessage("expires_at", f"{self.expires_at} is not after due_at {self.due_at}")
+
+
+def check_id(message_id: object) -> None:
+    """Check that a value can be the id of a message.
+
+    :raises InvalidMessage: it cannot.
+    """
+    if not isinstance(message_id, str) or not _ID.fullmatch(message_id):
+        raise _wrong_id(message_id)
 
 
 def _wrong_id(message_id: object) -> InvalidMessage:

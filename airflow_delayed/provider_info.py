@@ -60,7 +60,11 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {
                 "integration-name": "Delayed delivery",
-                "python-modules": ["airflow_delayed.sensors.due_time", "airflow_delayed.sensors.fifo_cycle"],
+                "python-modules": [
+                    "airflow_delayed.sensors.due_time",
+                    "airflow_delayed.sensors.fifo_cycle",
+                    "airflow_delayed.sensors.reply",
+                ],
             }
         ],
         "hooks": [
@@ -81,6 +85,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.triggers.fifo_cycle",
                     "airflow_delayed.triggers.queue_table",
                     "airflow_delayed.triggers.rabbitmq_message",
+                    "airflow_delayed.triggers.reply",
                     "airflow_delayed.triggers.store_dispatch",
                 ],
             }

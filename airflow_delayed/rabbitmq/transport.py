@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
+    from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 
@@ -230,6 +231,12 @@ class RabbitMQTransport(Delivery):
             return await asyncio.to_thread(self._hosts)
 
         return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
+
+    def replies(self, queue: str) -> RabbitMQReplyQueue:
+        """Return a queue in which tasks wait for replies."""
+        from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
+
+        return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
 
     def bridge(self, exchange: str, target: str, *, type: str = "topic") -> Bridge:
         """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.

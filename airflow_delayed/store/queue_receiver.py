@@ -64,7 +64,7 @@ class QueueTableReceiver:
     def __init__(
         self, conn_id: str, engine: Engine, queue: str, *, schema: str | None = None, body_limit: int | None = None
     ) -> None:
-        event.listen(engine, "connect", _prepare_nothing)
+        event.listen(engine, "connect", prepare_nothing)
         self._conn_id = conn_id
         self._engine = engine
         self._queue = queue
@@ -148,12 +148,7 @@ class QueueTableReceiver:
 
     def _checked(self) -> Table:
         if self._table is None:
-            check_queue_name(self._queue)
-            with self._engine.connect().execution_options(read_only=True) as connection:
-                found = QueueTables(self._schema).table(connection, self._queue)
-            if isinstance(found, str):
-                raise DelayedError(f"connection {self._conn_id!r}: {found}")
-            self._table = found
+            self._table = checked_table(self._conn_id, self._engine, self._queue, self._schema)
         return self._table
 
     def _delete_done(self) -> None:
@@ -214,7 +209,7 @@ class QueueTableReceiver:
             columns.append(case((size <= self._body_limit, table.c.body), else_=null()))
         found = select(*columns).where(table.c.seq.in_(numbers)).order_by(table.c.seq)
         return [
-            QueueRow(_message_id(headers), length or 0, _as_bytes(rest[0]) if rest else None)
+            QueueRow(_message_id(headers), length or 0, as_bytes(rest[0]) if rest else None)
             for headers, length, *rest in connection.execute(found)
         ]
 
@@ -222,7 +217,21 @@ class QueueTableReceiver:
         return self._body_limit is not None and size is not None and size <= self._body_limit
 
 
-def _prepare_nothing(connection: Any, _record: object) -> None:
+def checked_table(conn_id: str, engine: Engine, queue: str, schema: str | None) -> Table:
+    """Return a queue table.
+
+    :raises DelayedError: there is no such table, or it lacks a column.
+    """
+    check_queue_name(queue)
+    with engine.connect().execution_options(read_only=True) as connection:
+        found = QueueTables(schema).table(connection, queue)
+    if isinstance(found, str):
+        raise DelayedError(f"connection {conn_id!r}: {found}")
+    return found
+
+
+def prepare_nothing(connection: Any, _record: object) -> None:
+    """Let a driver prepare no statements on a new connection."""
     # a pooler in transaction mode may give the next transaction a session that does not know the prepared statement
     if hasattr(connection, "prepare_threshold"):
         connection.prepare_threshold = None
@@ -235,7 +244,8 @@ def _has_expired(expires: datetime | None, now: datetime) -> bool:
     return (expires.replace(tzinfo=UTC) if expires.tzinfo is None else expires) <= now
 
 
-def _as_bytes(body: Any) -> bytes | None:
+def as_bytes(body: Any) -> bytes | None:
+    """Return a column of a queue table as bytes."""
     # another program may have written text
     return body.encode(errors="surrogateescape") if isinstance(body, str) else None if body is None else bytes(body)
 

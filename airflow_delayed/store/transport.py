@@ -23,6 +23,7 @@ from airflow_delayed.store.enqueue import conflicting, enqueue, known, note_sent
 from airflow_delayed.store.health import health
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
+from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.versions import check_ready, problem, table_version
@@ -269,6 +270,10 @@ class StoreTransport(DelayStore):
             schema, url = self.schema or self.engine.dialect.default_schema_name, self.engine.url
             host, port = first_address(connection)
         return lineage.table(url.get_backend_name(), host, port, url.database, schema, destination)
+
+    def replies(self, queue: str) -> QueueTableReplies:
+        """Return a queue table of this database in which tasks wait for replies."""
+        return QueueTableReplies(self.conn_id, self.engine, queue, schema=self.schema)
 
     def own_dataset(self) -> Dataset:
         """Return OpenLineage's name of the store's own table."""

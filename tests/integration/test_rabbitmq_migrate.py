@@ -262,6 +262,8 @@ def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
         "timestamp": 1_764_288_318,
     }
     sent = {NSERVICEBUS_DELAY: 1000, NSERVICEBUS_TIME_SENT: nservicebus_time(now - timedelta(days=1))}
+    # of the first delivery; endpoints count from it
+    sent["NServiceBus.DeliverAt"] = delivered_at = nservicebus_time(now - timedelta(days=2))
     retried = {**sent, NSERVICEBUS_RETRIED: nservicebus_time(now), "NServiceBus.Retries": "2", "bin": b"\xff"}
     publish(vhost, old.topology, 1000, "Acme.Sales", headers=retried, expiration="9000000", **properties_sent)
     publish(vhost, old.topology, 1000, "Acme.Sales", headers=sent, **{**properties_sent, "message_id": None})
@@ -274,6 +276,7 @@ def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
         moved = parse_nservicebus_time(found.headers[NSERVICEBUS_TIME_SENT])
         assert now <= moved <= datetime.now(UTC)
         assert "x-death" not in found.headers
+        assert found.headers["NServiceBus.DeliverAt"] == delivered_at
         assert {name: getattr(found, name) for name in properties_sent if name != "message_id"} == {
             name: value for name, value in properties_sent.items() if name != "message_id"
         }

@@ -23,6 +23,7 @@ _CONTEXT.set_forkserver_preload(
         "support.bridging",
         "support.dispatching",
         "support.adopting",
+        "support.replying",
         "support.row_watching",
         "support.staying",
         "support.serving",

@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 from support import statsd
 from support.recorder import Recorder
 from support.send_runs import States, deliver_by
@@ -139,6 +140,18 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
     assert dict(args.set)["scope"] == '["d", "r", "send", 2]'
     assert settings.origin == Origin(dag_id="d", run_id="r", task_id="send", map_index=2)
+
+
+def test_the_job_gets_the_trace_of_the_task(run, monkeypatch) -> None:
+    context = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))
+    with use_span(NonRecordingSpan(context)):
+        _, traced = run()
+        monkeypatch.setenv("AIRFLOW__DELAYED__TRACE_CONTEXT", "False")
+        _, off = run()
+    assert settings_of(dict(traced.args.set), NOW).trace == {"traceparent": f"00-{1:032x}-{2:016x}-01"}
+    assert settings_of(dict(off.args.set), NOW).trace == {}
+    # ids are made of the scope
+    assert dict(traced.args.set)["scope"] == dict(off.args.set)["scope"]
 
 
 def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:

@@ -22,9 +22,11 @@ from pyspark.sql.types import (
 import pyspark_delayed
 from airflow_delayed.errors import DelayedError, InputError
 from airflow_delayed.identity import Origin, scope_of
+from airflow_delayed.spark.connections import route_of
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
 from airflow_delayed.spark.sink import DelayedDataSource
 
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 #: Spark's own reader of such text needs its JVM.
 TYPES = {
     "string": StringType(),
@@ -110,6 +112,8 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"origin": ORIGIN.replace('"t"', "1")}, "the option origin cannot be read: it must be a JSON object"),
         ({"origin": ORIGIN.replace('"t"', '""')}, "the option origin cannot be read: task_id must have 1 to 250"),
         ({"store": "broker"}, "name one connection"),
+        ({"traceparent": "00-1-1-01"}, "the option traceparent cannot be read: it must be a traceparent of W3C"),
+        ({**TRACE, "tracestate": "a=\n"}, "the option tracestate cannot be read: it must be 1 to 512 printable"),
         ({"store": "db", "topology": "celery"}, "topology cannot go with store"),
         ({"on_conflict": "perhaps"}, "none of 'error', 'keep', 'replace'"),
         # what the connections' types do not allow
@@ -167,6 +171,16 @@ def test_scopes() -> None:
     assert settings_of({"deliver": "b", "scope": "nightly"}, NOW).rules.scope == scope_of("nightly")
     wanted = scope_of("dag", "run", "task", -1)
     assert settings_of({"deliver": "b", "scope": '["dag", "run", "task", -1]'}, NOW).rules.scope == wanted
+
+
+def test_the_trace_that_all_messages_carry(tmp_path: Path) -> None:
+    given = {"deliver": "broker", "store": "db", "connections_file": str(tmp_path / "c.json")}
+    (tmp_path / "c.json").write_text(json.dumps(CONNECTIONS))
+    for trace in (TRACE, TRACE | {"tracestate": "vendor=1"}, {}):
+        for options in (given, {name: given[name] for name in given if name != "store"}, {**given, "deliver": "aws"}):
+            settings = settings_of({**options, **trace}, NOW)
+            assert route_of(settings, clock=lambda: NOW).trace == settings.trace == trace
+    assert settings_of({"deliver": "broker", "tracestate": "vendor=1"}, NOW).trace == {}
 
 
 def test_whose_run_it_is() -> None:
