@@ -20,6 +20,7 @@ let messages = null;
 let started = false;
 let updated = null;
 let busy = false;
+let again = false; // asked for while an answer waits for the pointer to rest
 
 const top = verdict(document.getElementById("verdict"), (name, state) => {
   if (!state.length) return cards.find(({ connection }) => connection.connection_id === name)?.element.scrollIntoView({ block: "center" });
@@ -114,7 +115,10 @@ async function refresh() {
   if (busy) return undefined;
   busy = true;
   try {
-    await look();
+    do {
+      again = false;
+      await look();
+    } while (again);
   } finally {
     busy = false;
   }
@@ -139,6 +143,9 @@ onZone(() => {
   messages?.draw();
 });
 window.addEventListener("popstate", () => messages && restore());
-document.getElementById("refresh").addEventListener("click", refresh);
+document.getElementById("refresh").addEventListener("click", () => {
+  again = busy;
+  refresh();
+});
 setInterval(() => document.visibilityState === "visible" && !document.querySelector("dialog") && refresh(), PAUSE);
 start();
