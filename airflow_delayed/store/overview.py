@@ -61,6 +61,15 @@ class SearchMatch:
 class StoreOverview(StoreTransport):
     """The short answers of a store, see :class:`airflow_delayed.store.api.Store`."""
 
+    def next_due(self) -> datetime | None:
+        """Return when the next of the messages that are not due yet falls due; None: there is none."""
+        time = self.tables.messages.c.Time
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            soonest: datetime | None = connection.execute(
+                select(func.min(time)).where(time > database_time(connection))
+            ).scalar_one()
+        return soonest
+
     def matching(self, limit: int, **filters: Unpack[FilterArgs]) -> int:
         """Count the messages that match a filter, failed ones too, up to a limit."""
         wanted = self._filter(filters)

@@ -137,7 +137,7 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
     check_reason(body.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
 
     def changed() -> None:
-        pool.invalidate(f"store {connection_id}")
+        pool.invalidate_store(connection_id)
 
     def begin() -> JobResponse:
         # its own connections: those of the pool are closed from time to time

@@ -15,7 +15,15 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.ui import api_brokers, api_jobs, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
-from airflow_delayed.ui.models import HIDDEN, ApiModel, ConnectionKind, ConnectionRights, LeftName, MessagePage
+from airflow_delayed.ui.models import (
+    HIDDEN,
+    ApiModel,
+    ConnectionKind,
+    ConnectionRights,
+    LeftName,
+    MessagePage,
+    StoreSummary,
+)
 from airflow_delayed.ui.requests import ListQuery
 from airflow_delayed.ui.security import PageConnection, is_store
 
@@ -26,6 +34,8 @@ store_router = APIRouter(
     dependencies=[is_store, security.views],
     route_class=security.GuardedRoute,
 )
+
+Figures = StoreSummary | api_brokers.RabbitMQSummary | api_brokers.SqsSummary
 
 #: Seconds after which an answer goes without a connection that has not answered.
 PATIENCE = 2.0
@@ -52,7 +62,7 @@ class LiveConnection(ApiModel):
     connection_id: str
     kind: ConnectionKind
     queue: str | None
-    summary: verdict.Summary | None
+    summary: Figures | None
     error: ErrorInfo | None
     age_seconds: float | None
 
@@ -114,10 +124,15 @@ def _info(connection: PageConnection, error: Exception, rights: ConnectionRights
 
 async def _figures(
     connection: PageConnection, rights: ConnectionRights, pool: HookPool, user: security.User
-) -> tuple[verdict.Summary | Exception, verdict.Summary | None]:
+) -> tuple[Figures | Exception, Figures | None]:
     """Return the answer of a connection, and the figures to show: after an error, the last ones."""
-    asked = verdict.ask([connection], pool, lambda name: api_brokers.rabbitmq(name, pool, user))
-    answer: verdict.Summary | Exception
+    asked = verdict.ask(
+        [connection],
+        lambda name: api_stores.summary(name, pool),
+        lambda name: api_brokers.rabbitmq(name, pool, user),
+        pool,
+    )
+    answer: Figures | Exception
     try:
         (answer,) = await asyncio.wait_for(asked, PATIENCE)
     except asyncio.TimeoutError:

@@ -34,6 +34,7 @@ from airflow_delayed.ui.models import (
     MessageOutcome,
     MessagePage,
     MessageResponse,
+    StoreHealth,
     StoreSummary,
     TombstoneResponse,
 )
@@ -93,6 +94,16 @@ async def summary(connection_id: str, pool: HookPoolDep) -> StoreSummary:
 
     figures, age = await pool.store_figures(connection_id, make)
     return figures.model_copy(update={"age_seconds": age})
+
+
+async def health(connection_id: str, pool: HookPool) -> StoreHealth:
+    """Return what the verdict on the store is made of; it may be some seconds old."""
+
+    def make(hook: DelayedStoreHook) -> StoreHealth:
+        return StoreHealth.of_findings(hook.next_due(), hook.dispatchers(), hook.health())
+
+    figures, _ = await pool.store_figures(connection_id, make, name="health")
+    return figures
 
 
 @router.get("/messages")
@@ -326,7 +337,7 @@ async def _change(
 
     outcomes = await pool.call_store(connection_id, run, seconds=CHANGE_SECONDS)
     if not change.dry_run:
-        pool.invalidate(f"store {connection_id}")
+        pool.invalidate_store(connection_id)
     return _answer(change, outcomes)
 
 

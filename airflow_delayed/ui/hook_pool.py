@@ -111,6 +111,11 @@ class HookPool:
         """Drop figures from the cache."""
         self._cache.invalidate(name)
 
+    def invalidate_store(self, connection_id: str) -> None:
+        """Drop what a change of a store's messages may have changed."""
+        for name in ("store", "health"):
+            self.invalidate(f"{name} {connection_id}")
+
     def unanswered_since(self, connection: Hashable, *, failed: bool) -> datetime | None:
         """Note whether a connection has just failed, and return since when it does; None: it answers."""
         if failed:

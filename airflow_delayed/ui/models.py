@@ -93,7 +93,23 @@ class FindingResponse(ApiModel):
         return cls.model_validate(finding.to_json())
 
 
-class StoreSummary(ApiModel):
+class StoreHealth(ApiModel):
+    """What the verdict on a store is made of; it costs little, however many messages there are."""
+
+    next_due: datetime | None
+    dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
+    findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
+
+    @classmethod
+    def of_findings(
+        cls, next_due: datetime | None, dispatchers: Sequence[DispatcherSeen], findings: Sequence[Finding]
+    ) -> Self:
+        """Return what is known of a store, without its counts."""
+        values = {"next_due": next_due, "dispatchers": dispatchers, "findings": [one.to_json() for one in findings]}
+        return cls.model_validate(values)
+
+
+class StoreSummary(StoreHealth):
     """The figures of a store at the time ``at``; they are ``age_seconds`` old."""
 
     connection_id: str
@@ -108,13 +124,10 @@ class StoreSummary(ApiModel):
     failed: int
     expired: int
     remembered: int | None = Field(description="Ids of messages that are gone")
-    next_due: datetime | None
     oldest_due: datetime | None = Field(description="The due time of the message that is due for longest")
     last_dispatched: LastDispatched | None
-    dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
     by_minute: list[Bar] = Field(description="60 minutes")
     by_hour: list[Bar] = Field(description="24 hours")
-    findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
 
     @classmethod
     def of(

@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from airflow_delayed import config
-from airflow_delayed.ui import api_brokers, security, verdict
+from airflow_delayed.ui import api_brokers, api_stores, security, verdict
+from airflow_delayed.ui.api_live import Figures
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.models import StoreSummary
 from airflow_delayed.ui.security import PageConnection
@@ -45,7 +46,12 @@ async def answer(request: Request) -> Response:
         return _refused(HTTPStatus.NOT_IMPLEMENTED, "install airflow-provider-delayed[prometheus] for /metrics")
     pool: HookPool = request.app.state.hook_pool
     connections = security.configured()
-    answers = await verdict.ask(connections, pool, lambda name: api_brokers.rabbitmq_figures(name, pool))
+    answers = await verdict.ask(
+        connections,
+        lambda name: api_stores.summary(name, pool),
+        lambda name: api_brokers.rabbitmq_figures(name, pool),
+        pool,
+    )
     content, kind = _text(list(zip(connections, answers, strict=True)))
     return Response(content, media_type=kind)
 
@@ -54,7 +60,7 @@ def _refused(status: HTTPStatus, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)
 
 
-def _text(answers: list[tuple[PageConnection, verdict.Summary | Exception]]) -> tuple[bytes, str]:
+def _text(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[bytes, str]:
     """Return the metrics in Prometheus' text format, and its media type."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
@@ -26,14 +26,15 @@ from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
 from airflow_delayed.ui.errors import INTERNAL, ApiError, api_error
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep
-from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreSummary
+from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreHealth
 from airflow_delayed.ui.security import PageConnection
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
 
 Status = Literal["ok", "degraded", "failing"]
-Summary = StoreSummary | RabbitMQSummary | SqsSummary
+Summary = StoreHealth | RabbitMQSummary | SqsSummary
+S = TypeVar("S", bound=StoreHealth)
 
 #: Of the findings of a store: the states of the messages that a finding is about.
 _STATES = {
@@ -81,7 +82,12 @@ class Health(ApiModel):
 async def health(pool: HookPoolDep, user: security.User) -> Health:
     """Return the verdict on the connections that the user may view."""
     seen = await viewed(user)
-    answers = await ask(list(seen), pool, lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user))
+    answers = await ask(
+        list(seen),
+        lambda connection_id: api_stores.health(connection_id, pool),
+        lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user),
+        pool,
+    )
     return await verdict(seen, answers, pool, user)
 
 
@@ -118,7 +124,7 @@ async def verdict(
                     cause.what += f": {reasons}"
         causes += of_store
     causes.sort(key=lambda cause: _SEVERITIES.index(cause.severity))
-    dues = [one.next_due for one in answers if isinstance(one, StoreSummary) and one.next_due]
+    dues = [one.next_due for one in answers if isinstance(one, StoreHealth) and one.next_due]
     return Health(
         status="ok" if not causes else "failing" if causes[0].severity == "error" else "degraded",
         at=utcnow(),
@@ -133,18 +139,22 @@ def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights 
 
 
 async def ask(
-    connections: Sequence[PageConnection], pool: HookPool, rabbitmq: Callable[[str], Awaitable[RabbitMQSummary]]
-) -> list[Summary | Exception]:
+    connections: Sequence[PageConnection],
+    store: Callable[[str], Awaitable[S]],
+    rabbitmq: Callable[[str], Awaitable[RabbitMQSummary]],
+    pool: HookPool,
+) -> list[S | RabbitMQSummary | SqsSummary | Exception]:
     """Return the figures of each connection, or its error; all are asked at once.
 
+    :param store: returns the figures of a store, or only what its verdict needs.
     :param rabbitmq: returns the figures of a RabbitMQ.
     """
 
-    async def one(connection: PageConnection) -> Summary | Exception:
+    async def one(connection: PageConnection) -> S | RabbitMQSummary | SqsSummary | Exception:
         name, queue = connection.connection_id, connection.queue
         try:
             if connection.kind == "store":
-                return await api_stores.summary(name, pool)
+                return await store(name)
             if queue is None:
                 return await rabbitmq(name)
             return await api_brokers.sqs(name, queue, pool)
@@ -259,7 +269,7 @@ def _lacks_dispatcher(findings: Sequence[FindingResponse]) -> bool:
 
 def _paused_dag(summary: Summary, user: security.User) -> str | None:
     """Return the DAG of the store's last dispatcher, if it is paused and the user may read it."""
-    assert isinstance(summary, StoreSummary)
+    assert isinstance(summary, StoreHealth)
     dag_id = next((one.dag_id for one in summary.dispatchers if one.dag_id is not None), None)
     if dag_id is None or not security.may_dag("read", dag_id, user):
         return None

@@ -96,7 +96,7 @@ def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
     dispatcher.once()
 
     def seen() -> dict[str, object]:
-        page.pool.invalidate(f"store {store.conn_id}")
+        page.pool.invalidate_store(store.conn_id)
         (one,) = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
         return one
 

@@ -52,7 +52,7 @@ def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monk
     # so that only what hangs takes long
     page.get("/api/v1/live", "op", store=store.conn_id)
     monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 2)
-    page.pool.invalidate(f"store {store.conn_id}")
+    page.pool.invalidate_store(store.conn_id)
     end = Event()
 
     def hangs(self: DelayedStoreHook, **_: object) -> None:
