@@ -123,14 +123,22 @@ class Page:
 
     def click(self, selector: str, *, text: str | None = None) -> None:
         """Click the first visible element of a CSS selector, with this text in it."""
+        with self.hold(selector, text=text):
+            pass
+
+    @contextlib.contextmanager
+    def hold(self, selector: str, *, text: str | None = None) -> Iterator[None]:
+        """Keep the mouse button pressed on an element until the block ends."""
         place = None
         # as a person does: the pointer is there, and so is still the element, before the button is pressed
         while place is None or place != self._place(selector, text):
             place = self._resting_place(selector, text)
             x, y = place
             self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        for kind in ("mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        button = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        self._call("Input.dispatchMouseEvent", type="mousePressed", buttons=1, **button)
+        yield
+        self._call("Input.dispatchMouseEvent", type="mouseReleased", **button)
 
     def fill(self, selector: str, value: str) -> None:
         """Type into a field, in place of what stands there."""
@@ -222,7 +230,9 @@ class Browser:
         if before is not None:
             self._http.get(f"/json/close/{before}").raise_for_status()
         tab = self._http.put(f"/json/new?{quote('about:blank')}").raise_for_status().json()
-        socket = self._stack.enter_context(connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None))
+        # without pings: a browser that has much to do is slow to answer them
+        connection = connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None, ping_interval=None)
+        socket = self._stack.enter_context(connection)
         self._tab = tab["id"]
         page = Page(socket)
         page.go(url)
