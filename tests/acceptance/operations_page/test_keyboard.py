@@ -32,19 +32,26 @@ def test_it_is_used_by_keyboard(site: Site) -> None:
         reach("invoice-1")
         press("Enter")
         says(page, "History")
-        # retry and cancel
-        for action, confirm, after in (("Retry…", "Retry them", "Reschedule…"), ("Cancel…", "Cancel them", None)):
+        # retry, cancel, and take the cancel back: it was due long ago, so that is asked
+        for action, more, confirm, state in (
+            ("Retry…", None, "Retry them", "due"),
+            ("Cancel…", None, "Cancel them", "cancelled"),
+            ("Take the cancel back…", "Take the overdue back too…", "Take it back", "due"),
+            ("Cancel…", None, "Cancel them", "cancelled"),
+        ):
             reach(action)
             press("Enter")
+            if more is not None:
+                says(page, "1 message is overdue by now, and would be dispatched at once.")
+                reach(more)
+                press("Enter")
             says(page, "1 message matches.")
             reach(confirm)
             press("Enter")
             says(page, "1 message changed.")
             reach("Done")
             press("Enter")
-            if after is not None:
-                page.wait_for(f"[...page.querySelectorAll('dialog button')].some(b => b.innerText === '{after}')")
-        page.wait_for("[...page.querySelectorAll('dialog .badge')].some(b => b.innerText === 'cancelled')")
+            page.wait_for(f"[...page.querySelectorAll('dialog .badge')].some(b => b.innerText === '{state}')")
         press("Escape")
         page.wait_for("page.querySelector('dialog') === null")
         # one is where one was
