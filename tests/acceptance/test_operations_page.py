@@ -288,7 +288,7 @@ def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) 
 
 def test_a_cancel_is_taken_back(site: Site) -> None:
     page = site.open("op")
-    find(page, tag="customer-7")
+    find(page, tag="customer-7", state="waiting")
     first, second, *_ = listed(page, lambda ids: len(ids) > 2)
     page.wait_for("page.querySelector('#messages tbody').innerText.includes('can be cancelled until')")
     for name in (first, second):
@@ -301,21 +301,28 @@ def test_a_cancel_is_taken_back(site: Site) -> None:
     says(page, "2 messages changed.")
     done(page)
     assert {site.state(name) for name in (first, second)} == {"waiting"}
-    # and later, from the list of what was cancelled
+    # and later, from the list of what was cancelled; what has fallen due meanwhile is asked about
     listed(page, lambda ids: first in ids)
     for name in (first, second):
         page.click(f"input[aria-label='Choose {name}']")
     act(page, "Cancel…", "Cancel them")
     done(page)
+    with site.store() as store:
+        store.restore([first])
+        store.reschedule([first], delay=timedelta(0))
+        store.cancel([first])
     find(page, tag="customer-7", state="cancelled")
     listed(page, lambda ids: {first, second} == {*ids})
     says(page, "can be taken back until")
     site.take(page, "restorable")
     page.click(f"input[aria-label='Choose {first}']")
-    act(page, "Take back…", "Take it back")
+    page.click("[role=toolbar] button", text="Take back…")
+    says(page, "1 message is overdue by now")
+    page.click("dialog button", text="Take the overdue back too…")
+    page.click("dialog footer button", text="Take it back")
     says(page, "1 message changed.")
     done(page)
-    assert (site.state(first), site.state(second)) == ("waiting", "cancelled")
+    assert (site.state(first), site.state(second)) == ("due", "cancelled")
     # beside one message, with what is known of it
     page.click("td.id a", text=second)
     says(page, "The cancel can be taken back until")
