@@ -142,10 +142,13 @@ class Restore:
         back = _changed(decided)
         ids = sorted(found.message_id for found in back)
         waiting = [found for found in back if found.row["Reason"] is None]
-        failed = [found for found in back if found.row["Reason"] is not None]
-        for table, some in ((tables.messages, waiting), (tables.failed, failed)):
+        failed = sorted(found.message_id for found in back if found.row["Reason"] is not None)
+        # a failed message too: so a send of the same id, which looks for failed ones before the remembered, waits for
+        # the end of this transaction
+        for table, some in ((tables.messages, ids), (tables.failed, failed)):
             values = {column.name: tables.cancelled.c[column.name] for column in table.c}
-            cancelled.copy(connection, tables.cancelled, table, [found.message_id for found in some], values)
+            cancelled.copy(connection, tables.cancelled, table, some, values)
+        remove_rows(connection, tables.messages, failed)
         remove_rows(connection, tables.cancelled, ids)
         leases.forget(connection, tables, ids)
         if any(found.where == "cancelled" for found, _ in decided):

@@ -324,6 +324,7 @@ def test_a_cancel_is_taken_back(site: Site) -> None:
     done(page)
     assert (site.state(first), site.state(second)) == ("due", "cancelled")
     # beside one message, with what is known of it
+    page.wait_for("page.querySelectorAll('#messages tbody tr').length === 1")
     page.click("td.id a", text=second)
     says(page, "The cancel can be taken back until")
     page.click("dialog .buttons button", text="Take the cancel back…")
