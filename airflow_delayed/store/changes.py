@@ -334,8 +334,10 @@ def locate(
             elif one.where == "messages" and note.ClaimedUntil is not None:
                 leased = note.ClaimedUntil > now
                 found[note.Id] = replace(one, leased=leased, abandoned=not leased)
-    # a message that was stored and claimed since the first query has a lease, which looks like a delivered one
-    gone = [one.message_id for one in found.values() if one.where in ("past", "cancelled")]
+    # a message that was stored and claimed since the first query has a lease, which looks like a delivered one; one
+    # that was restored since then is remembered no longer
+    there = {one.message_id for one in found.values() if one.leased or one.where in BOTH}
+    gone = [message_id for message_id in asked if message_id not in there]
     for message_id in _present(connection, tables, gone, BOTH):
         found[message_id] = Location(message_id=message_id, leased=True)
     for message_id in asked:

@@ -231,6 +231,7 @@ def test_a_send_does_not_pass_the_restore_of_a_failed_message(store: Store, hook
         go_on.set()
         assert ended.wait(60)
 
+    sending.known(["failed"])  # what is asked once for each connection is asked now
     first(sending.engine, "SELECT.*_past", between)
     # it has waited for a lock
     event.listen(sending.engine, "rollback", lambda connection: go_on.set())
@@ -243,6 +244,17 @@ def test_a_send_does_not_pass_the_restore_of_a_failed_message(store: Store, hook
     assert (report.sent, report.duplicates) == (0, 1)
     assert [one.state for one in hook.list(ids=["failed"])] == ["failed"]
     assert hook.retry(["failed"]) == {"failed": "retried"}
+
+
+@servers_only
+def test_a_cancel_does_not_lose_what_is_restored_between_two_looks(store: Store, hook: DelayedStoreHook):
+    """It is in no table of messages at first, and is remembered no longer in the end."""
+    hook.cancel(["plain"])
+    cancelling, restoring = store.hook(), store.hook()
+    cancelling.known(["plain"])
+    first(cancelling.engine, "SELECT.*_past", lambda: restoring.restore(["plain"]))
+    assert cancelling.cancel(["plain"]) == {"plain": "cancelled"}
+    assert hook.restore(["plain"]) == {"plain": "restored"}
 
 
 @servers_only
