@@ -142,10 +142,13 @@ class Restore:
         back = _changed(decided)
         ids = sorted(found.message_id for found in back)
         waiting = [found for found in back if found.row["Reason"] is None]
-        failed = [found for found in back if found.row["Reason"] is not None]
-        for table, some in ((tables.messages, waiting), (tables.failed, failed)):
+        failed = sorted(found.message_id for found in back if found.row["Reason"] is not None)
+        # a failed message too: so a send of the same id, which looks for failed ones before the remembered, waits for
+        # the end of this transaction
+        for table, some in ((tables.messages, ids), (tables.failed, failed)):
             values = {column.name: tables.cancelled.c[column.name] for column in table.c}
-            cancelled.copy(connection, tables.cancelled, table, [found.message_id for found in some], values)
+            cancelled.copy(connection, tables.cancelled, table, some, values)
+        remove_rows(connection, tables.messages, failed)
         remove_rows(connection, tables.cancelled, ids)
         leases.forget(connection, tables, ids)
         if any(found.where == "cancelled" for found, _ in decided):
@@ -331,8 +334,10 @@ def locate(
             elif one.where == "messages" and note.ClaimedUntil is not None:
                 leased = note.ClaimedUntil > now
                 found[note.Id] = replace(one, leased=leased, abandoned=not leased)
-    # a message that was stored and claimed since the first query has a lease, which looks like a delivered one
-    gone = [one.message_id for one in found.values() if one.where in ("past", "cancelled")]
+    # a message that was stored and claimed since the first query has a lease, which looks like a delivered one; one
+    # that was restored since then is remembered no longer
+    there = {one.message_id for one in found.values() if one.leased or one.where in BOTH}
+    gone = [message_id for message_id in asked if message_id not in there]
     for message_id in _present(connection, tables, gone, BOTH):
         found[message_id] = Location(message_id=message_id, leased=True)
     for message_id in asked:

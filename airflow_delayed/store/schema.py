@@ -282,6 +282,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("FailedAt", UtcTime()),
             _column("Until", UtcTime(), nullable=False),
             index("_cancelled", "Time"),
+            partial("_cancelled", "Run", "Time"),
             index("_cancelled", "Until"),
         ),
         jobs=table(

@@ -107,12 +107,15 @@ def test_several_store_for_one_run_at_once(store: Store):
     assert len(noted(hooks[0])) == 1
 
 
-def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store):
+def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()
     used, unused, young, again = (Origin(dag_id="d", run_id=f"r{n}", task_id="t") for n in range(4))
     for origin in (used, unused, young, again):
         hook.origin = origin
         hook.send([message(origin.run_id, LATER)])
+    # the run of what can be restored is still needed
+    hook.cancel([used.run_id])
+    monkeypatch.setenv("AIRFLOW__DELAYED__CANCEL_GRACE", "0")
     hook.cancel([unused.run_id, young.run_id, again.run_id])
     old, table = hook.now() - timedelta(days=15), hook.tables.runs
     aged = [noted(hook)[origin] for origin in (used, unused, again)]
@@ -128,6 +131,7 @@ def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store
     assert noted(hook).keys() == {used, unused, young, again}
     store.dispatcher(hook, Transport()).run()
     assert noted(hook).keys() == {used, young, again}
+    assert hook.restore([used.run_id]).changed == 1
     assert hook.get(used.run_id).origin == used
 
 

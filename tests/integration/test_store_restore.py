@@ -221,6 +221,43 @@ def test_a_send_and_a_dispatcher_that_meet_a_restore(store: Store, hook: Delayed
 
 
 @servers_only
+def test_a_send_does_not_pass_the_restore_of_a_failed_message(store: Store, hook: DelayedStoreHook):
+    """It looks among the failed messages before, and among the remembered ids after the restore's commit."""
+    hook.cancel(["failed"])
+    restoring, sending, ended = store.hook(), store.hook(), threading.Event()
+    at_commit, go_on = gated(restoring.engine)
+
+    def between() -> None:
+        go_on.set()
+        assert ended.wait(60)
+
+    sending.known(["failed"])  # what is asked once for each connection is asked now
+    first(sending.engine, "SELECT.*_past", between)
+    # it has waited for a lock
+    event.listen(sending.engine, "rollback", lambda connection: go_on.set())
+    with ThreadPoolExecutor(1) as threads:
+        restored = threads.submit(restoring.restore, ["failed"])
+        restored.add_done_callback(lambda _: ended.set())
+        assert at_commit.wait(60)
+        report = sending.send([message("failed", LATER)])
+        assert restored.result(60) == {"failed": "restored"}
+    assert (report.sent, report.duplicates) == (0, 1)
+    assert [one.state for one in hook.list(ids=["failed"])] == ["failed"]
+    assert hook.retry(["failed"]) == {"failed": "retried"}
+
+
+@servers_only
+def test_a_cancel_does_not_lose_what_is_restored_between_two_looks(store: Store, hook: DelayedStoreHook):
+    """It is in no table of messages at first, and is remembered no longer in the end."""
+    hook.cancel(["plain"])
+    cancelling, restoring = store.hook(), store.hook()
+    cancelling.known(["plain"])
+    first(cancelling.engine, "SELECT.*_past", lambda: restoring.restore(["plain"]))
+    assert cancelling.cancel(["plain"]) == {"plain": "cancelled"}
+    assert hook.restore(["plain"]) == {"plain": "restored"}
+
+
+@servers_only
 @pytest.mark.parametrize("known", [True, False])
 def test_a_restore_that_meets_a_send(store: Store, hook: DelayedStoreHook, known: bool):
     """The send finds the id as cancelled, and leaves it so; an id that is forgotten it stores again."""

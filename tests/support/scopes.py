@@ -81,6 +81,7 @@ LONG_FILES = (
     "tests/integration/test_sqs_queues.py",
     "tests/integration/test_rabbitmq_verify.py",
     "tests/integration/test_store_history.py",
+    "tests/integration/test_store_restore.py",
     "tests/integration/test_store_model.py",
     "tests/integration/test_rabbitmq_redrive.py",
     "tests/integration/test_rabbitmq_sending.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 
 import demo_ui
 import pytest
@@ -37,6 +38,57 @@ def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) 
     with site.world.live.client() as http:
         events = http.get("/api/v2/eventLogs", params={"order_by": "-when", "limit": 50}).json()["event_logs"]
     assert any(event["owner"] == "op" and "cancel" in event["event"] for event in events), events
+
+
+def test_a_cancel_is_taken_back(site: Site) -> None:
+    page = site.open("op")
+    find(page, tag="customer-7", state="waiting")
+    first, second, *_ = listed(page, lambda ids: len(ids) > 2)
+    page.wait_for("page.querySelector('#messages tbody').innerText.includes('can be cancelled until')")
+    for name in (first, second):
+        page.click(f"input[aria-label='Choose {name}']")
+    act(page, "Cancel…", "Cancel them")
+    # where the result stands
+    page.click("dialog button", text="Take it back…")
+    says(page, "2 messages match.")
+    page.click("dialog footer button", text="Take it back")
+    says(page, "2 messages changed.")
+    done(page)
+    assert {site.state(name) for name in (first, second)} == {"waiting"}
+    # and later, from the list of what was cancelled; what has fallen due meanwhile is asked about
+    listed(page, lambda ids: first in ids)
+    for name in (first, second):
+        page.click(f"input[aria-label='Choose {name}']")
+    act(page, "Cancel…", "Cancel them")
+    done(page)
+    with site.store() as store:
+        store.restore([first])
+        store.reschedule([first], delay=timedelta(0))
+        store.cancel([first])
+    find(page, tag="customer-7", state="cancelled")
+    listed(page, lambda ids: {first, second} == {*ids})
+    says(page, "can be taken back until")
+    site.take(page, "restorable")
+    page.click(f"input[aria-label='Choose {first}']")
+    page.click("[role=toolbar] button", text="Take back…")
+    says(page, "1 message is overdue by now")
+    page.click("dialog button", text="Take the overdue back too…")
+    page.click("dialog footer button", text="Take it back")
+    says(page, "1 message changed.")
+    done(page)
+    assert (site.state(first), site.state(second)) == ("due", "cancelled")
+    # beside one message; its id may be on two lines, with nothing in the middle to click at
+    page.wait_for("page.querySelectorAll('#messages tbody tr').length === 1")
+    page.evaluate("page.querySelector('td.id a').click()")
+    says(page, "The cancel can be taken back until")
+    page.click("dialog .buttons button", text="Take the cancel back…")
+    page.click("dialog footer button", text="Take it back")
+    says(page, "1 message changed.")
+    page.click("dialog footer button", text="Done")
+    says(page, "Can be cancelled")
+    page.press("Escape")
+    page.wait_for("page.querySelector('dialog') === null")
+    assert site.state(second) == "waiting"
 
 
 def test_a_dispatcher_that_is_quicker_wins(site: Site) -> None:
