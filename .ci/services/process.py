@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ from pathlib import Path
 
 #: Below those that Linux gives to outgoing connections: one of these may take a port while its server is restarted.
 _PORTS = range(12_000, 32_000)
+#: How a program ends that crashes; its log is printed then, and so many of its lines.
+_CRASHED = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
+_LAST_LINES = 60
 
 
 def free_port() -> int:
@@ -127,6 +131,9 @@ def running(
     try:
         yield process
     finally:
+        if process.poll() in _CRASHED:
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+            print(f"{command[0]} crashed ({process.returncode}); the end of its log:\n{last}", file=sys.stderr)
         stop(process)
 
 

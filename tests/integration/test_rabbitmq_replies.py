@@ -179,7 +179,8 @@ def test_a_killed_triggerer_and_a_killed_worker(rabbit: VirtualHost) -> None:
     assert result(sensor("m7", "rabbit")) == "reply-m7: to m7"
     assert second.start().resume() == "reply-m8: to m8"
     eventually(lambda: rabbit.count(QUEUE) >= len(ids) - 2)
-    assert own_queues(rabbit) == set()
+    # one that was killed between the confirm and the acknowledgement has left a copy
+    assert own_queues(rabbit) <= {f"{QUEUE}.reply.m7"}
 
 
 def test_a_handler_that_fails_keeps_the_reply(rabbit: VirtualHost) -> None:

@@ -58,6 +58,8 @@ def test_trouble_is_said_once_and_the_last_figures_stay_with_their_age(site: Sit
     fresh = "page.querySelector('#fresh').innerText"
     page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
     page.wait_for("page.querySelector('[data-connection=down_store] [role=alert]') !== null")
+    page.wait_for("page.querySelectorAll('#messages tbody tr').length > 1")
+    page.wait_for("page.querySelector('.timeline canvas') !== null")
     before, height = page.evaluate(failed), page.evaluate("page.documentElement.scrollHeight")
     for script, said in ((_LOGIN_LOST, "Your login has ended."), (_SILENT, "Airflow's API server does not answer.")):
         answers(page, script)
