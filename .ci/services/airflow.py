@@ -22,7 +22,7 @@ from services import airflow_programs, java, process
 PARTS = ("api-server", "dag-processor", "scheduler", "triggerer")
 ENDED = ("success", "failed")
 #: Who can log in, each with a role of the same name.
-USERS = ("admin", "op", "viewer")
+USERS = ("admin", "op", "user", "viewer")
 #: The fields of a connection to a Spark on this machine.
 LOCAL_SPARK = {
     "conn_type": "spark",

@@ -22,7 +22,7 @@ from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
 from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, of_ids
-from airflow_delayed.store.records import StoredMessage
+from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
 from airflow_delayed.ui.models import (
@@ -120,7 +120,7 @@ async def messages(
         return MessagePage(
             at=page.at,
             messages=[_row(stored, page.at, ahead, reasons=reasons, may_change=may_change) for stored in page.messages],
-            remembered=[TombstoneResponse.of(remembered) for remembered in page.remembered],
+            remembered=[_tombstone(remembered, may_change) for remembered in page.remembered],
             next=page.next,
         )
 
@@ -149,6 +149,12 @@ def _row(
     message.cancellable_until = _cancellable_until(stored, at, ahead)
     message.may_change = may_change(stored.origin.dag_id if stored.origin else None)
     return message
+
+
+def _tombstone(remembered: Remembered, may_change: Callable[[str | None], bool]) -> TombstoneResponse:
+    response = TombstoneResponse.of(remembered)
+    response.may_change = may_change(remembered.origin.dag_id if remembered.origin else None)
+    return response
 
 
 def _cancellable_until(stored: StoredMessage, at: datetime, ahead: Mapping[str, timedelta]) -> datetime | None:
@@ -180,8 +186,10 @@ async def message(
         since = known.stored_at if isinstance(known, StoredMessage) else None
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
         detail = MessageDetail.of(hook.now(), known, content, changes, values=values)
-        if isinstance(known, StoredMessage):
-            may_change = security.may_change(connection_id, user)
+        may_change = security.may_change(connection_id, user)
+        if isinstance(known, Remembered):
+            detail.remembered = _tombstone(known, may_change)
+        else:
             detail.message = _row(known, detail.at, hook.lookaheads(), reasons=values, may_change=may_change)
         return detail
 

@@ -216,6 +216,7 @@ class TombstoneResponse(ApiModel):
     tag: str | None
     origin: MessageOrigin | None
     restorable_until: datetime | None = Field(description="A cancel can be taken back until then; null: it cannot")
+    may_change: bool = Field(default=False, description="This user may take its cancel back")
     late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")
 
     @classmethod

@@ -255,6 +255,9 @@ def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monk
     assert shown.post(f"{top}/cancel", "user", ids=["s1"], dry_run=False)["outcomes"] == {"cancelled": 1}
     # and takes that back; what nobody's DAG has sent needs the right to the connection
     shown.post(f"{top}/cancel", "op", ids=["m"], dry_run=False)
+    left = shown.get(f"{top}/messages", "user", state=["cancelled"])["remembered"]
+    assert {one["message_id"]: one["may_change"] for one in left} == {"m": False, "s1": True}
+    assert shown.get(f"{top}/message", "user", id="s1")["remembered"]["may_change"]
     for selection in ({"ids": ["s1", "m"]}, {"filter": {"state": ["cancelled"]}}):
         wrong = {**selection, "dry_run": False}
         assert shown.error("POST", f"{top}/restore", "user", json=wrong) == (403, "forbidden")

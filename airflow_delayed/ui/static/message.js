@@ -24,7 +24,7 @@ export function detail(path, id, may, change) {
     const load = async () => {
       try {
         const found = await get(`${path}/message`, { id });
-        show(content, facts(id, found), may.edit && changes(found, async (name) => {
+        show(content, facts(id, found), changes(found, may, async (name) => {
           await change(name);
           if (content.isConnected) await load();
         }), history(found), headers(found), found.message && body(path, id, found, may));
@@ -38,11 +38,12 @@ export function detail(path, id, may, change) {
 }
 
 /** The buttons for what can be done with a message as it stands. */
-function changes({ message, remembered, at }, change) {
+function changes({ message, remembered, at }, { edit }, change) {
+  if (!(message ?? remembered)?.may_change) return null;
   const until = remembered?.restorable_until;
   const can = message ? [message.state === "failed" ? ["retry", "Retry…"] : ["reschedule", "Reschedule…"], ["cancel", "Cancel…"], ["erase", "Erase…"]]
     : until && Date.parse(until) > Date.parse(at) ? [["restore", "Take the cancel back…"], ["erase", "Erase…"]] : [];
-  return can.length > 0 && h("div", { class: "buttons" }, can.map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
+  return can.length > 0 && h("div", { class: "buttons" }, can.filter(([name]) => edit || name !== "erase").map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
     class: name === "erase" ? "danger" : null, onclick: () => change(name) }, label)),
   until && h("span", { class: "muted" }, `The cancel can be taken back until ${absolute(until)}.`));
 }

@@ -116,10 +116,11 @@ export class Messages {
     this.drawList();
   }
 
-  /** The ids of the list that can be chosen: those of messages, and of cancelled ones that can be taken back. */
+  /** The ids of the list that the user may choose: those of messages, and of cancelled ones that can be taken back. */
   choosable() {
     if (!this.page) return [];
-    return [...this.page.messages, ...this.page.remembered.filter((one) => one.restorable_until)].map((one) => one.message_id);
+    const { messages, remembered } = this.page;
+    return [...messages, ...remembered.filter((one) => one.restorable_until)].filter((one) => one.may_change).map((one) => one.message_id);
   }
 
   choose(keep) {
@@ -194,9 +195,11 @@ export class Messages {
 
   actions() {
     const choosable = this.choosable();
-    if (!choosable.length || !this.store.may.edit) return null;
+    if (!choosable.length) return null;
+    const { edit } = this.store.may;
     const more = this.page.next !== null || this.trail.length > 0;
-    const filtered = !isEmpty({ ...this.filter, id: "" });
+    // who may only edit a DAG selects by it
+    const filtered = edit ? !isEmpty({ ...this.filter, id: "" }) : this.filter.dag_id !== "";
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
     const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === choosable.length;
     return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
@@ -204,7 +207,7 @@ export class Messages {
         this.all = true;
         this.drawList();
       } }, "choose all that match, on all pages")]),
-      (this.page.messages.length ? ACTIONS : TAKEN_BACK).map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
+      (this.page.messages.length ? ACTIONS : TAKEN_BACK).filter(([name]) => edit || name !== "erase").map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
         disabled: !this.all && !this.chosen.size, onclick: () => this.act(name) }, label)));
   }
 
@@ -222,14 +225,16 @@ export class Messages {
 
   asFilter() {
     const filter = Object.fromEntries(Object.entries(this.filter).filter(([name, value]) => name !== "id" && value.length));
+    // a list of what has left the store: of that only cancelled messages can be changed
+    if (!this.page.messages.length) filter.state = ["cancelled"];
     if (filter.map_index) filter.map_index = Number(filter.map_index);
     return filter;
   }
 
   table() {
     const { messages, remembered, at } = this.page;
-    const may = this.store.may.edit;
     const choosable = this.choosable();
+    const may = choosable.length > 0;
     const toggle = (id) => (event) => {
       if (event.target.checked) this.chosen.add(id);
       else this.chosen.delete(id);
@@ -255,7 +260,7 @@ export class Messages {
     return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
       h("thead", {}, h("tr", {},
         may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
-          checked: choosable.length > 0 && this.chosen.size === choosable.length, disabled: !choosable.length })),
+          checked: choosable.length > 0 && this.chosen.size === choosable.length })),
         ["Message", "State", "Due", "Destination", "Tag", "Sent by"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, messages.map((message) => h("tr", {},
         choiceCell(message.message_id),

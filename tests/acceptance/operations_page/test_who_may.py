@@ -12,7 +12,7 @@ import demo_ui
 import httpx
 import psutil
 import pytest
-from support.browsed_page import Site, figure, find, listed, says
+from support.browsed_page import Site, act, done, figure, find, listed, says
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,6 +32,23 @@ def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:
             "/delayed-deliveries/api/v1/stores/delayed_store/cancel", json={"ids": ["offer-1"], "dry_run": False}
         )
     assert answer.status_code == 403
+
+
+def test_who_may_edit_a_dag_acts_on_what_it_sent(site: Site) -> None:
+    page = site.open("user")
+    boxes = "page.querySelectorAll('#messages tbody input[type=checkbox]').length"
+    find(page, id="offer-1")
+    listed(page, lambda ids: ids == ["offer-1"])
+    assert page.evaluate(boxes) == 0
+    find(page, dag_id=demo_ui.DAG)
+    first, *others = listed(page, bool)
+    assert page.evaluate(boxes) == 1 + len(others)
+    page.click(f"input[aria-label='Choose {first}']")
+    assert "Erase" not in page.evaluate("page.querySelector('[role=toolbar]').innerText")
+    act(page, "Cancel…", "Cancel them")
+    says(page, "1 message changed.")
+    done(page)
+    assert site.state(first) == "cancelled"
 
 
 def test_what_is_moved_back_and_what_stays_is_told(site: Site) -> None:
