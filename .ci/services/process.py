@@ -131,10 +131,10 @@ def running(
     try:
         yield process
     finally:
-        if process.poll() in _CRASHED:
+        stop(process)
+        if process.returncode in _CRASHED:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
             print(f"{command[0]} crashed ({process.returncode}); the end of its log:\n{last}", file=sys.stderr)
-        stop(process)
 
 
 def as_user(user: str | None) -> list[str]:

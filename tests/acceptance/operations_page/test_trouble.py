@@ -79,7 +79,8 @@ def test_trouble_is_said_once_and_the_last_figures_stay_with_their_age(site: Sit
     page.wait_for(f"{fresh}.endsWith('but not all of it')")
     page.wait_for("page.querySelector('[data-connection=delayed_rabbitmq] .stale .figures') !== null")
     says(page, "connection 'delayed_rabbitmq' has not answered yet")
-    assert page.evaluate("page.querySelector('[data-connection^=delayed_sqs] .stale') === null")
+    # on a busy machine SQS too may answer one look too late
+    page.wait_for("page.querySelector('[data-connection^=delayed_sqs] .stale') === null")
     assert page.evaluate("page.querySelector('#messages .stale td.id') !== null")
     # no card stands beside a hole: two columns, each without a gap
     gaps = """[...page.querySelectorAll('#overview > div')].flatMap(column => [...column.children].slice(1).map(

@@ -82,7 +82,7 @@ def test_who_starts_the_demo_reads_where_the_page_is_and_logs_in_by_what_is_prin
     shown = capsys.readouterr().out
     [url] = [word for word in shown.split() if word.startswith("http")]
     logins = dict(re.findall(r"login (\w+) +password (\S+)", shown))
-    assert logins.keys() == {"admin", "op", "viewer"}
+    assert logins.keys() == {"admin", "op", "user", "viewer"}
     for user, password in logins.items():
         with httpx.Client(base_url=url.removesuffix(demo_ui.PAGE), timeout=60) as http:
             answer = http.post("/auth/token", json={"username": user, "password": password})
