@@ -121,8 +121,9 @@ def fill(demo: Demo) -> str:
 def introduce(demo: Demo) -> None:
     """Print where the page is, and who can log in."""
     print(f"\nOpen it in a browser:\n  {demo.live.url}{PAGE}\n")
+    rights = {"viewer": "sees the figures alone", "user": "may also cancel, reschedule and retry what a DAG sent"}
     for user, password in demo.live.passwords.items():
-        may = "sees the figures alone" if user == "viewer" else "may also cancel, reschedule, retry and erase"
+        may = rights.get(user, "may also cancel, reschedule, retry and erase")
         print(f"  login {user:<8} password {password}   {may}")
     print("\nCtrl-C stops everything.", flush=True)
 
