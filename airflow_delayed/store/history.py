@@ -66,6 +66,21 @@ class HistoryCounts:
         """How many were dispatched at most 5 s after their due time."""
         return sum(self.late[:ON_TIME])
 
+    def add_dispatched(self, dues: Sequence[datetime], at: datetime) -> None:
+        """Count messages that were dispatched at a time.
+
+        :param dues: their due times.
+        """
+        self.dispatched += len(dues)
+        late, least = _lateness(min(dues), at), _lateness(max(dues), at)
+        self.max_late = max(self.max_late, late)
+        if bisect_left(LATE_BOUNDS, late) == bisect_left(LATE_BOUNDS, least):
+            # most batches, which then cost nothing a message
+            self.late[bisect_left(LATE_BOUNDS, late)] += len(dues)
+            return
+        for due in dues:
+            self.late[bisect_left(LATE_BOUNDS, _lateness(due, at))] += 1
+
     def columns(self) -> dict[str, Any]:
         """Return the values of the table's columns."""
         numbers = (self.dispatched, self.failed, self.expired, self.retried, *self.late)
@@ -76,6 +91,17 @@ class HistoryCounts:
         """Return the counts of a row."""
         dispatched, failed, expired, retried, *late = (int(getattr(row, name)) for name in HISTORY_COUNTS)
         return cls(dispatched, failed, expired, retried, late, float(row.MaxLate))
+
+
+def _lateness(due: datetime, at: datetime) -> float:
+    return max(0.0, (at - due).total_seconds())
+
+
+def _by_destination(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row["Destination"], []).append(row)
+    return grouped.values()
 
 
 class HistoryRecorder:
@@ -108,12 +134,8 @@ class HistoryRecorder:
                 return minute[name]
 
             at = outcome.at or now
-            for row in outcome.delivered:
-                late = max(0.0, (at - row["Time"]).total_seconds())
-                one = counts(row)
-                one.dispatched += 1
-                one.late[bisect_left(LATE_BOUNDS, late)] += 1
-                one.max_late = max(one.max_late, late)
+            for rows in _by_destination(outcome.delivered):
+                counts(rows[0]).add_dispatched([row["Time"] for row in rows], at)
             for row in (*outcome.dead_lettered, *(row for row, _ in outcome.failed)):
                 counts(row).failed += 1
             for row in outcome.expired:
