@@ -22,7 +22,7 @@ from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, database_errors, first_line
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline, timeline
-from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
+from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobSeen, StoreJobs
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISPATCHED",
+    "JOB_ACTIONS",
     "MAX_COUNTED",
     "REASONS",
     "AuditRecord",

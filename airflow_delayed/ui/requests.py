@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from airflow_delayed.identity import SentBy
-from airflow_delayed.store.api import check_token
+from airflow_delayed.store.api import JOB_ACTIONS, check_token
 from airflow_delayed.store.records import place_of
 from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ERROR, MAX_ID, MAX_TAG
 from airflow_delayed.ui.models import LeftName, StateName
@@ -140,12 +140,18 @@ class RescheduleBody(ChangeBody):
         return self
 
 
+def _job_action(value: str) -> str:
+    if value not in JOB_ACTIONS:
+        raise ValueError(f"give one of {', '.join(JOB_ACTIONS)}")
+    return value
+
+
 class JobBody(BaseModel):
     """A change by filter as a job; a reschedule has ``due_at`` or ``delay_seconds``."""
 
     model_config = ConfigDict(extra="forbid")
 
-    action: Literal["cancel", "reschedule", "retry", "erase"]
+    action: Annotated[str, AfterValidator(_job_action)] = Field(json_schema_extra={"enum": [*JOB_ACTIONS]})
     filter: FilterBody
     most: int | None = Field(
         default=None, ge=1, description="Look at no more than so many, such as a dry run has counted"
