@@ -122,6 +122,10 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert hook.rates() == {}
     with pytest.raises(DelayedError, match="airflow delayed upgrade --conn-id"):
         hook.set_rates({"q": 5})
+    # nor jobs
+    assert hook.jobs() == []
+    with pytest.raises(DelayedError, match="which has no jobs; upgrade them first"):
+        hook.begin_job("cancel", {}, actor="op", tag="t")
     # the install task of a DAG makes what is missing, and upgrades nothing
     store.sql(hook, 'DROP TABLE {s}"delayed_messages_audit"')
     assert not hook.verify([]).ok
