@@ -286,11 +286,11 @@ class Store(StoreJobs):
 
         Expired messages do not change, because they would expire again.
 
-        :raises ValueError: neither ids nor a criterion is given, or both.
-        :raises TypeError: ``state`` is given.
+        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "failed".
         """
-        if "state" in options:
-            raise TypeError("unexpected keyword argument 'state': only failed messages are retried")
+        failed = MessageState.FAILED.value
+        if options.get("state") not in (None, failed, [failed], (failed,)):
+            raise ValueError(f"retry: state={options['state']!r}: only failed messages are retried")
         return self._change(Retry(), ids, **options)
 
     def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:

@@ -278,7 +278,7 @@ async def retry(connection_id: str, change: ChangeBody, pool: HookPoolDep, user:
     """Let failed messages wait again."""
     if change.filter is not None:
         check_retry(change.filter)
-    return await _change(pool, user, connection_id, "retry", change, _retry)
+    return await _change(pool, user, connection_id, "retry", change, lambda hook: hook.retry)
 
 
 def check_retry(criteria: FilterBody) -> None:
@@ -288,13 +288,6 @@ def check_retry(criteria: FilterBody) -> None:
     """
     if criteria.state not in (None, ["failed"]):
         raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
-
-
-def _retry(hook: DelayedStoreHook) -> Work:
-    def again(ids: list[str] | None, *, state: object = None, **arguments: Any) -> Outcomes:
-        return hook.retry(ids, **arguments)
-
-    return again
 
 
 @change_router.post("/erase", dependencies=[security.edits])

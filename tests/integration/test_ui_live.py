@@ -83,6 +83,8 @@ def test_failures_by_cause(store: Store, page: Page):
     answer = page.post(f"{url}/retry", "op", filter={"reason": "closed"}, dry_run=False)
     assert answer["outcomes"] == {"retried": 3}
     assert [one["reason"] for one in page.get(f"{url}/failures", "op")["groups"]] == ["refused"]
+    # all that have failed
+    assert page.post(f"{url}/retry", "op", filter={"state": ["failed"]}, dry_run=False)["outcomes"] == {"retried": 1}
 
 
 def test_reasons_are_for_readers(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
