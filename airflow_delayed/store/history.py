@@ -9,6 +9,7 @@ are deleted after 14 days. Lateness is from the due time to the end of the send,
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -97,13 +98,6 @@ def _lateness(due: datetime, at: datetime) -> float:
     return max(0.0, (at - due).total_seconds())
 
 
-def _by_destination(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    grouped: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        grouped.setdefault(row["Destination"], []).append(row)
-    return grouped.values()
-
-
 class HistoryRecorder:
     """Counts the batches of one dispatcher; from any thread.
 
@@ -127,21 +121,24 @@ class HistoryRecorder:
             self._minute = max(self._minute, now.replace(second=0, microsecond=0))
             minute = self._minutes.setdefault(self._minute, {})
 
-            def counts(row: Mapping[str, Any]) -> HistoryCounts:
-                name = conn_id, row["Destination"]
+            def counts(destination: str) -> HistoryCounts:
+                name = conn_id, destination
                 if name not in minute:
                     minute[name] = HistoryCounts()
                 return minute[name]
 
             at = outcome.at or now
-            for rows in _by_destination(outcome.delivered):
-                counts(rows[0]).add_dispatched([row["Time"] for row in rows], at)
+            dues: dict[str, list[datetime]] = defaultdict(list)
+            for row in outcome.delivered:
+                dues[row["Destination"]].append(row["Time"])
+            for destination, times in dues.items():
+                counts(destination).add_dispatched(times, at)
             for row in (*outcome.dead_lettered, *(row for row, _ in outcome.failed)):
-                counts(row).failed += 1
+                counts(row["Destination"]).failed += 1
             for row in outcome.expired:
-                counts(row).expired += 1
+                counts(row["Destination"]).expired += 1
             for planned in outcome.retry:
-                counts(planned.row).retried += 1
+                counts(planned.row["Destination"]).retried += 1
 
     def write(self, connection: Connection, tables: Tables, dispatcher: str) -> None:
         """Write the counts of the minutes that may have changed, in place of those written before.
