@@ -19,7 +19,7 @@ class Reply:
     :param message_id: its own id; None if it has none.
     :param answers: the id of the message that it answers.
     :param body: the content, as bytes; like the headers, never shown when the reply is printed.
-    :param headers: those that are text.
+    :param headers: text by text; headers of other types are left out.
     """
 
     message_id: str | None

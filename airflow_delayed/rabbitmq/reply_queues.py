@@ -8,8 +8,8 @@ others are in the queue of all.
 
 - A queue is made only for an id that a task waits for, never because a message names it. So a reply that comes before
   its task waits stays in the queue of all, and so does each message that is no reply.
-- These are returned after a search. One that was returned twice goes to the end of the queue as a copy instead, so that
-  its count starts again.
+- These are returned after a search. A message that was returned twice goes to the end of the queue as a copy instead,
+  so that its count starts again.
 - A reply that no worker reads within a day goes back to the queue of all. Its queue is deleted when it was handled. It
   is not deleted when a wait ends without a reply, for one may be on its way into it; it ends after two unused days.
 - Whoever waits searches for its own ids. Several triggerers side by side only take turns.
@@ -81,7 +81,7 @@ class RabbitMQReplyQueue(ReplyQueue):
         self._searched_at = 0.0
 
     def collect(self, ids: Collection[str]) -> dict[str, str]:
-        """Move replies into queues of their own, and return the keys of those that are there, by id.
+        """Move replies into queues of their own, and return the keys of the replies that are there, by id.
 
         The queue of all is searched if messages have come, if an id is new, and every half minute.
         """
@@ -182,7 +182,7 @@ class RabbitMQReplyQueue(ReplyQueue):
         return _reply(message_id, ReceivedProperties.of(properties), body)
 
     def _search(self, channel: BlockingChannel, count: int, wanted: Collection[str]) -> set[str]:
-        """Move the replies to these ids, and return the ids of those that came; note how many messages are left."""
+        """Move the replies to these ids, and return the ids whose replies came; note how many messages are left."""
         moved: set[str] = set()
         left = 0
         for _ in range(count):

@@ -12,11 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_delayed.clock import Backoff
-from airflow_delayed.compat import AirflowException
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import body_fields
 from airflow_delayed.store.queue_receiver import QueueRow, QueueTableReceiver
 from airflow_delayed.store.records import check_queue_name
+from airflow_delayed.triggers.base import error_text
 from airflow_delayed.triggers.message_stream import (
     BODY_LIMIT,
     PAUSE,
@@ -157,7 +156,7 @@ class QueueTableProducer(MessageProducer[QueueRow]):
                 rows = await self._call(self._receive)
             except Exception as error:
                 # no connection of that name, a table that is missing: somebody may repair it meanwhile
-                self._log_problem(_text(error))
+                self._log_problem(error_text(error))
                 await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
@@ -212,14 +211,3 @@ class QueueTableProducer(MessageProducer[QueueRow]):
             self._logged = problem, now
             name = self._trigger.queue_name
             log.warning("cannot watch queue table %r: %s. Still trying", name, problem)
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, DelayedError):
-        return str(error)
-    # the text of a foreign error may show what must not be in a log
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, AirflowException | ImportError)
-        else type(error).__name__
-    )

@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delayed.clock import Backoff, pause
-from airflow_delayed.compat import AirflowException
 from airflow_delayed.delivery import Clock, delivery_for
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment, utcnow
 from airflow_delayed.replies import ReplyQueue
+from airflow_delayed.triggers.base import error_text
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ class ReplyWatch:
                     found = await self._call(self._collect, tuple(self._waiting))
                 except Exception as error:
                     # no connection of that name, a queue that is missing: somebody may repair it meanwhile
-                    self._log_problem(_text(error))
+                    self._log_problem(error_text(error))
                     await asyncio.sleep(backoff.next())
                     continue
                 backoff.reset()
@@ -215,14 +214,3 @@ def _watch(conn_id: str, queue: str, schema: str | None) -> ReplyWatch:
     if key not in watches:
         watches[key] = ReplyWatch(*key, ended=partial(watches.pop, key, None))
     return watches[key]
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, DelayedError):
-        return str(error)
-    # the text of a foreign error may show what must not be in a log
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, AirflowException | ImportError)
-        else type(error).__name__
-    )

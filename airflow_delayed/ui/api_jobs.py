@@ -1,6 +1,6 @@
 """The routes of jobs: changes of many messages by filter, which a thread of the API server works on.
 
-A job has a thread of its own, none of those that answer requests, and its own connections to the database. Its state is
+A job has a thread of its own, which answers no request, and its own connections to the database. Its state is
 in the store: any process of the API server answers for it. The rights are those of its user when it begins.
 """
 
