@@ -116,7 +116,7 @@ async def messages(
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
-        may_change, ahead = security.may_change(connection_id, user), hook.lookaheads()
+        may_change, ahead = security.may_change(connection_id, user), _lookaheads(hook, pool)
         return MessagePage(
             at=page.at,
             messages=[_row(stored, page.at, ahead, reasons=reasons, may_change=may_change) for stored in page.messages],
@@ -125,6 +125,11 @@ async def messages(
         )
 
     return await pool.call_store(connection_id, read)
+
+
+def _lookaheads(hook: DelayedStoreHook, pool: HookPool) -> Mapping[str, timedelta]:
+    """Return by connection how far dispatchers look ahead; it may be some seconds old."""
+    return pool.cached(f"lookahead {hook.conn_id}", hook.lookaheads)
 
 
 def check_reason(query: FilterBody, *, reasons: bool) -> None:
@@ -190,7 +195,7 @@ async def message(
         if isinstance(known, Remembered):
             detail.remembered = _tombstone(known, may_change)
         else:
-            detail.message = _row(known, detail.at, hook.lookaheads(), reasons=values, may_change=may_change)
+            detail.message = _row(known, detail.at, _lookaheads(hook, pool), reasons=values, may_change=may_change)
         return detail
 
     return await pool.call_store(connection_id, read)

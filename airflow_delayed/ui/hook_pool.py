@@ -103,6 +103,12 @@ class HookPool:
         """Return figures of a store and their age in seconds."""
         return await self.figures(connection_id, f"{name} {connection_id}", lambda: make(self._hook(connection_id)))
 
+    def cached(self, name: str, make: Callable[[], T]) -> T:
+        """Return figures from the cache, or computed now; for work that a call does already."""
+        found = self._cache.get(name)
+        figures: T = self._cache.compute(name, make) if found is None else found[0]
+        return figures
+
     def last_figures(self, name: str) -> tuple[Any, float] | None:
         """Return figures and their age in seconds, however old they are; None: there are none since the last change."""
         return self._cache.get(name, expired=True)
@@ -113,7 +119,7 @@ class HookPool:
 
     def invalidate_store(self, connection_id: str) -> None:
         """Drop what a change of a store's messages may have changed."""
-        for name in ("store", "health"):
+        for name in ("store", "health", "lookahead"):
             self.invalidate(f"{name} {connection_id}")
 
     def unanswered_since(self, connection: Hashable, *, failed: bool) -> datetime | None:

@@ -305,6 +305,7 @@ def test_until_when_a_message_can_be_cancelled(store: Store, page: Page):
     own.send([message("own", due)])
 
     def until() -> dict[str, datetime | None]:
+        page.pool.invalidate_store(store.conn_id)
         rows = page.get(url(store, "messages"))["messages"]
         found = {one["message_id"]: one["cancellable_until"] for one in rows}
         assert page.get(url(store, "message"), id="m")["message"]["cancellable_until"] == found["m"]
