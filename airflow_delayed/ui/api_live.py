@@ -137,8 +137,7 @@ async def _figures(
         (answer,) = await asyncio.wait_for(asked, PATIENCE)
     except asyncio.TimeoutError:
         answer = TooSlow(
-            f"connection {connection.connection_id!r} has not answered yet; if it stays so, look whether it can be"
-            " reached"
+            f"connection {connection.connection_id!r} did not answer within {PATIENCE:g} seconds; it is asked again"
         )
     if not isinstance(answer, Exception):
         return answer, answer

@@ -50,7 +50,7 @@ _UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "sile
 _REMEDIES = {
     "unreachable": "look whether its server runs and can be reached from the API server, with the host, port and login"
     " that Airflow has for it under Admin, Connections; until then its messages wait",
-    "silent": "look whether its server hangs (frozen, disk full, waiting for locks) or a firewall drops packets; until"
+    "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops packets; until"
     " then its messages wait",
     "not-examined": "look into the API server's log, which has the error",
 }
@@ -288,7 +288,7 @@ def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str
     )
     if finding.code == "no-dispatcher" and paused_dag is not None:
         cause.paused_dag = paused_dag
-        cause.what += f"; the DAG of the last one, {paused_dag}, is paused"
+        cause.what += f"; the DAG of the last dispatcher, {paused_dag}, is paused"
         cause.remedy = f"unpause the DAG {paused_dag}"
     if finding.code == "failed":
         name = connection.connection_id

@@ -74,7 +74,7 @@ def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Pa
     assert (found["status"], cause["code"], cause["severity"]) == ("failing", "no-dispatcher", "error")
     assert (cause["connection_id"], cause["kind"], cause["states"]) == (store.conn_id, "store", ["due", "retrying"])
     assert cause["what"].startswith("17 overdue, the oldest since ")
-    assert cause["what"].endswith("; the DAG of the last one, dispatch_store, is paused")
+    assert cause["what"].endswith("; the DAG of the last dispatcher, dispatch_store, is paused")
     assert (cause["paused_dag"], cause["remedy"]) == (dag, "unpause the DAG dispatch_store")
     seen = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
     assert [(one["dispatcher"], one["dag_id"], bool(one["host"])) for one in seen] == [(dispatcher, dag, True)]

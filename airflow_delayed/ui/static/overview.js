@@ -105,7 +105,7 @@ function dispatchers(summary, key) {
     h("td", {}, one.conn_ids.map((name) => name ?? "queue tables").join(", "))))) : h("p", {}, "None was at work within a day.")));
 }
 
-/** The button that pauses a DAG, or lets it run; nothing if the user may not see the DAG. */
+/** The button that pauses or unpauses a DAG; nothing if the user may not see the DAG. */
 export function pauser(dag, found, again) {
   if (!found) return null;
   const paused = found.is_paused;
@@ -116,7 +116,7 @@ export function pauser(dag, found, again) {
     } catch (fault) {
       event.target.after(h("p", { class: "notice error", role: "alert" }, fault.message));
     }
-  } }, paused ? "Let it run" : "Pause")];
+  } }, paused ? "Unpause" : "Pause")];
 }
 
 function audit(connection) {

@@ -172,8 +172,8 @@ def test_the_dag_of_a_dispatcher_is_paused_and_let_run(site: Site) -> None:
     page.wait_for("page.querySelector('.card .figures') !== null")
     page.click("details summary", text="Dispatchers")
     for wanted in (not before, before):
-        page.click("button", text="Pause" if wanted else "Let it run")
-        button = "Let it run" if wanted else "Pause"
+        page.click("button", text="Pause" if wanted else "Unpause")
+        button = "Unpause" if wanted else "Pause"
         page.wait_for(f"[...page.querySelectorAll('[data-key^=pause]')].some(b => b.innerText === '{button}')")
         process.wait_for("the DAG", lambda wanted=wanted: paused() is wanted, seconds=30)
     page.click("details summary", text="Audit")
