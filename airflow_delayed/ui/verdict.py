@@ -50,8 +50,8 @@ _UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "sile
 _REMEDIES = {
     "unreachable": "look whether its server runs and can be reached from the API server, with the host, port and login"
     " that Airflow has for it under Admin, Connections; until then its messages wait",
-    "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops packets; until"
-    " then its messages wait",
+    "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops"
+    " packets; until then its messages wait",
     "not-examined": "look into the API server's log, which has the error",
 }
 _SEVERITIES = ("error", "unknown", "warning")
