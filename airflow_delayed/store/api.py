@@ -236,7 +236,7 @@ class Store(StoreJobs):
 
         The messages wait again as they were, or are again among the failed ones; their ids are remembered no longer.
         A filter selects cancelled messages that can be restored; ``state="cancelled"`` alone selects all of them. A
-        message whose id was stored again is not restored, nor is one that has expired.
+        message whose id was stored again is not restored, nor is an expired message.
 
         :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
         :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "cancelled".
