@@ -265,7 +265,7 @@ def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
 
 
 def _selection(args: Namespace) -> dict[str, Any]:
-    """Return the ids, and the criteria of the filter, of which only options that were given are passed.
+    """Return the ids and the criteria of the filter, without those whose option is absent.
 
     :raises InputError: an option or an id is empty, as a variable of the shell may be that was never set.
     """

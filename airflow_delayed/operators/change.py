@@ -217,8 +217,9 @@ class ChangeOperator(BaseOperator):
         return checked
 
     def _reason(self) -> str | None:
-        # None, as a template in native types may render to
-        return None if self.because is None else str(self.because).strip() or None
+        text = str(self.because).strip()
+        # a template may render to nothing
+        return None if text in ("", "None") else text
 
     def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:
         """Report messages that are not there or came too late, as ``on_missing`` says."""

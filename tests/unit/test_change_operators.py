@@ -177,7 +177,7 @@ def test_the_reason_is_in_the_audit(delayed: Delayed, kind: type):
     with DAG("d", schedule=None, params={"by": "Ann"}):
         task = task_of(kind, tag="nobody", because="{{ params.by }} asked on {{ ds }}")
     delayed.run(task)
-    delayed.run(task_of(kind, tag="nobody", because="{{ '' }}"))
+    delayed.run(task_of(kind, tag="nobody", because="{{ none }}"))
     with closing(DelayedStoreHook("store")) as hook:
         assert [one.because for one in hook.audit()] == [None, f"Ann asked on {delayed.now.date()}"]
 
