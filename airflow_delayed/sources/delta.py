@@ -24,7 +24,8 @@ class DeltaSource(TemplatedSource):
     """One version of a Delta table: the newest when the task begins to read, or a version of your choice.
 
     Both passes read that version, whatever is written meanwhile; a retry reads the newest one again. Needs the extra
-    ``delta``. Tables with deletion vectors or column mapping are refused.
+    ``delta``. Tables with deletion vectors or column mapping are refused. Timestamps of type INT96 are what the table's
+    schema calls them: ``timestamp`` is an instant, and ``timestamp_ntz`` a wall clock.
 
     :param path: of the table, local or a URL that both fsspec and deltalake know (``s3://conn_id@bucket/table``).
     :param version: a number.
