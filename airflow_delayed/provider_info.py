@@ -193,6 +193,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
+                    "listener": _option(
+                        "Whether a listener lets a DAG's notifiers hear of states that a person sets, and of callbacks"
+                        " that were lost. Scheduler, API server and DAG processor need the same value.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
                     "sqs_prices": _option(
                         "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
                         " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"
