@@ -191,9 +191,10 @@ _ORIGIN = b"delayed origin 1"
 class Origin:
     """The run of a task that a message comes from; all tries of it are one.
 
+    :param task_id: empty for a message about the DAG's run itself.
     :param map_index: -1 for a task that is not mapped.
     :param iteration: of a task loop, counted from 1; None outside of loops.
-    :raises ValueError: a name is empty or has over 250 characters.
+    :raises ValueError: another name is empty, or one has over 250 characters.
     """
 
     dag_id: str
@@ -205,7 +206,7 @@ class Origin:
     def __post_init__(self) -> None:
         for name in ("dag_id", "run_id", "task_id"):
             value = getattr(self, name)
-            if not 0 < len(value) <= MAX_NAME or "\0" in value:
+            if not (name == "task_id" or value) or len(value) > MAX_NAME or "\0" in value:
                 raise ValueError(f"{name} must have 1 to {MAX_NAME} characters, none of them null")
 
     @property

@@ -20,9 +20,18 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedu
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
+from airflow_delayed.store.escalations import (
+    ArmOutcome,
+    Escalation,
+    RunAttempt,
+    RunFailure,
+    RunFailures,
+    StoreEscalations,
+    TakenBack,
+)
 from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
+from airflow_delayed.store.jobs import Job, JobSeen
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -38,15 +47,21 @@ __all__ = [
     "DISPATCHED",
     "MAX_COUNTED",
     "REASONS",
+    "ArmOutcome",
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
+    "Escalation",
     "Job",
     "JobSeen",
     "Outcome",
     "Outcomes",
+    "RunAttempt",
+    "RunFailure",
+    "RunFailures",
     "Store",
     "StoreCounts",
+    "TakenBack",
     "Timeline",
     "check_token",
     "close_engine",
@@ -59,7 +74,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreJobs):
+class Store(StoreEscalations):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
