@@ -1,22 +1,16 @@
-"""The notifiers of a DAG: checked when the DAG is parsed, and kept in its serialized form, where the listener has them.
-
-Airflow calls :func:`dag_policy` for each DAG that it parses (entry point group ``airflow.policy``). Each process of
-Airflow imports this module early, so at its top it imports nothing else of the package.
-"""
+"""The notifiers of a DAG, kept in its serialized form, where the listener finds them without the DAG's file."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.policies import hookimpl
+from airflow_delayed.notifications.missed_run import MissedRunNotifier
+from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier, StoreNotifier
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
-
-    from airflow_delayed.notifications.notifiers import StoreNotifier
 
 #: The key among a DAG's default_args that has its notifiers, as JSON. No operator has a parameter of this name.
 NOTIFIERS = "airflow_delayed.notifiers"
@@ -24,35 +18,26 @@ NOTIFIERS = "airflow_delayed.notifiers"
 #: When Airflow calls a callback: as the state of a run, or of a task instance.
 State = Literal["success", "failed"]
 _CALLBACKS: Mapping[State, str] = {"success": "on_success_callback", "failed": "on_failure_callback"}
+_CLASSES: Mapping[str, type[StoreNotifier]] = {
+    one.__name__: one for one in (DelayedNotifier, DelayedCancelNotifier, MissedRunNotifier)
+}
 
 
-@hookimpl
-def dag_policy(dag: DAG) -> None:
-    """Check the notifiers of a DAG that was parsed; where the listener is on, keep them.
+def check_and_keep(dag: DAG, *, keep: bool) -> None:
+    """Check the notifiers of a DAG that was parsed.
 
+    :param keep: whether to keep them, too.
     :raises AirflowClusterPolicyViolation: a notifier cannot do its work for this DAG; that is an import error.
     """
-    from airflow_delayed import config
-
-    listens = config.listener()
-    if listens:
-        from airflow_delayed.notifications.listener import stop_listening
-
-        stop_listening()
-    if "airflow_delayed.notifications.notifiers" not in sys.modules:
-        # no file of DAGs has imported one
-        return
     found = list(_notifiers(dag))
     for _, state, notifier in found:
         notifier.check_dag(dag, state)
-    if listens and found:
+    if keep and found:
         dag.default_args = {**dag.default_args, NOTIFIERS: _written(found)}
 
 
 def _notifiers(dag: DAG) -> Iterator[tuple[str | None, State, StoreNotifier]]:
     """Yield the notifiers of a DAG and of its tasks, each with the task and the state."""
-    from airflow_delayed.notifications.notifiers import StoreNotifier
-
     for owner in (dag, *dag.tasks):
         for state, name in _CALLBACKS.items():
             callbacks = getattr(owner, name, None) or ()
@@ -78,10 +63,6 @@ def kept_notifiers(text: str, task_id: str | None, state: str) -> list[StoreNoti
 
     :param text: as it is kept in the serialized DAG.
     """
-    from airflow_delayed.notifications.missed_run import MissedRunNotifier
-    from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
-
-    classes = {one.__name__: one for one in (DelayedNotifier, DelayedCancelNotifier, MissedRunNotifier)}
     read: dict[str, Any] = json.loads(text)
     wanted = read["owners"].get(task_id or "", {}).get(state, ())
-    return [classes[one["class"]].of_kept(one) for number in wanted if (one := read["notifiers"][number])]
+    return [_CLASSES[one["class"]].of_kept(one) for number in wanted if (one := read["notifiers"][number])]

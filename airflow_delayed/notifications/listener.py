@@ -1,9 +1,9 @@
 """The listener of the plugin, off by default: it lets a DAG's notifiers hear what calls none of Airflow's callbacks.
 
 That is above all the state that a person sets. Airflow calls a listener in the scheduler and in the API server, before
-the state is committed, and waits for it. So :class:`StateListener` only puts the change into a queue. A thread reads the
-committed state, and lets the notifiers of the DAG work as in a callback, with the same ids: of callback and thread the
-second finds that all is done.
+the state is committed, and waits for it. So :class:`StateListener` only puts the change into a queue. A thread reads
+the committed state, and lets the notifiers of the DAG work as in a callback, with the same ids: of callback and thread
+the second finds that all is done.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class ChangeQueue:
                 if self._thread is None:
                     self._thread = Thread(target=self._run, name="delayed-listener", daemon=True)
                     self._thread.start()
+        if full:
+            metrics.count_listener_dropped()
         if full and self.dropped % LOGGED_DROPS == 1:
             log.error(
                 "%s: %s changes wait for the store already, so the listener drops this one, %s in all by now; what was"
@@ -148,6 +150,7 @@ class ChangeQueue:
             return self._condition.wait_for(lambda: not len(self), seconds)
 
     def _run(self) -> None:
+        metrics.begin_outside_tasks()
         while True:
             pending = self._next()
             try:
@@ -266,7 +269,7 @@ class NotifierWork:
         if notifier.stores and age < PATIENCE:
             return PATIENCE - age
         pause = self._silent_until.get(store, 0.0) - self._clock()
-        if 0 < pause and age < TRIED:
+        if pause > 0 and age < TRIED:
             return pause
         pending.done.add(number)
         try:
@@ -321,8 +324,8 @@ def _committed(change: StateChange, dag: Any) -> dict[str, Any] | None:
 
 
 #: The fields that a callback has of a run, and of a task instance.
-_RUN = ("dag_id", "run_id", "run_type", "run_after", "state", "start_date", "end_date", "conf", "logical_date")
-_RUN += ("data_interval_start", "data_interval_end")
+_RUN: tuple[str, ...] = ("dag_id", "run_id", "run_type", "run_after", "state", "start_date", "end_date", "conf")
+_RUN += ("logical_date", "data_interval_start", "data_interval_end")
 _TASK = ("dag_id", "run_id", "task_id", "map_index", "try_number", "id", "state", "start_date", "end_date")
 
 
@@ -347,7 +350,7 @@ listeners: list[StateListener] = [_listener()]
 
 
 def stop_listening() -> None:
-    """Hear no changes in this process: it parses DAGs, so it is neither a scheduler nor an API server.
+    """Hear no changes in this process.
 
     Airflow refuses tasks with end_from_trigger=True in a process with a listener.
     """
