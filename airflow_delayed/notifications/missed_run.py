@@ -17,7 +17,7 @@ from urllib.parse import quote
 from airflow_delayed.compat import core_timetable
 from airflow_delayed.errors import InputError
 from airflow_delayed.identity import MAX_NAME, MISSED_RUN, key_id
-from airflow_delayed.message import UTC, delay_of, due_after, utcnow
+from airflow_delayed.message import delay_of, due_after, utc, utcnow
 from airflow_delayed.notifications.callback_run import SCHEDULED, CallbackRun, moment_of, tag_of
 from airflow_delayed.notifications.notifiers import MessageNotifier, RenderedFields, base_url, context_of, is_template
 from airflow_delayed.notifications.store_calls import calls_of
@@ -119,11 +119,8 @@ class MissedRunNotifier(MessageNotifier):
         key: str | None = None,
         context: Context | None = None,
     ) -> None:
-        for name, span in (("within", within), ("every", every)):
-            if is_template(span):
-                raise ValueError(f"{name}={span!r}: it is no template, for it is needed where there is no run yet")
-        self.within = delay_of(within, "within")
-        self.every = None if every is None else delay_of(every, "every")
+        self.within = _span("within", within)
+        self.every = None if every is None else _span("every", every)
         super().__init__(
             conn_id=conn_id,
             destination=destination,
@@ -292,6 +289,14 @@ class MissedRunNotifier(MessageNotifier):
         return replace(failure, failed_at=due_after(run.failed_at, self.within), run_url=runs)
 
 
+def _span(name: str, value: timedelta | float) -> timedelta:
+    if is_template(value):
+        raise ValueError(f"{name}={value!r}: it is no template, for it is needed where there is no run yet")
+    if not (span := delay_of(value, name)):
+        raise ValueError(f"{name}={value!r}: a run needs some time")
+    return span
+
+
 def has_times(dag: DAG) -> bool:
     """Return whether a DAG's schedule says when its next run is due."""
     try:
@@ -304,7 +309,7 @@ def has_times(dag: DAG) -> bool:
 
 
 def _scheduled(dag_id: str, run_after: datetime) -> ExpectedRun:
-    moment = run_after.astimezone(UTC)
+    moment = utc("run_after", run_after)
     return ExpectedRun(
         dag_id=dag_id,
         # as Airflow's own timetables name it
@@ -340,4 +345,4 @@ def _next_time(dag: Any, run_after: datetime, run: Any) -> datetime | None:
     else:
         # Airflow 3.1
         found = timetable.next_dagrun_info(last_automated_data_interval=interval, restriction=restriction)
-    return None if found is None else found.run_after
+    return None if found is None else utc("run_after", found.run_after)
