@@ -29,14 +29,14 @@ def check_and_keep(dag: DAG, *, keep: bool) -> None:
     :param keep: whether to keep them, too.
     :raises AirflowClusterPolicyViolation: a notifier cannot do its work for this DAG; that is an import error.
     """
-    found = list(_notifiers(dag))
+    found = list(notifiers_of(dag))
     for _, state, notifier in found:
         notifier.check_dag(dag, state)
     if keep and found:
         dag.default_args = {**dag.default_args, NOTIFIERS: _written(found)}
 
 
-def _notifiers(dag: DAG) -> Iterator[tuple[str | None, State, StoreNotifier]]:
+def notifiers_of(dag: DAG) -> Iterator[tuple[str | None, State, StoreNotifier]]:
     """Yield the notifiers of a DAG and of its tasks, each with the task and the state."""
     for owner in (dag, *dag.tasks):
         for state, name in _CALLBACKS.items():
