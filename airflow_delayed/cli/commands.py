@@ -270,7 +270,7 @@ def arm_(args: Namespace) -> None:
     show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
     if model.is_paused:
         print(
-            f"DAG {args.dag_id!r} is paused: the message is delivered unless it is unpaused and a run ends well by then",
+            f"DAG {args.dag_id!r} is paused: its message is delivered unless it is unpaused and ends well by then",
             file=sys.stderr,
         )
     for conn_id in dict.fromkeys(str(one.store_conn_id) for one in found):
