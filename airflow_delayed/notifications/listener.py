@@ -17,17 +17,19 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.listeners import hookimpl
 
 from airflow_delayed import metrics
 from airflow_delayed.compat import conf
-from airflow_delayed.errors import DelayedError, explained
+from airflow_delayed.errors import DelayedError, TransportUnavailable, explained
 from airflow_delayed.notifications.dag_notifiers import NOTIFIERS, kept_notifiers
+from airflow_delayed.notifications.store_calls import calls_of
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 LIMIT = 10_000
 #: After so many further drops there is a line in the log again.
 LOGGED_DROPS = 1000
+#: Seconds without work after which the thread lets go of connections.
+IDLE = 10.0
 #: Seconds that the thread has at the end of the process.
 AT_EXIT = 5.0
 #: Seconds between two looks for a state that is not committed yet; and after so many, what is committed counts.
@@ -83,9 +87,17 @@ class Pending:
     done: set[Any] = field(default_factory=set)
 
 
-#: Works on a change; returns in how many seconds it wants to work on it again, or None: that was all. The second
-#: argument is how long ago it was heard, in seconds.
-Work = Callable[[Pending, float], float | None]
+class Work(Protocol):
+    """What the queue's thread does."""
+
+    def __call__(self, pending: Pending, age: float) -> float | None:
+        """Work on a change, and return in how many seconds to go on; None: that was all.
+
+        :param age: seconds since Airflow announced it; infinite: there is no later.
+        """
+
+    def rest(self) -> None:
+        """Let go of what it has for the next changes, for none has come for a while."""
 
 
 class ChangeQueue:
@@ -93,7 +105,7 @@ class ChangeQueue:
 
     :meth:`put` never waits: neither for the thread nor for what it works on.
 
-    :param work: called in the thread; what it raises is logged, and ends the work on that change.
+    :param work: done in the thread; what it raises is logged, and ends the work on that change.
     :param limit: how many changes may wait; further ones are dropped, counted and logged.
     """
 
@@ -168,13 +180,18 @@ class ChangeQueue:
 
     def _next(self) -> Pending:
         """Wait for the next change whose time has come."""
-        with self._condition:
-            while True:
-                left = self._waiting[0][0] - self._clock() if self._waiting else None
-                if left is not None and (left <= 0 or self._finishing):
+        idle = rests = False
+        while True:
+            if idle and not rests:
+                self._work.rest()
+                rests = True
+            with self._condition:
+                left = self._waiting[0][0] - self._clock() if self._waiting else math.inf
+                if self._waiting and (left <= 0 or self._finishing):
                     self._at_work = True
                     return heapq.heappop(self._waiting)[2]
-                self._condition.wait(left)
+                longest = left if rests else min(left, IDLE)
+                idle = not self._condition.wait(None if longest == math.inf else longest)
 
 
 class StateListener:
@@ -239,12 +256,20 @@ class NotifierWork:
         self._clock = clock
         #: By store: until when it is not asked again.
         self._silent_until: dict[str, float] = {}
+        #: By store: what keeps its connection open from one change to the next.
+        self._open: dict[str, ExitStack] = {}
+
+    def rest(self) -> None:
+        """Close the connections of all stores."""
+        for store in list(self._open):
+            self._close(store)
+
+    def _close(self, store: str) -> None:
+        if (opened := self._open.pop(store, None)) is not None:
+            opened.close()
 
     def __call__(self, pending: Pending, age: float) -> float | None:
-        """Work on a change, and return in how many seconds to go on; None: that was all.
-
-        :param age: seconds since Airflow announced it; infinite: there is no later.
-        """
+        """Work on a change, see :class:`Work`."""
         change = pending.change
         dag = _serialized_dag(change.dag_id) if change.dag is None else change.dag
         text = None if dag is None else (dag.default_args or {}).get(NOTIFIERS)
@@ -273,10 +298,17 @@ class NotifierWork:
             return pause
         pending.done.add(number)
         try:
+            if store not in self._open:
+                self._open[store] = ExitStack()
+                self._open[store].enter_context(calls_of(store).kept_open())
             notifier.notify(context)  # type: ignore[arg-type]
-        except DelayedError as error:
-            self._silent_until[store] = self._clock() + SILENCE
-            if age < TRIED:
+        except Exception as error:
+            self._close(store)
+            # the others say that something is wrong, which no time mends
+            silent = isinstance(error, TransportUnavailable) or type(error) is DelayedError
+            if silent:
+                self._silent_until[store] = self._clock() + SILENCE
+            if silent and age < TRIED:
                 log.warning("%s: %s; the listener tries again in %g s", pending.change, explained(error), SILENCE)
                 pending.done.discard(number)
                 return SILENCE

@@ -171,6 +171,12 @@ class StoreCalls:
             return work(hook)
 
     @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Let the calls within the block share one connection, whether or not they follow each other at once."""
+        with self._shared_hook():
+            yield
+
+    @contextmanager
     def _shared_hook(self) -> Iterator[DelayedStoreHook]:
         """Yield the hook of all calls that are at work; the last of them closes it."""
         from airflow_delayed.hooks.store import DelayedStoreHook

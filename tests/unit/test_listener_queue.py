@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from threading import Event, current_thread, main_thread
 
 import pytest
 
+from airflow_delayed.notifications import listener
 from airflow_delayed.notifications.listener import ChangeQueue, Pending, StateChange
 
 SOON = 30
@@ -15,6 +17,20 @@ SOON = 30
 
 def change(number: int = 0) -> StateChange:
     return StateChange(dag_id="etl", run_id=f"run {number}", state="failed")
+
+
+class Calls:
+    """Work that is a function."""
+
+    def __init__(self, call: Callable[[Pending, float], float | None]) -> None:
+        self._call = call
+        self.rests = Event()
+
+    def __call__(self, pending: Pending, age: float) -> float | None:
+        return self._call(pending, age)
+
+    def rest(self) -> None:
+        self.rests.set()
 
 
 class Store:
@@ -30,6 +46,9 @@ class Store:
         assert self.answers.wait(SOON)
         self.worked.append(pending.change.run_id)
         return None
+
+    def rest(self) -> None:
+        """Nothing is open."""
 
 
 def test_a_thousand_changes_are_put_while_the_store_says_nothing_and_none_is_lost():
@@ -70,7 +89,7 @@ def test_work_that_is_not_done_goes_on_after_the_seconds_that_it_asks_for():
             again.set()
         return None if age >= 30 else 30 - age
 
-    queue = ChangeQueue(work, clock=lambda: now[0])
+    queue = ChangeQueue(Calls(work), clock=lambda: now[0])
     queue.put(change())
     while not ages or len(queue._waiting) != 1:
         pass
@@ -90,7 +109,7 @@ def test_an_error_ends_the_work_on_one_change_alone(caplog):
             raise RuntimeError("broken")
         worked.append(pending.change.run_id)
 
-    queue = ChangeQueue(work)
+    queue = ChangeQueue(Calls(work))
     for number in range(3):
         queue.put(change(number))
     assert queue.finish(SOON)
@@ -105,7 +124,7 @@ def test_at_the_end_of_a_process_nothing_is_put_off():
         ages.append(age)
         return None if age > 1e6 else 3600.0
 
-    queue = ChangeQueue(work)
+    queue = ChangeQueue(Calls(work))
     queue.put(change())
     assert queue.finish(SOON)
     assert ages[-1] == float("inf")
@@ -135,3 +154,13 @@ def test_a_fork_has_a_thread_and_a_queue_of_its_own():
     store.answers.set()
     assert queue.finish(SOON)
     assert store.worked == ["run 0", "run 1", "run 2"]
+
+
+def test_the_thread_lets_go_of_connections_when_nothing_comes(monkeypatch):
+    monkeypatch.setattr(listener, "IDLE", 0.01)
+    work = Calls(lambda pending, age: None)
+    queue = ChangeQueue(work)
+    queue.put(change())
+    assert work.rests.wait(SOON)
+    queue.put(change())
+    assert queue.finish(SOON)
