@@ -58,6 +58,12 @@ class _Call:
     is_dropped: bool = False
 
 
+@dataclass(eq=False, slots=True)
+class _SharedHook:
+    hook: DelayedStoreHook
+    users: int = 0
+
+
 class StoreCalls:
     """The calls of one store by this process. Its methods may be called from any thread and event loop.
 
@@ -82,8 +88,7 @@ class StoreCalls:
         #: Calls that had no answer, since the last answer.
         self._dropped = 0
         self._hook_lock = Lock()
-        self._hook: DelayedStoreHook | None = None
-        self._users = 0
+        self._shared: _SharedHook | None = None
 
     def call(self, work: Callable[[DelayedStoreHook], T], conn_ids: Sequence[str] = ()) -> T:
         """Do work in the store, and return its result.
@@ -182,22 +187,23 @@ class StoreCalls:
         from airflow_delayed.hooks.store import DelayedStoreHook
 
         with self._hook_lock:
-            if self._hook is None:
-                made = DelayedStoreHook(self._conn_id)
+            if self._shared is None:
+                hook = DelayedStoreHook(self._conn_id)
                 # made here, for several threads would make several
-                _ = made.engine
-                self._hook = made
-            hook = self._hook
-            self._users += 1
+                _ = hook.engine
+                self._shared = _SharedHook(hook)
+            shared = self._shared
+            shared.users += 1
         try:
-            yield hook
+            yield shared.hook
         finally:
             with self._hook_lock:
-                self._users -= 1
-                if unused := not self._users:
-                    self._hook = None
-            if unused:
-                hook.close()
+                shared.users -= 1
+                is_unused = not shared.users
+                if is_unused and self._shared is shared:
+                    self._shared = None
+            if is_unused:
+                shared.hook.close()
 
     def _result(self, one: _Call) -> Any:
         from airflow_delayed.hooks.store import result_of
@@ -226,6 +232,9 @@ class StoreCalls:
             self._drop(one)
             waiting = [(other, self._drop(other)) for other in self._waiting]
             self._waiting.clear()
+        # the next call makes one, for the connection may be another then; without its lock, for which an event loop
+        # would wait
+        self._shared = None
         log.info("%s; no notifier of this process asks it again for %g seconds", reason, SILENCE)
         for other, error in waiting:
             other.begun.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,41 @@ def test_a_delay_that_cannot_be_is_an_error_when_the_dag_is_parsed() -> None:
         with pytest.raises(InvalidMessage, match="delay: "):
             DelayedNotifier(conn_id="r", store_conn_id="db", destination="q", delay=delay)
     DelayedNotifier(conn_id="r", store_conn_id="db", destination="q", delay="{{ params.delay }}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"destination": ""}, "destination= must be the name of a queue"),
+        ({"destination": "x" * 201}, "destination= has 201 characters; the store keeps up to 200"),
+        (
+            {"conn_id": "db", "destination": "x" * 64},
+            "destination= has 64 bytes; the name of a queue table has up to 63",
+        ),
+        ({"value": {"when": END}}, "value= cannot be written as JSON"),
+        ({"value": 3}, "value= must be text, bytes, or a list or dictionary"),
+        ({"value": {"when": END, "run": "{{ run_id }}"}}, "value= cannot be written as JSON"),
+        ({"headers": {"n": 3}}, "headers= the value of 'n' must be text, not int"),
+        ({"headers": ["n"]}, "headers= must be text by text, not list"),
+        ({"conn_id": ""}, "conn_id= must be the id of a connection"),
+        ({"key": ""}, "key='' must be text that is not empty"),
+    ],
+)
+def test_a_literal_that_cannot_be_is_an_error_when_the_dag_is_parsed(wrong: dict[str, Any], text: str) -> None:
+    arguments = {"conn_id": "r", "store_conn_id": "db", "destination": "q", "delay": 1, **wrong}
+    with pytest.raises(ValueError, match=re.escape(text)):
+        DelayedNotifier(**arguments)
+    # Airflow makes a deadline's after the deadline, where an error would lose the escalation
+    if "key" not in wrong:
+        DelayedNotifier(**arguments, context={"deadline": {}})
+
+
+def test_templates_are_not_checked_when_the_dag_is_parsed() -> None:
+    fields = ("conn_id", "destination", "value", "headers", "key")
+    for name in fields:
+        value = {"n": "{{ params.n }}"} if name == "headers" else "{{ params.n }}"
+        arguments = {"conn_id": "r", "store_conn_id": "db", "destination": "q", "delay": 1, name: value}
+        assert getattr(DelayedNotifier(**arguments), name) == value
 
 
 def run_of(**fields: Any) -> CallbackRun:
