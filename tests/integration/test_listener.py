@@ -150,8 +150,10 @@ def hook(connect: Callable[..., str], tmp_path: Path) -> Iterator[DelayedStoreHo
         yield store
 
 
-def etl(dag_id: str, *, value: str | None = None, **options: Any) -> DAG:
-    failed, ended = DelayedNotifier(**QUEUE, value=value, **options), DelayedCancelNotifier(**STORE, **options)
+def etl(dag_id: str, *, store: str = "marks_store", value: str | None = None, **options: Any) -> DAG:
+    queue = {**QUEUE, "conn_id": store, "store_conn_id": store}
+    failed = DelayedNotifier(**queue, value=value, **options)
+    ended = DelayedCancelNotifier(store_conn_id=store, **options)
     with DAG(dag_id, schedule=None, on_failure_callback=[print, failed], on_success_callback=ended) as dag:
         EmptyOperator(task_id="work")
     return dag
@@ -283,8 +285,8 @@ def test_a_run_that_was_deleted_and_a_dag_without_notifiers_are_no_errors(airflo
 
 
 def test_a_store_that_refuses_is_tried_again_and_given_up_in_the_end(airflow, connect, caplog) -> None:
-    connect("marks_store", conn_type="postgres", host="127.0.0.1", port=1, login="a", password="s3cret", schema="b")
-    airflow.parse(etl("away"))
+    connect("away_store", conn_type="postgres", host="127.0.0.1", port=1, login="a", password="s3cret", schema="b")
+    airflow.parse(etl("away", store="away_store"))
     airflow.run("away", "night", "failed")
     now = [0.0]
     work = NotifierWork(lambda: now[0])
@@ -325,7 +327,7 @@ def frozen(connect: Callable[..., str]) -> Iterator[postgres.Postgres]:
     with postgres.running() as server:
         parts = urlsplit(server.url)
         connect(
-            "marks_store",
+            "frozen_store",
             conn_type="postgres",
             host=parts.hostname,
             port=parts.port,
@@ -347,14 +349,14 @@ def _signal(server: postgres.Postgres, number: signal.Signals) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_thousand_changes_while_the_store_is_frozen_hold_nobody_up_and_none_is_lost(airflow, frozen) -> None:
-    dag = etl("frozen")
+    dag = etl("frozen", store="frozen_store")
     airflow.parse(dag)
     runs = [f"night-{number}" for number in range(20)]
     for name in runs:
         airflow.run("frozen", name, "failed")
     from airflow.listeners.listener import get_listener_manager
 
-    with closing(DelayedStoreHook("marks_store")) as store:
+    with closing(DelayedStoreHook("frozen_store")) as store:
         store.install(["desk"], create_destinations=True)
         for name in runs:
             dag.on_failure_callback[1](airflow.callback("frozen", name))
