@@ -93,6 +93,7 @@ def get_provider_info() -> dict[str, Any]:
         "notifications": [
             "airflow_delayed.notifications.notifiers.DelayedNotifier",
             "airflow_delayed.notifications.notifiers.DelayedCancelNotifier",
+            "airflow_delayed.notifications.missed_run.MissedRunNotifier",
         ],
         # schemes of common.messaging's MessageQueueTrigger
         "queues": [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_delayed.compat import core_timetable
-from airflow_delayed.errors import InputError
+from airflow_delayed.errors import InputError, explained
 from airflow_delayed.identity import MAX_NAME, MISSED_RUN, key_id
 from airflow_delayed.message import delay_of, due_after, utc, utcnow
 from airflow_delayed.notifications.callback_run import SCHEDULED, CallbackRun, moment_of, tag_of
@@ -302,9 +302,9 @@ def has_times(dag: DAG) -> bool:
     try:
         timetable = core_timetable(dag)
         return bool(timetable.periodic and timetable.can_be_scheduled)
-    except Exception:
-        # a timetable that Airflow cannot read in its serialized form
-        log.warning("DAG %s: its timetable cannot be read", dag.dag_id, exc_info=True)
+    except Exception as error:
+        # Airflow cannot read every timetable in its serialized form
+        log.warning("DAG %s: its timetable cannot be read: %s", dag.dag_id, explained(error))
         return False
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -14,6 +16,7 @@ import pytest
 from airflow.sdk import DAG, Asset
 from support.etl import broker_fixture as broker_fixture
 from support.etl import reachable_fixture as reachable_fixture
+from support.examples import dags_of
 from support.stores import Store, Transport, on_postgres_too
 from support.stores import plain_store_fixture as plain_store_fixture
 
@@ -38,7 +41,8 @@ class Watched:
     catchup: bool = False
 
     def __post_init__(self) -> None:
-        self.hour = utcnow().replace(minute=0, second=0, microsecond=0)
+        # that no hour begins while a test runs
+        self.hour = (utcnow() + timedelta(minutes=5)).replace(minute=0, second=0, microsecond=0)
         shared = {"conn_id": "broker", "store_conn_id": self.store.conn_id, "destination": "desk", "within": WITHIN}
         self.notifier = MissedRunNotifier(**{**shared, **self.options})
         start = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -311,3 +315,26 @@ def test_a_body_that_cannot_be_rendered_becomes_the_default_one(watch) -> None:
     (one,) = watched.hook.list()
     body = json.loads(watched.content(one.message_id).body)
     assert (body["reason"], body["problem"]) == ("missed", "value= cannot be rendered (UndefinedError)")
+
+
+def test_the_example_is_watched_from_its_first_task_on(
+    here: Path, connect, tmp_path: Path, run_dag, monkeypatch
+) -> None:
+    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    dags = dags_of(here / "dags/missed_run.py", monkeypatch)
+    assert run_dag(dags["missed_run_install"]).state == "success"
+    dag = dags["missed_run"]
+    minute = utcnow().replace(second=0, microsecond=0)
+    with closing(DelayedStoreHook("delayed_store")) as store:
+        outcome, _, _ = dag.on_success_callback.arm_first(dag, minute)
+        assert outcome == "stored"
+        run = SimpleNamespace(
+            dag_id=dag.dag_id, run_id=f"scheduled__{minute.isoformat()}", run_after=minute, start_date=minute
+        )
+        context = {"dag": dag, "run_id": run.run_id, "dag_run": run}
+        dag.task_dict["work"].on_execute_callback[0](context)
+        dag.on_success_callback(context)
+        (one,) = store.list(tag="missed-run:missed_run")
+        # the test may have gone on for some seconds into the next minute
+        assert minute + timedelta(minutes=4) <= one.due_at < utcnow() + timedelta(minutes=4)
+        assert [finding.code for finding in store.health()] == ["no-dispatcher", "no-service"]
