@@ -8,7 +8,7 @@ characters. The position of a row is never a part of it. An origin is the identi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
+from airflow_delayed.criteria import UNSET, passed
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds
 
@@ -226,9 +227,16 @@ class SentBy:
     """A filter of runs of tasks: all those of a DAG, or only those with the given names.
 
     :param map_index: -1 for a task that is not mapped.
+    :raises NullCriterion: a parameter was passed and is None; one that was not passed is None afterwards.
     """
 
     dag_id: str
-    run_id: str | None = None
-    task_id: str | None = None
-    map_index: int | None = None
+    run_id: str | None = UNSET  # type: ignore[assignment]
+    task_id: str | None = UNSET  # type: ignore[assignment]
+    map_index: int | None = UNSET  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in fields(self)]
+        criteria = passed(**{name: getattr(self, name) for name in names})
+        for name in names:
+            object.__setattr__(self, name, criteria.get(name))

@@ -16,7 +16,7 @@ from typing import Any
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
-from airflow_delayed.errors import DelayedError, one_line
+from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
@@ -38,18 +38,16 @@ def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
     with _store(args) as store:
         if set(args.state or ()) & set(LEFT):
-            page = store.page(**_filter(args), ids=args.message_id or None, limit=args.limit or _ALL, after=args.after)
+            page = store.page(**_selection(args), limit=args.limit or _ALL, after=args.after)
             show([asdict(one) for one in page.remembered], args.output, LEFT_COLUMNS)
             if page.next:
                 print(f"There may be more: --after {page.next}", file=sys.stderr)
             return
-        found = list(
-            store.list(**_filter(args), ids=args.message_id or None, limit=args.limit or None, after=args.after)
-        )
+        found = list(store.list(**_selection(args), limit=args.limit or None, after=args.after))
         rows = [asdict(one) for one in found]
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
-            rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.conn_id} for row in rows]
+            rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.store_conn_id} for row in rows]
         show(rows, args.output, COLUMNS)
         if args.limit and len(found) == args.limit:
             print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
@@ -61,7 +59,7 @@ def get_(args: Namespace) -> None:
     with _store(args) as store:
         known = store.get(args.message_id)
         if known is None:
-            raise SystemExit(f"The store {args.conn_id} has no message {args.message_id}.")
+            raise SystemExit(f"The store {args.store_conn_id} has no message {args.message_id}.")
         show([asdict(known)], args.output)
 
 
@@ -70,9 +68,7 @@ def counts_(args: Namespace) -> None:
     """``airflow delayed counts``."""
     with _store(args) as store:
         found = store.counts(
-            tag=args.tag,
-            destination=args.destination,
-            deliver_conn_id=args.deliver_conn_id,
+            **_texts(args),
             overdue=timedelta(seconds=args.overdue),
             hours=args.hours,
             by_destination=args.by_destination,
@@ -91,7 +87,7 @@ def counts_(args: Namespace) -> None:
 def cancel_(args: Namespace) -> None:
     """``airflow delayed cancel``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.cancel(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.cancel(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -100,7 +96,7 @@ def restore_(args: Namespace) -> None:
     with _store(args) as store:
 
         def work(**options: Any) -> Outcomes:
-            return store.restore(args.message_id or None, overdue_ok=args.overdue_ok, **_filter(args), **options)
+            return store.restore(overdue_ok=args.overdue_ok, **_selection(args), **options)
 
         _change(args, work)
 
@@ -112,7 +108,7 @@ def reschedule_(args: Namespace) -> None:
         due_at = None if args.due_at is None else parse_moment("--due-at", args.due_at)
 
         def work(**options: Any) -> Outcomes:
-            return store.reschedule(args.message_id or None, due_at, delay=args.delay, **_filter(args), **options)
+            return store.reschedule(due_at=due_at, delay=args.delay, **_selection(args), **options)
 
         _change(args, work)
 
@@ -121,7 +117,7 @@ def reschedule_(args: Namespace) -> None:
 def retry_(args: Namespace) -> None:
     """``airflow delayed retry``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.retry(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.retry(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -136,7 +132,7 @@ def purge_(args: Namespace) -> None:
 def erase_(args: Namespace) -> None:
     """``airflow delayed erase``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.erase(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.erase(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -155,7 +151,10 @@ def dispatchers_(args: Namespace) -> None:
     """``airflow delayed dispatchers``."""
     with _store(args) as store:
         # None stands for the queue tables of the store's own database
-        rows = [(one, [args.conn_id if name is None else name for name in one.conn_ids]) for one in store.dispatchers()]
+        rows = [
+            (one, [args.store_conn_id if name is None else name for name in one.conn_ids])
+            for one in store.dispatchers()
+        ]
         show([asdict(one) | {"conn_ids": names} for one, names in rows], args.output)
 
 
@@ -169,7 +168,7 @@ def dispatcher_(args: Namespace) -> None:
             show(_plan(store, names, policy), args.output)
             return
         service = DispatchService(
-            lambda: DelayedStoreHook(args.conn_id, table=args.table, schema=args.schema), names, policy
+            lambda: DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema), names, policy
         )
         try:
             ended = service.run(args.host, args.port)
@@ -199,7 +198,7 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
     defaults = {"lookahead": config.lookahead(), "remember": config.remember()}
     given = {name: value for name, value in vars(args).items() if value is not None}
     policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in defaults.items()}, **given})
-    check_connections(args.conn_id, names, policy.consistency)
+    check_connections(args.store_conn_id, names, policy.consistency)
     return names, policy
 
 
@@ -296,20 +295,47 @@ def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        with closing(DelayedStoreHook(args.conn_id, table=args.table, schema=args.schema)) as store:
+        with closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store:
             yield store
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None
 
 
-def _filter(args: Namespace) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in ("tag", "destination", "deliver_conn_id")}
+def _selection(args: Namespace) -> dict[str, Any]:
+    """Return the ids and the criteria of the filter, without those whose option is absent.
+
+    :raises InputError: an option or an id is empty, as a variable of the shell may be that was never set.
+    """
+    selection = _texts(args)
     for name in ("due_from", "due_until"):
+        if (text := getattr(args, name)) is not None:
+            selection[name] = parse_moment(_option(name), text)
+    if getattr(args, "state", None) is not None:
+        selection["state"] = args.state
+    if args.message_id:
+        if not all(args.message_id):
+            raise InputError("an id of a message is empty, so nothing is changed: is a variable of the shell not set?")
+        selection["ids"] = args.message_id
+    return selection
+
+
+def _texts(args: Namespace) -> dict[str, Any]:
+    """Return the criteria that are texts."""
+    texts: dict[str, Any] = {}
+    for name in ("tag", "destination", "deliver_conn_id"):
         text = getattr(args, name)
-        given[name] = None if text is None else parse_moment(f"--{name.replace('_', '-')}", text)
-    if hasattr(args, "state"):
-        given["state"] = args.state
-    return given
+        if text is not None and not text.strip():
+            raise InputError(
+                f"{_option(name)} is empty, so nothing is changed: is a variable of the shell not set? To select"
+                f" whatever the {name} is, leave {_option(name)} out"
+            )
+        if text is not None:
+            texts[name] = text
+    return texts
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:

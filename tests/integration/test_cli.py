@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def program(store: Store, here: Path) -> Callable[..., Done]:
     """The real program, which takes seconds to start."""
 
     def run(command: str, *arguments: str) -> Done:
-        words = [sys.executable, "-m", "airflow", "delayed", command, "--conn-id", store.conn_id, *arguments]
+        words = [sys.executable, "-m", "airflow", "delayed", command, "--store-conn-id", store.conn_id, *arguments]
         found = {**os.environ, "PYTHONPATH": str(here)}
         done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=found)
         return Done(done.returncode, done.stdout, done.stderr)
@@ -71,7 +72,7 @@ def delayed(store: Store, monkeypatch, capsys) -> Callable[..., Done]:
 
     def run(command: str, *arguments: str, answer: str = "") -> Done:
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-        args = parser.parse_args(["delayed", command, "--conn-id", store.conn_id, *arguments])
+        args = parser.parse_args(["delayed", command, "--store-conn-id", store.conn_id, *arguments])
         code = 0
         capsys.readouterr()
         try:
@@ -213,7 +214,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
         (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
         (["list", "--table", "other"], "table other: missing"),
-        (["counts", "--conn-id", "gone"], "The conn_id `gone` isn't defined"),
+        (["counts", "--store-conn-id", "gone"], "The conn_id `gone` isn't defined"),
     ],
     ids=str,
 )
@@ -222,6 +223,32 @@ def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, argum
     assert done.code == 1
     assert text in done.err
     assert done.out == ""
+
+
+TEXTS = ["--tag", "--destination", "--deliver-conn-id"]
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [
+        *product(
+            ["cancel", "restore", "reschedule", "retry", "erase", "list"], [*TEXTS, "--due-from", "--due-until", "id"]
+        ),
+        *product(["counts"], TEXTS),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set_changes_nothing(
+    hook: DelayedStoreHook, delayed, command: str, option: str
+):
+    before = {one.message_id: one.due_at for one in hook.list()}
+    more = {"reschedule": ["--delay", "5"], "list": [], "counts": []}.get(command, [])
+    more += ["--yes"] if command not in ("list", "counts") else []
+    other = ["--destination", "q"] if option != "--destination" else ["--tag", "t"]
+    done = delayed(command, *([""] if option == "id" else [option, "", *other]), *more)
+    assert (done.code, done.out) == (1, "")
+    text = f"{option}: '' is not a time" if "due" in option else f"{option} is empty, so nothing is changed"
+    assert (text if option != "id" else "an id of a message is empty, so nothing is changed") in done.err
+    assert {one.message_id: one.due_at for one in hook.list()} == before
 
 
 def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
