@@ -97,7 +97,7 @@ def silent_server() -> Iterator[int]:
 def test_silence_escalates_whatever_is_killed(watch: Watch) -> None:
     live, store, folder = watch.world.live, watch.store, watch.folder
     service = live.begin(
-        *("airflow", "delayed", "dispatcher", "--conn-id", "missed_store", "--deliver-conn-ids", "missed_store"),
+        *("airflow", "delayed", "dispatcher", "--store-conn-id", "missed_store", "--deliver-conn-ids", "missed_store"),
         *("--port", "0"),
     )
     with by_schedule(watch.world):
