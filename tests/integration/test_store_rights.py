@@ -17,9 +17,11 @@ from support.stores import Store, Transport, message, run_sql
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.identity import Origin
+from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
 USERS = ("installer", "sender", "dispatcher", "editor", "viewer")
 
 
@@ -202,6 +204,28 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     list(job)
     assert [one.stopped_by for one in viewing.jobs()] == ["editor"]
     assert len(list(viewing.audit())) == 10
+
+
+def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
+    world.before()
+    world.store("installer").hook().install([])
+    world.after()
+    sending, editing = world.store("sender").hook(), world.store("editor").hook()
+
+    def armed(started_at: datetime) -> str:
+        attempt = RunAttempt(name="d/r", run_id="r", tag="notifier:d/r", started_at=started_at)
+        failure = RunFailure(dag_id="d", run_id="r", started_at=started_at, failed_at=started_at)
+        due = message(f"e-{started_at.timestamp()}", LATER, tag=attempt.tag)
+        wanted = Escalation(attempt=attempt, message=due, failure=failure, beginning="e-")
+        origin = Origin(dag_id="d", run_id="r", task_id="")
+        return sending.arm(wanted, deliver_conn_id="broker", origin=origin)[0].value
+
+    def taken_back(started_at: datetime) -> int:
+        success = RunAttempt(name="d/r", run_id="r", tag="notifier:d/r", started_at=started_at)
+        return editing.take_back(success, actor="d").outcomes.changed
+
+    assert [armed(PAST), armed(PAST + HOUR)] == ["stored", "joined"]
+    assert [taken_back(PAST), taken_back(PAST + HOUR), armed(PAST)] == [0, 1, "succeeded"]
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):
