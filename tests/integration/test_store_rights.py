@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import pytest
 from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.etl import arm, take_back
 from support.stores import Store, Transport, message, run_sql
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.identity import Origin
-from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -212,20 +212,8 @@ def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
     world.after()
     sending, editing = world.store("sender").hook(), world.store("editor").hook()
 
-    def armed(started_at: datetime) -> str:
-        attempt = RunAttempt(name="d/r", run_id="r", tag="notifier:d/r", started_at=started_at)
-        failure = RunFailure(dag_id="d", run_id="r", started_at=started_at, failed_at=started_at)
-        due = message(f"e-{started_at.timestamp()}", LATER, tag=attempt.tag)
-        wanted = Escalation(attempt=attempt, message=due, failure=failure, beginning="e-")
-        origin = Origin(dag_id="d", run_id="r", task_id="")
-        return sending.arm(wanted, deliver_conn_id="broker", origin=origin)[0].value
-
-    def taken_back(started_at: datetime) -> int:
-        success = RunAttempt(name="d/r", run_id="r", tag="notifier:d/r", started_at=started_at)
-        return editing.take_back(success, actor="d").outcomes.changed
-
-    assert [armed(PAST), armed(PAST + HOUR)] == ["stored", "joined"]
-    assert [taken_back(PAST), taken_back(PAST + HOUR), armed(PAST)] == [0, 1, "succeeded"]
+    assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
+    assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):
