@@ -30,8 +30,8 @@ def check_and_keep(dag: DAG, *, keep: bool) -> None:
     :raises AirflowClusterPolicyViolation: a notifier cannot do its work for this DAG; that is an import error.
     """
     found = list(notifiers_of(dag))
-    for _, state, notifier in found:
-        notifier.check_dag(dag, state)
+    for task_id, state, notifier in found:
+        notifier.check_dag(dag, task_id, state)
     if keep and found:
         dag.default_args = {**dag.default_args, NOTIFIERS: _written(found)}
 

@@ -49,6 +49,8 @@ IDLE = 10.0
 AT_EXIT = 5.0
 #: Seconds between two looks for a state that is not committed yet; and after so many, what is committed counts.
 LOOK, VISIBLE = 1.0, 60.0
+#: Seconds for which a DAG need not be read again.
+FRESH = 10.0
 #: Seconds that a callback has to come, before a message is stored in its place: the callback knows more of a failure.
 PATIENCE = 30.0
 #: Seconds between two tries of a store that does not answer, and for how many it is tried.
@@ -137,8 +139,9 @@ class ChangeQueue:
                 heapq.heappush(self._waiting, (now, next(self._numbers), Pending(change, now)))
                 self._condition.notify()
                 if self._thread is None:
-                    self._thread = Thread(target=self._run, name="delayed-listener", daemon=True)
-                    self._thread.start()
+                    thread = Thread(target=self._run, name="delayed-listener", daemon=True)
+                    thread.start()
+                    self._thread = thread
         if full:
             metrics.count_listener_dropped()
         if full and self.dropped % LOGGED_DROPS == 1:
@@ -258,6 +261,15 @@ class NotifierWork:
         self._silent_until: dict[str, float] = {}
         #: By store: what keeps its connection open from one change to the next.
         self._open: dict[str, ExitStack] = {}
+        #: What a fork has from its parent, and never closes.
+        self._inherited: object = None
+        #: The DAG of the change before, and when it was read: a person may mark many tasks of a run at once.
+        self._read: tuple[float, str, Any] = (-math.inf, "", None)
+
+    def forget(self) -> None:
+        """Begin as in a new process, which has not opened the connections of its parent."""
+        self._inherited, self._open = self._open, {}
+        self._silent_until = {}
 
     def rest(self) -> None:
         """Close the connections of all stores."""
@@ -270,10 +282,19 @@ class NotifierWork:
 
     def __call__(self, pending: Pending, age: float) -> float | None:
         """Work on a change, see :class:`Work`."""
+        from sqlalchemy.exc import SQLAlchemyError
+
         change = pending.change
-        dag = _serialized_dag(change.dag_id) if change.dag is None else change.dag
-        text = None if dag is None else (dag.default_args or {}).get(NOTIFIERS)
-        context = None if text is None else _committed(change, dag)
+        try:
+            dag = self._dag_of(change)
+            text = None if dag is None else (dag.default_args or {}).get(NOTIFIERS)
+            context = None if text is None else _committed(change, dag)
+        except SQLAlchemyError as error:
+            # Airflow's own database is away, or busy
+            if age >= TRIED:
+                raise
+            log.warning("%s: %s; the listener tries again in %g s", change, explained(error), SILENCE)
+            return SILENCE
         if text is None or context is None:
             # no notifiers, or the run has been deleted
             return None
@@ -283,6 +304,18 @@ class NotifierWork:
         notifiers = enumerate(kept_notifiers(text, change.task_id, state))
         pauses = [self._notify(pending, number, one, context, age) for number, one in notifiers]
         return min((pause for pause in pauses if pause is not None), default=None)
+
+    def _dag_of(self, change: StateChange) -> Any:
+        """Return the serialized DAG of a change; None: there is none."""
+        from airflow.models.serialized_dag import SerializedDagModel
+
+        if change.dag is not None:
+            return change.dag
+        read_at, dag_id, dag = self._read
+        if dag_id != change.dag_id or self._clock() - read_at > FRESH:
+            dag = SerializedDagModel.get_dag(change.dag_id)
+            self._read = self._clock(), change.dag_id, dag
+        return dag
 
     def _notify(
         self, pending: Pending, number: int, notifier: StoreNotifier, context: Mapping[str, Any], age: float
@@ -317,12 +350,6 @@ class NotifierWork:
         else:
             self._silent_until.pop(store, None)
         return None
-
-
-def _serialized_dag(dag_id: str) -> Any:
-    from airflow.models.serialized_dag import SerializedDagModel
-
-    return SerializedDagModel.get_dag(dag_id)
 
 
 def _committed(change: StateChange, dag: Any) -> dict[str, Any] | None:
@@ -371,8 +398,10 @@ def _params(dag: Any, run_conf: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _listener() -> StateListener:
     """Return a listener for this process and its forks, whose thread gets some seconds at the process's end."""
-    queue = ChangeQueue(NotifierWork())
-    os.register_at_fork(after_in_child=queue.forget)
+    work = NotifierWork()
+    queue = ChangeQueue(work)
+    for forget in (queue.forget, work.forget):
+        os.register_at_fork(after_in_child=forget)
     atexit.register(queue.finish, AT_EXIT)
     return StateListener(queue)
 

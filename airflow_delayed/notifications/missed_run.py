@@ -132,19 +132,20 @@ class MissedRunNotifier(MessageNotifier):
             context=context,
         )
 
-    def check_dag(self, dag: DAG, state: str) -> None:
-        """Check that this is an ``on_success_callback``, and that it can be known when a run is missed.
+    def check_dag(self, dag: DAG, task_id: str | None, state: str) -> None:
+        """Check that this is the DAG's ``on_success_callback``, and that it can be known when a run is missed.
 
         :raises AirflowClusterPolicyViolation: it is not, or it cannot.
         """
         from airflow.exceptions import AirflowClusterPolicyViolation
 
-        if state != "success":
+        if state != "success" or task_id is not None:
+            owner = f"DAG {dag.dag_id!r}" + ("" if task_id is None else f", task {task_id!r},")
             raise AirflowClusterPolicyViolation(
-                f"MissedRunNotifier of DAG {dag.dag_id!r} is an on_failure_callback: make it an on_success_callback,"
-                " for it stores the message about the next run when a run ends well"
+                f"MissedRunNotifier of {owner} is no on_success_callback of a DAG: make it one, for it stores the"
+                " message about the next run when a whole run ends well"
             )
-        if self.every is None and not has_times(dag):
+        if self.every is None and not _has_times(dag):
             raise AirflowClusterPolicyViolation(
                 f"MissedRunNotifier of DAG {dag.dag_id!r} needs every=, such as every=timedelta(days=1): the DAG's"
                 " schedule does not say when its next run is due"
@@ -297,7 +298,7 @@ def _span(name: str, value: timedelta | float) -> timedelta:
     return span
 
 
-def has_times(dag: DAG) -> bool:
+def _has_times(dag: DAG) -> bool:
     """Return whether a DAG's schedule says when its next run is due."""
     try:
         timetable = core_timetable(dag)

@@ -164,9 +164,10 @@ class StoreNotifier(BaseNotifier, ABC):
     ) -> Callable[[DelayedStoreHook], Any]:
         """Return the work in the store."""
 
-    def check_dag(self, dag: DAG, state: str) -> None:
+    def check_dag(self, dag: DAG, task_id: str | None, state: str) -> None:
         """Check whether this is a callback that the DAG can have, when the DAG is parsed.
 
+        :param task_id: the task whose callback it is; None: it is the DAG's.
         :param state: "success" or "failed".
         :raises AirflowClusterPolicyViolation: it is not.
         """

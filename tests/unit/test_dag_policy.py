@@ -59,9 +59,15 @@ def test_a_schedule_with_times_needs_no_more(schedule):
     dag_policy(DAG("etl", schedule=schedule, start_date=START, on_success_callback=[print, missed()]))
 
 
-def test_it_is_no_callback_for_failures():
-    with pytest.raises(AirflowClusterPolicyViolation, match="make it an on_success_callback"):
+def test_it_is_a_callback_of_the_dag_for_success_alone():
+    with pytest.raises(AirflowClusterPolicyViolation, match="of DAG 'etl' is no on_success_callback of a DAG"):
         dag_policy(DAG("etl", schedule="@daily", on_failure_callback=missed()))
+    with DAG("etl", schedule="@daily", default_args={"on_success_callback": missed()}) as dag:
+        EmptyOperator(task_id="a")
+    with pytest.raises(
+        AirflowClusterPolicyViolation, match="of DAG 'etl', task 'a', is no on_success_callback of a DAG"
+    ):
+        dag_policy(dag)
 
 
 def test_airflow_shows_the_error_as_an_import_error(tmp_path: Path):

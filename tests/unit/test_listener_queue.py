@@ -11,6 +11,7 @@ import pytest
 
 from airflow_delayed.notifications import listener
 from airflow_delayed.notifications.listener import ChangeQueue, Pending, StateChange
+from airflow_delayed.notifications.store_calls import calls_of
 
 SOON = 30
 
@@ -154,6 +155,16 @@ def test_a_fork_has_a_thread_and_a_queue_of_its_own():
     store.answers.set()
     assert queue.finish(SOON)
     assert store.worked == ["run 0", "run 1", "run 2"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_asks_a_store_by_connections_of_its_own():
+    mine = calls_of("db")
+    if not (child := os.fork()):
+        os._exit(0 if calls_of("db") is not mine and calls_of("db") is calls_of("db") else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert calls_of("db") is mine
 
 
 def test_the_thread_lets_go_of_connections_when_nothing_comes(monkeypatch):
