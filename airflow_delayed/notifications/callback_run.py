@@ -36,6 +36,7 @@ class CallbackRun:
     :param task_id: the task that failed last, or whose callback this is; None: Airflow did not pass it.
     :param try_id: identifies the try of the task.
     :param task_started_at: when the try began; None: unknown.
+    :param is_queued: a deadline passed before the run began.
     """
 
     dag_id: str
@@ -53,6 +54,7 @@ class CallbackRun:
     try_id: str | None = None
     task_started_at: datetime | None = None
     task_ended_at: datetime | None = None
+    is_queued: bool = False
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> CallbackRun:
@@ -142,6 +144,7 @@ class CallbackRun:
             try_id=name,
             task_started_at=_began(name, task_start_date),
             task_ended_at=task_end_date,
+            is_queued=deadline is not None and start_date is None,
         )
 
     def attempt(self, per: Per, key: str | None = None) -> RunAttempt:
@@ -155,16 +158,20 @@ class CallbackRun:
 
         task = (self.task_id, str(self.map_index)) if per == "task" and self.task_id is not None else ()
         own, name = (tag_of(self.dag_id, one, self.run_id, *task) for one in (key, None))
+        of_all = tag_of(self.dag_id, key)
         replaced = per == "dag" and self.run_type == SCHEDULED and self.run_after is not None
+        # a backfill makes a scheduled run that it plays again one of its own, with the same id
+        was_scheduled = per == "dag" and _scheduled_by_id(self.run_id) is not None
         return RunAttempt(
             name=name,
             run_id=self.run_id,
-            tag=tag_of(self.dag_id, key) if replaced else own,
+            tag=of_all if replaced else own,
             # of a failure whose run Airflow did not pass, or whose key could not be rendered
-            other_tags=(own, name),
+            other_tags=(own, name, of_all) if was_scheduled else (own, name),
             started_at=self.task_started_at if task else self.started_at,
             run_after=self.run_after if replaced else None,
             ended_at=self.task_ended_at if task else self.ended_at,
+            is_queued=self.is_queued,
         )
 
     def failure_of(self, per: Per) -> str:
