@@ -70,7 +70,10 @@ def silent() -> Iterator[Silent]:
 
 @pytest.fixture(scope="module")
 def nights(silent: Silent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
-    """A live Airflow with two DAG processors, a bundle of one version and one of two."""
+    """A live Airflow with two DAG processors, and two bundles: one of them has two versions.
+
+    With KEEP_NIGHTS=folder its logs are kept there.
+    """
     folder = tmp_path_factory.mktemp("nights")
     for name in FOLDERS:
         (folder / name).mkdir()
@@ -116,11 +119,10 @@ def nights(silent: Silent, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 yield made
             finally:
                 made.thaw_all()
-                second.kill()
+                made.second.kill()
                 engine.dispose()
                 if os.environ.get("KEEP_NIGHTS"):
                     shutil.copytree(live.folder, os.environ["KEEP_NIGHTS"], dirs_exist_ok=True)
-                    shutil.copy(folder / "calls", os.environ["KEEP_NIGHTS"])
 
 
 def rounds() -> Iterator[Round]:
@@ -297,7 +299,7 @@ def lose_in_hand(nights: Nights, name: str, end: Callable[[], None]) -> list[Run
     # what it had not taken
     after = nights.start("night", f"{name}-after", "red")
     nights.end([after])
-    assert nights.pending()
+    nights.until("the scheduler's request", nights.pending)
     for gate in gates:
         nights.remove("gates", gate)
         nights.remove("at_gate", gate)
@@ -365,12 +367,14 @@ def test_a_killed_triggerer(nights: Nights) -> None:
 def test_the_listener_hears_what_no_callback_does(nights: Nights) -> None:
     """What a person marks, and what was lost with a DAG processor. The last test, for Airflow goes on with it."""
     live = nights.live
+    live.close()
     for part in ("api-server", "scheduler", "one", "two"):
         nights.restart(part, AIRFLOW__DELAYED__LISTENER="True")
     process.wait_for("Airflow's API", live.log_in, seconds=180, log=live.folder / "api-server.log")
     for dag in ("night", "alone"):
         path = f"/dags/{dag}/details"
-        nights.until(dag, lambda path=path: "airflow_delayed.notifiers" in live.call("GET", path)["default_args"])
+        kept = lambda path=path: "airflow_delayed.notifiers" in live.call("GET", path)["default_args"]  # noqa: E731
+        nights.until(f"the notifiers of {dag}", kept, nudge=True)
 
     def waits(run: Run) -> int:
         return sum((one["dag_id"], one["run_id"]) == run.key for one in nights.waiting())
@@ -391,7 +395,7 @@ def test_the_listener_hears_what_no_callback_does(nights: Nights) -> None:
     nights.until("what is stored", lambda: waits(stopped))
     nights.ways[green.key] = "a person marks a green run as failed"
 
-    lost = lose_in_hand(nights, "listener", lambda: nights.live.kill("dag-processor"))
+    lost = lose_in_hand(nights, "heard", lambda: nights.live.kill("dag-processor"))
     nights.live.start("dag-processor", AIRFLOW__DELAYED__LISTENER="True")
     nights.thaw("two")
     nights.settle()

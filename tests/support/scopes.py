@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 #: the demo comes late, for the live Airflow and Spark need all cores in the beginning.
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
+    "another one, with two DAG processors": ("tests/acceptance/test_nights.py",),
     "one Spark": (
         "tests/integration/test_spark_",
         "tests/integration/test_docs_spark.py",
