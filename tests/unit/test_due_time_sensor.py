@@ -88,6 +88,30 @@ def test_outlets_have_no_events_from_the_triggerer():
         sensor(end_from_trigger=True, outlets=[Asset("done")])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_success_callback": print},
+        {"post_execute": print},
+        {"on_execute_callback": print, "start_from_trigger": True},
+        {"pre_execute": print, "start_from_trigger": True},
+    ],
+)
+def test_what_airflow_would_not_call_is_refused(options):
+    name = next(iter(options))
+    with pytest.raises(ValueError, match=f"Airflow does not call {name} of a task that a trigger ends.*{name}=None"):
+        sensor(end_from_trigger=True, **options)
+    assert sensor(**options).task_id == "wait"
+
+
+def test_callbacks_that_airflow_calls_and_those_of_a_dag_that_are_switched_off():
+    sensor(end_from_trigger=True, on_failure_callback=print, on_retry_callback=print, on_execute_callback=print)
+    with DAG("d", schedule=None, default_args={"on_success_callback": print}):
+        with pytest.raises(ValueError, match="on_success_callback=None"):
+            sensor(end_from_trigger=True)
+        sensor(task_id="quiet", end_from_trigger=True, on_success_callback=None)
+
+
 def test_it_takes_the_parameters_of_airflows_own():
     taken = {"target_time": LATER.isoformat(), "start_from_trigger": True, "end_from_trigger": True, "timeout": 60}
     ours, core = (kind(task_id="wait", **taken) for kind in (DueTimeSensor, DateTimeSensorAsync))
