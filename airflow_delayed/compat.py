@@ -6,6 +6,7 @@ A feature that the installed Airflow lacks raises :class:`NeedsAirflow`, when th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import (
@@ -17,6 +18,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 from airflow.sdk import __version__ as _sdk
+from airflow.sdk import timezone
 
 from airflow_delayed.delivery import Finding, State
 
@@ -41,6 +43,7 @@ __all__ = [
     "TaskDeferred",
     "TryStates",
     "conf",
+    "data_interval",
     "limits",
     "stats",
 ]
@@ -99,6 +102,18 @@ class TryStates(dict[str, Any]):
     def delete(self, key: str) -> None:
         """Delete a value."""
         self.pop(key, None)
+
+
+def data_interval(dag: Any, logical_date: datetime) -> tuple[datetime, datetime]:
+    """Return the beginning and the end of the data interval of a manual run."""
+    timetable = dag.timetable
+    if not hasattr(timetable, "infer_manual_data_interval"):
+        # since Airflow 3.2 the DAG's author and the scheduler have timetables of their own
+        from airflow.serialization.encoders import coerce_to_core_timetable
+
+        timetable = coerce_to_core_timetable(timetable)
+    interval = timetable.infer_manual_data_interval(run_after=timezone.coerce_datetime(logical_date))
+    return interval.start, interval.end
 
 
 def stats() -> Any:

@@ -14,7 +14,8 @@ from airflow_delayed.operators.change import (
     DelayedRetryOperator,
 )
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.testing.delayed import Delayed, context_of, executed
+from airflow_delayed.testing.delayed import Delayed
+from airflow_delayed.testing.task_run import TaskRun
 
 OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
 
@@ -74,7 +75,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
     with DAG("d", schedule=None, params={"nothing": ""}):
         task = task_of(kind, **options)
     with pytest.raises(AirflowFailException) as caught:
-        executed(task, context_of(task, "r", delayed.now))
+        TaskRun(task, delayed.now, run_id="r").execute()
     assert text in str(caught.value)
 
 
@@ -82,7 +83,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
 def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
     task = DelayedRescheduleOperator(task_id="change", conn_id="store", tag="t", **options)
     with pytest.raises(AirflowFailException, match=r"(delay|due_at): "):
-        executed(task, context_of(task, "r", delayed.now))
+        TaskRun(task, delayed.now, run_id="r").execute()
 
 
 def test_a_criterion_that_another_task_did_not_return_does_not_widen_the_filter(delayed: Delayed):
@@ -94,7 +95,7 @@ def test_a_criterion_that_another_task_did_not_return_does_not_widen_the_filter(
     # as Airflow sets a rendered field
     task.tag = None
     with pytest.raises(AirflowFailException, match="tag= is None; did its template"):
-        task.execute(context_of(task, "r", delayed.now))
+        task.execute(TaskRun(task, delayed.now, run_id="r").context)
     assert len(delayed.stored) == 1
 
 

@@ -8,7 +8,6 @@ from airflow.models.trigger import Trigger
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
-from airflow.sdk.execution_time import macros
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TriggerEvent
 
@@ -17,7 +16,7 @@ from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC
 from airflow_delayed.sensors import due_time
 from airflow_delayed.sensors.due_time import DueTimeSensor
-from airflow_delayed.testing.delayed import Delayed, context_of, executed
+from airflow_delayed.testing.delayed import Delayed
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -45,8 +44,7 @@ def test_a_template_and_the_fixture_of_ones_own_tests(delayed: Delayed):
     with DAG("d", schedule=None):
         task = DueTimeSensor(task_id="wait", target_time="{{ dag_run.run_after + macros.timedelta(hours=3) }}")
     began = delayed.now
-    context = {**context_of(task, "r", began), "macros": macros}
-    assert executed(task, context) is None
+    assert delayed.run(task) is None
     assert delayed.now == began + timedelta(hours=3)
 
 
