@@ -138,7 +138,7 @@ def test_tasks_of_one_run_pull_what_the_earlier_ones_returned(delayed):
             return [{"value": context["run_id"], "delay_seconds": 7200}, {"value": "b", "delay_seconds": 7200}]
 
         summary = send(value=None, messages=compute(), store_conn_id="db").output
-        cancel = DelayedCancelOperator(task_id="cancel", conn_id="db", ids=summary)
+        cancel = DelayedCancelOperator(task_id="cancel", store_conn_id="db", ids=summary)
     delayed.run(dag.get_task("compute"), run_id="one")
     assert delayed.run(dag.get_task("send"), run_id="one")["stored"] == 2
     assert {message.body for message in delayed.stored} == {b"one", b"b"}
@@ -170,7 +170,7 @@ def test_an_escalation_arrives_or_is_taken_back(delayed, per):
     green = [DelayedCancelNotifier(**arguments)]
     with DAG("etl", schedule=None, on_failure_callback=red, on_success_callback=green) as dag:
         send()
-    dispatch = StoreDispatchOperator(task_id="d", conn_id="store", deliver_conn_ids=["broker"])
+    dispatch = StoreDispatchOperator(task_id="d", store_conn_id="store", deliver_conn_ids=["broker"])
     delayed.call(dag.on_failure_callback, dag, run_id="monday", reason="task_failure")
     (waits,) = delayed.stored
     assert (waits.destination, waits.due_at) == ("desk", delayed.now + HOUR)
@@ -263,7 +263,7 @@ def test_well_known_connections_and_the_environments_have_their_type(delayed, mo
 def test_a_sql_connection_delivers_into_its_own_queue_tables(delayed):
     db = delayed.connection("reminders_db", "postgres")
     delayed.run(send(conn_id=db, delay=HOUR))
-    dispatch = StoreDispatchOperator(task_id="dispatch", conn_id=db, deliver_conn_ids=[db])
+    dispatch = StoreDispatchOperator(task_id="dispatch", store_conn_id=db, deliver_conn_ids=[db])
     assert delayed.run(dispatch)["dispatched"] == 0
     delayed.advance(HOUR)
     assert delayed.run(dispatch)["dispatched"] == 1
@@ -285,7 +285,7 @@ def test_a_dispatcher_that_stays_moves_the_clock(delayed, deferrable, until):
     delayed.run(send(delay=48 * HOUR, store_conn_id="reminders_db"))
     dispatch = StoreDispatchOperator(
         task_id="dispatch",
-        conn_id="reminders_db",
+        store_conn_id="reminders_db",
         deliver_conn_ids=["anywhere"],
         until=until,
         deferrable=deferrable,
@@ -324,7 +324,7 @@ def test_dag_test_runs_a_dag_as_it_is(delayed, run_dag):
         first = send(value=None, conn_id="delayed_sqs", messages=compute(), store_conn_id="delayed_store")
         waits = send(task_id="waits", delay=30 * HOUR, lead=HOUR, deferrable=True, outlets=[Asset("sent")])
         dispatch = StoreDispatchOperator(
-            task_id="dispatch", conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], until="empty"
+            task_id="dispatch", store_conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], until="empty"
         )
         install >> first >> cancel() >> by_hook() >> dispatch >> waits
     delayed.connection("delayed_sqs", "aws")
