@@ -213,12 +213,13 @@ class StoreTransport(DelayStore):
     def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
         """Remember messages, without their content, that another transport has confirmed and that never waited here.
 
-        A later ``send`` of them is a duplicate or a conflict, as after a dispatch.
+        A later ``send`` of them is a duplicate or a conflict, as after a dispatch; and they are listed and counted by
+        tag, connection and run as those that were dispatched.
 
         :raises TopologyError: the table is missing.
         """
         with self._ready():
-            note_sent(self.engine, self.tables, messages)
+            note_sent(self.engine, self.tables, messages, self.deliver_conn_id, origin=self.origin)
 
     def anchor(self, turn: str | None) -> datetime | None:
         """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time.
