@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -237,7 +237,9 @@ class StoreCalls:
         """Count a call that the store does not answer, and return the error for it."""
         one.is_dropped = True
         self._dropped += 1
-        metrics.count_dropped(self._conn_id)
+        with suppress(Exception):
+            # what counts may be misconfigured, and no callback waits for that
+            metrics.count_dropped(self._conn_id)
         return DelayedError(
             f"connection {self._conn_id!r} did not answer an earlier notifier of this process, and is not asked again"
             f" before {SILENCE:g} seconds are over; {self._dropped} callbacks were dropped for that reason. Look"

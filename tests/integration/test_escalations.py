@@ -215,6 +215,19 @@ def test_what_is_past_due_or_on_its_way_is_not_joined(etl: Etl) -> None:
     assert (etl.waiting, etl.stands_for) == ([41], [["5"]])
 
 
+def test_a_failure_for_another_desk_has_a_message_of_its_own(reachable: Store, broker: str) -> None:
+    etl = of(reachable, per="run")
+    notifier = etl.notifier(destination="desk-{{ ti.task_id }}")
+    for minutes, task in enumerate(("extract", "billing", "extract")):
+        etl.red("a", minutes, notifier, task=task)
+    assert [(one.destination, found["failures"]) for one, found in zip(etl.hook.list(), etl.headers, strict=True)] == [
+        ("desk-extract", 2),
+        ("desk-billing", 1),
+    ]
+    etl.green("a", 5)
+    assert etl.waiting == []
+
+
 def test_two_notifiers_that_differ_in_anything_store_both(reachable: Store, broker: str) -> None:
     etl = of(reachable)
     both = [etl.notifier(value="page the on-call"), etl.notifier(value="tell the customer desk")]
