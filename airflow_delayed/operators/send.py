@@ -81,7 +81,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     When:
 
-    :param delay: how long after its start the message is due: a timedelta, or seconds.
+    :param delay: how long after its start the message is due: a timedelta, seconds, or an ISO 8601 duration of weeks,
+        days, hours, minutes and seconds (``"PT10M"``, ``"P1D"``).
     :param delay_from: the start that relative delays count from: a time, "run" for the DAG run's ``run_after``, or by
         default the start of the task's first try. "run" is right for delays that are longer than a run may lag behind:
         it needs no memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is
@@ -90,9 +91,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         naive one.
     :param timezone: the IANA name of the zone that times without an offset are in; a row may have its own.
     :param expires_at: the time after which a store no longer dispatches the message.
-    :param lead: send nothing until so long before the first message is due, and then all. Use it for messages that
-        must not be in a broker earlier, or that are due later than the transport can delay and have no store. For SQS
-        never more than 870 s.
+    :param lead: send nothing until so long before the first message is due, and then all: a timedelta, or an ISO 8601
+        duration, as are ``hold_over`` and ``max_past``. Use it for messages that must not be in a broker earlier, or
+        that are due later than the transport can delay and have no store. For SQS never more than 870 s.
         All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
         it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
         a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
@@ -194,13 +195,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta | None = None,
+        hold_over: timedelta | str | None = None,
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
         rejects: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta | None = None,
+        max_past: timedelta | str | None = None,
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
@@ -209,7 +210,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         routing: str | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
-        lead: timedelta | None = None,
+        lead: timedelta | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
         clock: Clock = utcnow,

@@ -85,7 +85,7 @@ class CommonArguments:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
         for name in ("hold_over", "max_past"):
-            check_span(name, getattr(self, name))
+            object.__setattr__(self, name, span_of(name, getattr(self, name)))
         # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
@@ -224,7 +224,7 @@ class SendArguments(CommonArguments):
             why = "to go on as it began; a store (store_conn_id=) can store messages before"
             raise NeedsAirflow("lead=", "3.3", why)
         if self.lead is not None:
-            check_span("lead", self.lead)
+            object.__setattr__(self, "lead", span_of("lead", self.lead))
 
     def _check_content(self) -> None:
         sources = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
@@ -340,13 +340,19 @@ class SendArguments(CommonArguments):
         return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")
 
 
-def check_span(name: str, span: object) -> None:
-    """Check a parameter that is a span of time.
+def span_of(name: str, span: object) -> timedelta:
+    """Return a parameter that is a span of time: a timedelta or an ISO 8601 duration. A number would have no unit.
 
-    :raises ValueError: it is none, or negative.
+    :raises ValueError: it is neither, or negative.
     """
-    if not isinstance(span, timedelta) or span < timedelta(0):
-        raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
+    if isinstance(span, timedelta) and span >= timedelta(0):
+        return span
+    if isinstance(span, str) and span.strip()[:1] == "P":
+        try:
+            return delay_of(span, name)
+        except InvalidMessage as error:
+            raise ValueError(str(error)) from None
+    raise ValueError(f"{name}={span!r} must be a timedelta or an ISO 8601 duration such as 'PT10M', and not negative")
 
 
 def origin_of(context: Context) -> Origin:

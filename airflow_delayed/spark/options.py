@@ -214,7 +214,7 @@ class _Reader:
         return self.one(name, lambda text: utc(name, parse_time(name, text)))
 
     def span(self, name: str, default: timedelta) -> timedelta:
-        """Return an option in seconds, which may be zero."""
+        """Return an option in seconds or as a duration, which may be zero."""
         found = self.one(name, _span)
         return default if found is None else found
 
@@ -234,7 +234,7 @@ def _span(text: str) -> timedelta:
     try:
         return delay_of(text)
     except InputError:
-        raise ValueError("it must be a number of seconds") from None
+        raise ValueError("it must be a number of seconds, or an ISO 8601 duration such as PT10M") from None
 
 
 def _number(text: str) -> int:

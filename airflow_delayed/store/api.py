@@ -250,7 +250,7 @@ class Store(StoreJobs):
         ids: Iterable[str] | None = None,
         due_at: datetime | None = None,
         *,
-        delay: timedelta | float | None = None,
+        delay: timedelta | float | str | None = None,
         limit: int | None = None,
         after: str | None = None,
         dry_run: bool = False,
@@ -265,7 +265,8 @@ class Store(StoreJobs):
         keeps its new due time.
 
         :param due_at: aware; a message with a past due time is dispatched at once.
-        :param delay: instead of ``due_at``, a timedelta or seconds from now on, by the database's clock.
+        :param delay: instead of ``due_at``, how long from now on, by the database's clock: a timedelta, seconds, or an
+            ISO 8601 duration (``"PT10M"``).
         :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
         :raises NaiveTime: ``due_at`` has no time zone.
         """

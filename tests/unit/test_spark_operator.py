@@ -228,6 +228,14 @@ def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(ru
     assert settings_of(dict(hook.args.set), NOW).rules.due_at == NOW + timedelta(seconds=60)
 
 
+def test_durations_reach_spark_in_seconds(run) -> None:
+    _, hook = run(delay="P1DT1S", hold_over="PT10M", max_past="P1W")
+    given = {name: dict(hook.args.set)[name] for name in ("delay", "hold_over", "max_past")}
+    assert given == {"delay": "86401.000000", "hold_over": "600.000000", "max_past": "604800.000000"}
+    with pytest.raises(AirflowFailException, match="'P1M' has months or years"):
+        run(delay="P1M")
+
+
 def test_the_event_and_the_empty(run) -> None:
     asset = Asset("reminders")
     task_context = context()
