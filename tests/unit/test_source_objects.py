@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -146,6 +149,54 @@ def test_what_a_killed_task_left_is_deleted_after_a_week(run, database, spools):
     os.utime(young, (week + 3600, week + 3600))
     run.execute(source=SqlSource(SELECT, "shop"))
     assert files(spools) == [young]
+
+
+#: Spools rows without an end, as the worker of a task does that takes its time.
+WRITER = """
+import logging, pathlib, sys, time
+from airflow_delayed.intake.columns import ColumnRules
+from airflow_delayed.intake.spool import Spool
+
+def rows(wanted):
+    for number in range(10_000):
+        yield {"value": f"body {number}"}
+    print("spooled", flush=True)
+    time.sleep(600)
+
+spool = Spool(pathlib.Path(sys.argv[1]), b"task", limit=10**9, reuse=False, log=logging.getLogger())
+spool.open("function", b"", rows, ColumnRules())
+"""
+
+
+def test_what_a_task_left_that_was_killed_while_it_spooled_is_deleted_by_the_next_spool(run, database, spools):
+    with subprocess.Popen([sys.executable, "-c", WRITER, spools.parent], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"spooled\n"
+            [part] = files(spools)
+            assert (part.suffix, b"body 17" in part.read_bytes()) == (".part", True)
+            # not while it is being written
+            run.execute(source=SqlSource(SELECT, "shop"))
+            assert files(spools) == [part]
+        finally:
+            writer.kill()
+    run.execute(source=SqlSource(SELECT, "shop"))
+    assert files(spools) == []
+
+
+def test_a_spool_that_another_task_takes_for_a_dead_ones_is_made_again(run, database, spools, monkeypatch):
+    """Between the making of its file and the lock."""
+    made, mkstemp = [], tempfile.mkstemp
+
+    def overtaken(**arguments):
+        handle, path = mkstemp(**arguments)
+        made.append(path)
+        if len(made) == 1:
+            os.unlink(path)
+        return handle, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", overtaken)
+    assert run.execute(source=SqlSource(SELECT, "shop"))["sent"] == 3
+    assert (len(made), files(spools)) == (2, [])
 
 
 @pytest.mark.parametrize(
