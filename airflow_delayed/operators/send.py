@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, XComArg
@@ -37,11 +38,12 @@ from airflow_delayed.operators.task_state import (
 from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
+from airflow_delayed.sources.paths import path_text
 from airflow_delayed.sources.templated import TemplatedSource
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import Context, ObjectStoragePath
 
 #: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
 BRIEF = timedelta(seconds=10)
@@ -64,8 +66,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param messages: a list of dictionaries or DelayedMessage, or an XComArg (of dictionaries that JSON can hold).
         Literals are rendered, what another task returned is not; neither is shown in the UI.
     :param source: a Parquet file or folder as Spark writes it, JSON lines or CSV, local or any fsspec URL
-        (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column. Or an object of
-        :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
+        (``s3://conn_id@bucket/key``): text, a ``pathlib.Path`` or an ObjectStoragePath. Folders named ``column=value``
+        add that column. Or an object of :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
     :param source_format: "parquet", "json" or "csv"; by default by the files' endings.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
@@ -181,7 +183,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         *,
         conn_id: str,
         messages: Sequence[Any] | XComArg | None = None,
-        source: str | TemplatedSource | None = None,
+        source: str | PurePath | ObjectStoragePath | TemplatedSource | None = None,
         value: Any = None,
         body: Any = None,
         destination: str | None = None,
@@ -199,7 +201,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
-        rejects: str | None = None,
+        rejects: str | PurePath | ObjectStoragePath | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
         on_empty: Literal["warn", "fail", "skip"] = "warn",
@@ -221,7 +223,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.conn_id = conn_id
         self.messages = messages
         # tasks that are mapped share the object that their DAG has, and rendering changes it
-        self.source = source = copy(source)
+        self.source = source = copy(path_text(source))
         self.value = value
         self.body = body
         self.destination = destination
@@ -239,7 +241,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
-        self.rejects = rejects
+        self.rejects = path_text(rejects)
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
         self.on_empty = on_empty

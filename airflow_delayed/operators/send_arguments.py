@@ -26,7 +26,7 @@ from airflow_delayed.operators.hidden_arguments import headers_of
 from airflow_delayed.operators.task_state import iteration_of, turn_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
-from airflow_delayed.sources.paths import file_system, open_files
+from airflow_delayed.sources.paths import file_system, open_files, path_text
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text
 from airflow_delayed.store.policy import check_on_conflict
 from airflow_delayed.trace import current_trace
@@ -48,6 +48,8 @@ class CommonArguments:
 
     #: Text parameters, whose template must not render to nothing.
     texts: ClassVar[tuple[str, ...]] = ("conn_id", "destination", "tag", "timezone")
+    #: Text parameters that may be path objects.
+    paths: ClassVar[tuple[str, ...]] = ()
     #: Parameters with few values.
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         "past_due": ("fail", "send", "skip"),
@@ -110,6 +112,8 @@ class CommonArguments:
 
         :raises InputError: a template rendered to something that cannot be.
         """
+        # another task may return a path object
+        attributes = {**attributes, **{name: path_text(attributes[name]) for name in cls.paths}}
         columns = attributes["id_columns"]
         if isinstance(columns, list | tuple) and not columns:
             # another task may return none
@@ -195,6 +199,7 @@ class SendArguments(CommonArguments):
     """
 
     texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "message_id", "source", "rejects")
+    paths: ClassVar[tuple[str, ...]] = ("source", "rejects")
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
         "invalid_rows": ("fail", "set_aside"),
