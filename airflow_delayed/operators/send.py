@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown
@@ -43,7 +43,7 @@ from airflow_delayed.sources.templated import TemplatedSource
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context, ObjectStoragePath
+    from airflow.sdk import Context
 
 #: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
 BRIEF = timedelta(seconds=10)
@@ -130,6 +130,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         same ids.
     :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
     :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
+    :param on_backfill: in a run of a backfill "send", "skip" the task before a row is read, or "fail". Runs that a
+        schedule catches up on are no backfill: for them and for messages with due times of their own there is
+        ``past_due``, and ``delay_from="run"`` makes relative delays count from the run, so that it holds for them.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that receives invalid rows; corrected, it can be a source itself.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
@@ -204,6 +207,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         rejects: str | PurePath | ObjectStoragePath | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
+        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
@@ -244,6 +248,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.rejects = path_text(rejects)
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
+        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.require_success = require_success
@@ -287,6 +292,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         try:
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
+                arguments.check_run(context)
                 opening = spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
                 spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)

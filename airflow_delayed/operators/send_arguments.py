@@ -14,7 +14,7 @@ from airflow.sdk import XComArg
 from airflow_delayed import lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
+from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError
 from airflow_delayed.identity import Origin, scope_of
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _OPTIONS = ("topology", "routing", "envelope")
+#: The type of a DAG run that a backfill made, or runs again.
+BACKFILL = "backfill"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -53,6 +55,7 @@ class CommonArguments:
     #: Parameters with few values.
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         "past_due": ("fail", "send", "skip"),
+        "on_backfill": ("send", "skip", "fail"),
         "on_empty": ("warn", "fail", "skip"),
         "unknown_columns": ("fail", "ignore"),
     }
@@ -73,6 +76,7 @@ class CommonArguments:
     timezone: str | None
     past_due: str
     max_past: timedelta
+    on_backfill: str
     on_empty: str
     unknown_columns: str
     topology: str | None
@@ -91,6 +95,25 @@ class CommonArguments:
         # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
+
+    def check_run(self, context: Context) -> None:
+        """Check that messages are to be sent in a run of this kind.
+
+        :raises AirflowSkipException: it is a backfill's, and ``on_backfill`` skips the task.
+        :raises InputError: it is a backfill's, and ``on_backfill`` refuses that.
+        """
+        run = context.get("dag_run")
+        if self.on_backfill == "send" or getattr(run, "run_type", None) != BACKFILL:
+            return
+        text = (
+            f"this run belongs to a backfill, and on_backfill={self.on_backfill!r}: nothing was read and nothing sent"
+        )
+        if self.on_backfill == "skip":
+            raise AirflowSkipException(text)
+        raise InputError(
+            f"{text}. To leave this task out of backfills, pass on_backfill='skip'; to send, on_backfill='send', where"
+            " past_due= is for rows that are past due"
+        )
 
     def inputs(self) -> list[lineage.Dataset]:
         """Return the source by OpenLineage's name."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
+
+from airflow.sdk import ObjectStoragePath
 
 from airflow_delayed.addresses import parse, shown, without_secrets
 from airflow_delayed.errors import SourceError, some
@@ -15,9 +17,6 @@ from airflow_delayed.intake.sources import Source, source_of
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.sources.paths import PathSource, file_system
 from airflow_delayed.sources.templated import rendered_text
-
-if TYPE_CHECKING:
-    from airflow.sdk import ObjectStoragePath
 
 #: Features of a table with which its Parquet files alone are not its rows.
 _UNREADABLE = {"deletionVectors", "columnMapping"}

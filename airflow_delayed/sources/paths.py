@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os.path import abspath
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
-from airflow.sdk import XComArg
+from airflow.sdk import ObjectStoragePath
 
 from airflow_delayed import lineage
 from airflow_delayed.addresses import secrets_of, shown, without_secrets
@@ -15,9 +15,6 @@ from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.sources import Source, open_source
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text
-
-if TYPE_CHECKING:
-    from airflow.sdk import ObjectStoragePath
 
 
 class PathSource(TemplatedSource):
@@ -98,10 +95,6 @@ def path_text(path: Any) -> Any:
 
     :raises SourceError: it has options of a file system, which text has no place for.
     """
-    if path is None or isinstance(path, str | TemplatedSource | XComArg):
-        return path
-    from airflow.sdk import ObjectStoragePath
-
     if not isinstance(path, PurePath | ObjectStoragePath):
         return path
     if options := getattr(path, "storage_options", None):
@@ -134,7 +127,6 @@ def file_system(url: str) -> tuple[Any, str]:
 
     :raises SourceError: no file system of that scheme is installed.
     """
-    from airflow.sdk import ObjectStoragePath
     from airflow.sdk.log import mask_secret
 
     # what other packages log or raise of it is masked in this task's log

@@ -228,6 +228,14 @@ def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(ru
     assert settings_of(dict(hook.args.set), NOW).rules.due_at == NOW + timedelta(seconds=60)
 
 
+def test_spark_does_not_start_for_a_backfill_that_is_skipped_or_refused(run) -> None:
+    backfill = {**context(), "dag_run": SimpleNamespace(run_type="backfill")}
+    for on_backfill, error in (("skip", AirflowSkipException), ("fail", AirflowFailException)):
+        with pytest.raises(error, match="belongs to a backfill"):
+            run(summary=None, task_context=backfill, on_backfill=on_backfill)
+    assert run(task_context=backfill)[0] == SUMMARY
+
+
 def test_durations_reach_spark_in_seconds(run) -> None:
     _, hook = run(delay="P1DT1S", hold_over="PT10M", max_past="P1W")
     given = {name: dict(hook.args.set)[name] for name in ("delay", "hold_over", "max_past")}
