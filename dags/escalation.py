@@ -64,6 +64,6 @@ with DAG("escalation_desk", schedule="* * * * *", catchup=False, max_active_runs
     install = TopologyInstallOperator(task_id="install", conn_id=DB, destinations=[QUEUE], create_destinations=True)
     # it waits in the triggerer until the next run begins, so that a message is delivered at its second
     dispatch = StoreDispatchOperator(
-        task_id="dispatch", conn_id=DB, deliver_conn_ids=[DB], until=timedelta(minutes=1), deferrable=True
+        task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB], until=timedelta(minutes=1), deferrable=True
     )
     install >> dispatch >> call()

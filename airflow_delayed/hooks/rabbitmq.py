@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import BaseHook
 
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Connection, TopologyReport
+from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.topology import Topology
@@ -102,9 +102,11 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
     def _plain(self) -> Connection:
         """Return the connection without Airflow.
 
+        :raises WrongTransport: its type is that of a store or of SQS.
         :raises ValueError: its extra is no JSON object.
         """
         given = self.get_connection(self.conn_id)
+        check_type(self.conn_id, given.conn_type, self.conn_type)
         extra = given.extra_dejson
         # Airflow takes one that it cannot read for an empty one, and that would be a connection without TLS
         if not isinstance(extra, dict) or (given.extra and not extra and given.extra.strip() not in ("{}", "null")):
