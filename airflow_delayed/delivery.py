@@ -290,9 +290,12 @@ def check_options(
         raise UnsupportedOption(conn_id, conn_type, unknown)
 
 
-def store_for(conn_id: str, deliver_conn_id: str, *, on_conflict: str = "error") -> DelayStore:
-    """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
-    return cast(DelayStore, _load(_STORE)(conn_id, deliver_conn_id, on_conflict=on_conflict))
+def store_for(conn_id: str, deliver_conn_id: str, **options: object) -> DelayStore:
+    """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end.
+
+    :param options: further keyword arguments of :class:`airflow_delayed.hooks.store.DelayedStoreHook`.
+    """
+    return cast(DelayStore, _load(_STORE)(conn_id, deliver_conn_id, **options))
 
 
 def _load(target: str) -> Callable[..., object]:

@@ -25,7 +25,7 @@ from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
-from airflow_delayed.operators.send_arguments import SendArguments
+from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of
 from airflow_delayed.operators.spooling import spool_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
@@ -112,6 +112,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         StoreDispatchOperator dispatches it.
     :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
         itself is stored in any case. By default ``[delayed] hold_over``, 15 minutes.
+    :param until_due: let all messages wait in the store until they are due, however soon that is and however far ahead
+        a dispatcher looks, so that each can be cancelled until then. They arrive late by the time between two
+        dispatches: let a dispatcher stay. A message that the store knows already stays as it is.
     :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
         "celery"; experimental: "nservicebus-v1", "celery-classic". Not with a store: its dispatcher goes by the
         connection.
@@ -201,6 +204,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta | str | None = None,
+        until_due: bool = False,
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
@@ -241,7 +245,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = config.hold_over() if hold_over is None else hold_over
+        self.hold_over = hold_over_of(hold_over, until_due=until_due)
+        self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
@@ -468,5 +473,5 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         if sending.route.store is not None:
             stored = sending.start.stored + sending.stored.sent
             reporting.warn_without_dispatcher(
-                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over
+                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over or config.hold_over()
             )

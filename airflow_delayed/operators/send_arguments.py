@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk import XComArg
 
-from airflow_delayed import lineage
+from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
 from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
@@ -72,6 +72,7 @@ class CommonArguments:
     expires_at: datetime | str | None
     store_conn_id: str | None
     hold_over: timedelta
+    until_due: bool
     on_conflict: str
     timezone: str | None
     past_due: str
@@ -92,9 +93,26 @@ class CommonArguments:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
         for name in ("hold_over", "max_past"):
             object.__setattr__(self, name, span_of(name, getattr(self, name)))
+        self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
+        if self.until_due and self.hold_over:
+            raise ValueError(
+                "until_due=True lets all messages wait in the store, and hold_over= sends those that are due soon at"
+                " once; give one of them"
+            )
         # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
+
+    def check_store(self, name: str, why: str) -> None:
+        """Check that a parameter which needs a store has one.
+
+        :raises ValueError: it has none.
+        """
+        if getattr(self, name) and self.store_conn_id is None:
+            raise ValueError(
+                f"{name}=True needs a store, and store_conn_id= names none: {why}. If the connection of conn_id= is a"
+                " store itself, a SQL database with queue tables, name it as store_conn_id= too"
+            )
 
     def check_run(self, context: Context) -> None:
         """Check that messages are to be sent in a run of this kind.
@@ -156,7 +174,11 @@ class CommonArguments:
             empty = str(attributes[name]).strip() in ("", "None")
             texts[name] = None if empty else rendered_text(name, attributes[name])
         changed: dict[str, Any] = {**texts, "headers": headers_of(arguments.headers)}
-        return replace(arguments, **changed)
+        try:
+            return replace(arguments, **changed)
+        except ValueError as error:
+            # a store that rendered to nothing
+            raise InputError(str(error)) from None
 
     def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
         """Return the route: the transport that delivers, and the store in front of it.
@@ -170,8 +192,11 @@ class CommonArguments:
                 f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
                 f" says; set the extra of {self.conn_id!r} instead"
             )
-        if self.on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
-            options["on_conflict"] = self.on_conflict
+        stored: dict[str, Any] = {"on_conflict": self.on_conflict} if self.on_conflict != "error" else {}
+        if self.until_due:
+            stored["until_due"] = True
+        if self.store_conn_id in (None, self.conn_id):
+            options |= stored
         delivery = delivery_for(self.conn_id, **options)
         trace = current_trace()
         closing.callback(delivery.close)
@@ -187,7 +212,7 @@ class CommonArguments:
             return Route(delivery=delivery, store=store, trace=trace)
         if self.store_conn_id is None:
             return Route(delivery=delivery, trace=trace)
-        store = store_for(self.store_conn_id, self.conn_id, on_conflict=self.on_conflict)
+        store = store_for(self.store_conn_id, self.conn_id, **stored)
         store.origin = origin_of(context)
         closing.callback(store.close)
         hold_over = min(self.hold_over, delivery.horizon)
@@ -370,6 +395,16 @@ class SendArguments(CommonArguments):
         stem, ending = posixpath.splitext(path)
         path = stem + "".join(marks) + ending
         return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")
+
+
+def hold_over_of(hold_over: timedelta | str | None, *, until_due: bool) -> timedelta | str:
+    """Return how long before its due time a message goes to the transport at once, by default as configured.
+
+    :param until_due: by default never.
+    """
+    if hold_over is not None:
+        return hold_over
+    return timedelta(0) if until_due else config.hold_over()
 
 
 def span_of(name: str, span: object) -> timedelta:

@@ -22,6 +22,7 @@ from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
+from airflow_delayed.operators.send_arguments import hold_over_of
 from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
@@ -71,7 +72,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
         connection, where the destination is a queue table in that database.
     :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
-        ``store_conn_id``, ``hold_over``, ``topology``, ``routing`` and ``envelope`` are DelayedSendOperator's.
+        ``store_conn_id``, ``hold_over``, ``until_due``, ``topology``, ``routing`` and ``envelope`` are
+        DelayedSendOperator's.
 
     How Spark sends:
 
@@ -162,6 +164,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta | str | None = None,
+        until_due: bool = False,
         on_conflict: str = "error",
         timezone: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
@@ -203,7 +206,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = config.hold_over() if hold_over is None else hold_over
+        self.hold_over = hold_over_of(hold_over, until_due=until_due)
+        self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.past_due = past_due
@@ -350,5 +354,5 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self._trace(lambda: (arguments.inputs(), route.outputs(counts.get("destinations", {}), stored=stored)))
         if route.store is not None:
             reporting.warn_without_dispatcher(
-                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over
+                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over or config.hold_over()
             )

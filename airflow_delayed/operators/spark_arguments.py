@@ -124,7 +124,8 @@ class SparkArguments(CommonArguments):
         return {name: _text(getattr(self, name)) for name in _SAME} | {
             "delay": "" if self.delay is None else _text(delay_of(self.delay)),
             "deliver": self.conn_id,
-            "store": self.store_conn_id or "",
+            "store": self.store_conn_id if self.store_conn_id and self.store_conn_id != self.conn_id else "",
+            "until_due": "true" if self.until_due and self.store_conn_id != self.conn_id else "",
             "headers": "" if self.headers is None else json.dumps(self.header_texts()),
             "id_columns": ",".join(self.id_column_names()),
             "scope": json.dumps(origin.parts),

@@ -49,8 +49,8 @@ class Run:
         self.options = None
         deliver_by(monkeypatch, self.delivery, self.holding)
 
-    def holding(self, conn_id, deliver_conn_id, *, on_conflict):
-        self.options = {"on_conflict": on_conflict}
+    def holding(self, conn_id, deliver_conn_id, **options):
+        self.options = options
         return self.store
 
     def delivery(self, conn_id, **options):

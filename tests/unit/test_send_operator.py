@@ -218,6 +218,36 @@ def test_on_conflict_goes_to_the_store_that_there_is(run):
     assert run.options == {}
 
 
+def test_what_stays_until_it_is_due_all_waits_in_the_store(run, log):
+    summary = run.execute(messages=rows(3), store_conn_id="store", until_due=True)
+    assert (summary["sent"], summary["stored"], run.options) == (0, 3, {"until_due": True})
+    # a dispatcher is at work
+    assert "StoreDispatchOperator" not in log.text
+    # a store that delivers itself
+    run.transport.horizon = timedelta(0)
+    run.execute(messages=rows(1), conn_id="store", store_conn_id="store", until_due=True)
+    assert run.options == {"until_due": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "until_due=True needs a store, and store_conn_id= names none: only there can messages wait until"),
+        ({"store_conn_id": "store", "hold_over": "PT5M"}, r"and hold_over= sends those that are due soon at once"),
+    ],
+)
+def test_what_stays_until_it_is_due_needs_a_store_and_no_hold_over(run, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        run.task(messages=rows(1), until_due=True, **arguments)
+    run.task(messages=rows(1), until_due=True, store_conn_id="store", hold_over=timedelta(0))
+
+
+def test_a_store_whose_template_rendered_to_nothing_is_an_error_where_one_is_needed(run):
+    with pytest.raises(AirflowFailException, match="until_due=True needs a store"):
+        run.execute(messages=rows(1), until_due=True, store_conn_id="None")
+    assert run.ids() == []
+
+
 def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
     with pytest.raises(ValueError, match="on_conflict='ignore' is none of 'error', 'keep', 'replace'"):
         run.task(messages=rows(1), on_conflict="ignore")
