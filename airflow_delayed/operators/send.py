@@ -45,6 +45,8 @@ from airflow_delayed.store.policy import OnConflict
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_delayed.operators.withdrawal import Withdrawal
+
 #: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
 BRIEF = timedelta(seconds=10)
 
@@ -143,6 +145,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
         task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
+    :param cancel_on_kill: when the task is killed and Airflow does not try it again (a person marks it failed or
+        deletes its run, or its last try runs into ``execution_timeout`` or a worker that shuts down), take out of the
+        store what it has stored, as if it had not: its ids are not remembered, and a clear stores the same messages
+        again. Where a retry follows, or the task was marked as success, they stay. There are 4 seconds for it; the log
+        has the counts. What a broker has confirmed, and what is being dispatched, stays in any case. With it a retry
+        begins at the top, and what the store knows is a duplicate.
     :param dry_run: check all, send nothing, and log what would go where and when.
 
     For tests:
@@ -223,6 +231,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         lead: timedelta | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
+        cancel_on_kill: bool = False,
         clock: Clock = utcnow,
         sleep: Callable[[float], object] = time.sleep,
         **kwargs: Any,
@@ -266,11 +275,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.lead = lead
         self.deferrable = deferrable
         self.on_clear = on_clear
+        self.cancel_on_kill = cancel_on_kill
         self.clock = clock
         self.sleep = sleep
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
         self._sending: Sending | None = None
+        self._withdrawal: Withdrawal | None = None
         #: Whether Airflow has ended the task.
         self.stopped = False
         SendArguments.of(vars(self))
@@ -312,7 +323,17 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                     deferred=deferred,
                     store=route.store,
                 )
+                if self.cancel_on_kill and not self.only_plan:
+                    from airflow_delayed.operators.withdrawal import Withdrawal
+
+                    assert route.store is not None
+                    self._withdrawal = Withdrawal(context, route.store, self.log, new_ids=new_ids)
+                    closing.enter_context(self._withdrawal)
+                    if self.stopped:
+                        self._withdrawal.note_kill()
                 summary = self._execute(context, arguments, began, route, spool)
+                if self._withdrawal is not None and self.stopped:
+                    raise Interrupted(summary["sent"], summary["stored"], "the task was ended")
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made again has none of the messages that it had
@@ -329,6 +350,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     def on_kill(self) -> None:
         """Send nothing more, and log how many messages can be recalled, and how many cannot."""
         self.stopped = True
+        if self._withdrawal is not None:
+            self._withdrawal.note_kill()
         if self._sending is not None:
             self.log.warning(
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
@@ -464,7 +487,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             return
         self._sending = sending
         try:
-            sending.deliver(found, checkpoints=TaskCheckpoints(context, self.log, new_ids=arguments.new_ids))
+            checkpoints = TaskCheckpoints(context, self.log, new_ids=arguments.new_ids)
+            # a checkpoint would outlive the messages that a kill takes out of the store
+            sending.deliver(found, checkpoints=None if arguments.cancel_on_kill else checkpoints)
         finally:
             reporting.log_outcome(self.log, "confirmed", sending)
             counts, in_store = (sending.sent + sending.stored).by_destination, bool(sending.stored.by_destination)

@@ -269,6 +269,7 @@ class SendArguments(CommonArguments):
     source_format: str | None
     lead: timedelta | None
     on_clear: str
+    cancel_on_kill: bool
 
     def __post_init__(self) -> None:
         self._check_content()
@@ -277,6 +278,7 @@ class SendArguments(CommonArguments):
             raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
+        self.check_store("cancel_on_kill", "what a broker has confirmed cannot be taken back")
         if self.lead is not None and not KEEPS_STATE:
             why = "to go on as it began; a store (store_conn_id=) can store messages before"
             raise NeedsAirflow("lead=", "3.3", why)

@@ -30,7 +30,10 @@ from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
 
 #: The columns that a change reads.
-_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run")
+_READ = (
+    *("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run"),
+    "StoredAt",
+)
 
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
@@ -182,6 +185,34 @@ class Erase:
             if outcome in (Outcome.ERASED, Outcome.DISPATCHED)
         ]
         _record(connection, tables, blank, Outcome.ERASED, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
+
+    :param run: the number of the run.
+    :param since: a message that was stored before stays, also one that was replaced since.
+    """
+
+    run: int
+    since: datetime
+    action: ClassVar[str] = "withdraw"
+    where: ClassVar[Sequence[Where]] = BOTH
+
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return WITHDRAWN for a message of that run and time."""
+        if not found.row:
+            return found.gone
+        stored_at = found.row["StoredAt"]
+        its_own = found.row["Run"] == self.run and stored_at is not None and stored_at >= self.since
+        return Outcome.WITHDRAWN if its_own else Outcome.UNCHANGED
+
+    def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
+        """Remove the messages, and the leases of dispatchers that died, by which the store would know the ids."""
+        gone = _changed(decided)
+        _remove(connection, tables, gone)
+        leases.forget(connection, tables, [found.message_id for found in gone if found.abandoned])
 
 
 @dataclass(frozen=True, slots=True)
