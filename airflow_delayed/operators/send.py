@@ -332,7 +332,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                     if self.stopped:
                         self._withdrawal.note_kill()
                 summary = self._execute(context, arguments, began, route, spool)
-                if self._withdrawal is not None and self.stopped:
+                if self._withdrawal is not None and self._withdrawal.killed():
                     raise Interrupted(summary["sent"], summary["stored"], "the task was ended")
         except InputError as error:
             if not self.only_plan:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 SECONDS = 4.0
 #: Seconds of these to wait for the task's state.
 ASKED = 1.5
-#: States in which Airflow does not try a task again.
-_OVER = ("failed", "skipped", "removed", "upstream_failed", None)
+#: States of a task that was ended by a person, and is not tried again.
+_MARKED = ("failed", "skipped", "removed", "upstream_failed")
 #: States that say nothing of a retry: its tries do. Airflow's server may not have answered.
 _OPEN = ("running", "unknown")
 
@@ -94,13 +94,20 @@ class Withdrawal:
         if self._killed_at is None:
             self._killed_at = self._monotonic()
 
+    def killed(self) -> bool:
+        """Return whether the task was killed, or is about to be: the signal comes seconds after the mark."""
+        if self._killed_at is None and self._state() in _MARKED:
+            self.note_kill()
+        return self._killed_at is not None
+
     def _run(self) -> None:
         state = self._state()
         if state == "success":
             self._log.warning("killed, and marked as success: what it had stored stays in the store")
             return
         ti = self._context["ti"]
-        if state not in _OVER and (state not in _OPEN or ti.try_number <= ti.max_tries):
+        over = state is None or state in _MARKED
+        if not over and (state not in _OPEN or ti.try_number <= ti.max_tries):
             self._log.warning(
                 "killed, and Airflow tries it again (its state is %s): what it had stored stays in the store, for the"
                 " next try goes on with the same messages",

@@ -232,6 +232,21 @@ def test_killed_when_all_was_sent_it_goes_too(make):
     assert len(task.broker.ids) == SENT
 
 
+def test_marked_failed_shortly_before_its_end_it_goes_although_no_signal_came(make):
+    task = make()
+    task.state = "failed"
+    with pytest.raises(Interrupted):
+        task.run()
+    assert task.waiting() == set()
+
+
+@pytest.mark.parametrize("state", ["running", "success", None, RuntimeError("no server")], ids=str)
+def test_not_killed_all_stays(make, state):
+    task = make()
+    task.state = state
+    assert task.run()["stored"] == len(task.waiting()) == STORED
+
+
 @pytest.mark.parametrize(("retries", "left"), [(0, False), (1, True)], ids=["last try", "a retry follows"])
 def test_a_time_out_is_a_kill(make, monkeypatch, retries, left):
     task = make(retries=retries)
