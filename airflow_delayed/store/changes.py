@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import Connection, Select, Table, and_, case, literal, null, select, union_all
 
+from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import cancelled, leases, notify
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
@@ -191,6 +192,8 @@ class Erase:
 class Withdraw:
     """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
 
+    Messages of notifiers stay, which store them for the run of the task that they are about.
+
     :param run: the number of the run.
     :param since: a message that was stored before stays, also one that was replaced since.
     """
@@ -204,8 +207,9 @@ class Withdraw:
         """Return WITHDRAWN for a message of that run and time."""
         if not found.row:
             return found.gone
-        stored_at = found.row["StoredAt"]
-        its_own = found.row["Run"] == self.run and stored_at is not None and stored_at >= self.since
+        stored_at, by_notifier = found.row["StoredAt"], (found.row["Tag"] or "").startswith(NOTIFIER)
+        in_time = stored_at is not None and stored_at >= self.since
+        its_own = found.row["Run"] == self.run and in_time and not by_notifier
         return Outcome.WITHDRAWN if its_own else Outcome.UNCHANGED
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
@@ -355,7 +359,9 @@ def locate(
         found[message_id] = Location(message_id=message_id, leased=True)
     past = tables.past
     for some in slices(asked):
-        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(past.c.Id.in_(some))
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(
+            past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        )
         for note in connection.execute(noted):
             one = found.get(note.Id)
             if one is None:

@@ -12,6 +12,7 @@ from support.stores import Store, Transport, message, store_fixture  # noqa: F40
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
+from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -78,6 +79,21 @@ def test_a_message_of_others_that_was_replaced_stays(store: Store, hook: Delayed
     assert replacing.send([message("theirs", LATER + HOUR)]).replaced == 1
     assert hook.withdraw(since).withdrawn == 0
     assert hook.get("theirs").due_at == LATER + HOUR
+
+
+def test_an_escalation_of_the_same_task_stays(hook: DelayedStoreHook):
+    since = hook.now()
+    tag = "notifier:d/r"
+    armed = Escalation(
+        attempt=RunAttempt(name="d/r", run_id="r", tag=tag),
+        message=message("armed", LATER, tag=tag, headers={"a": "b"}),
+        failure=RunFailure(dag_id="d", run_id="r", task_id="send", failed_at=since),
+        beginning="armed",
+    )
+    assert hook.arm(armed, deliver_conn_id="broker", origin=OWN)[0] == "stored"
+    hook.send([message("own", LATER, tag="about notifier:d/r")])
+    assert hook.withdraw(since).withdrawn == 1
+    assert waiting(hook) == {"armed"}
 
 
 def test_what_is_being_dispatched_stays_and_what_a_dead_dispatcher_had_comes_again(hook: DelayedStoreHook):

@@ -51,7 +51,7 @@ ROW = {"Time": NOW + HOUR, "ExpiresAt": None, "Reason": "failed", "FailedAt": NO
 EXPIRED = {**ROW, "ExpiresAt": NOW, "Reason": "expired"}
 KEPT = {**ROW, "Reason": None, "Until": NOW + HOUR}
 SHORT = {**ROW, "ExpiresAt": NOW + 2 * HOUR}
-OWN = {**ROW, "Run": 7, "StoredAt": NOW}
+OWN = {**ROW, "Run": 7, "StoredAt": NOW, "Tag": None}
 
 
 def found(where, row=ROW, remembered=None) -> Location:
@@ -87,6 +87,7 @@ def found(where, row=ROW, remembered=None) -> Location:
         (Withdraw(7, NOW + HOUR), found("messages", OWN), "unchanged"),
         (Withdraw(8, NOW), found("messages", OWN), "unchanged"),
         (Withdraw(7, NOW), found("messages", {**OWN, "StoredAt": None}), "unchanged"),
+        (Withdraw(7, NOW), found("messages", {**OWN, "Tag": "notifier:d/r"}), "unchanged"),
         (Withdraw(7, NOW), found("past", remembered="dispatched"), "dispatched"),
         # failed
         (Cancel(), found("failed"), "cancelled"),
