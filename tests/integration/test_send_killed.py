@@ -96,10 +96,10 @@ class Task:
 
     def _kill(self, patch: pytest.MonkeyPatch, operator: DelayedSendOperator, after: int) -> None:
         if after < 0:
-            account = operator._account_for_kill = operator._deliver
+            deliver = operator._deliver
 
             def ended(*arguments: object) -> None:
-                account(*arguments)
+                deliver(*arguments)
                 operator.on_kill()
 
             patch.setattr(operator, "_deliver", ended)
