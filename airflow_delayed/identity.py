@@ -22,6 +22,9 @@ from airflow_delayed.criteria import UNSET, passed
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds
 
+#: How the tags of the messages of DelayedNotifier begin.
+NOTIFIER = "notifier:"
+
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 

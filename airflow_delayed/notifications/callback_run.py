@@ -10,7 +10,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import Origin, key_id
+from airflow_delayed.identity import NOTIFIER, Origin, key_id
 from airflow_delayed.message import from_microseconds, parse_moment, utcnow
 from airflow_delayed.store.policy import MAX_TAG
 
@@ -212,7 +212,7 @@ class CallbackRun:
 def tag_of(dag_id: str, key: str | None, *parts: str) -> str:
     """Return the tag of the messages about a DAG, narrowed by a key, a run of it, or a task instance."""
     # no name of a DAG has an at sign or a slash
-    of_dag = f"notifier:{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
+    of_dag = f"{NOTIFIER}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
     tag = "/".join([of_dag, *map(_escaped, parts)])
     return tag if len(tag) <= MAX_TAG else f"{tag[:200]}#{key_id(('tag',), (tag,))}"
 
