@@ -28,6 +28,8 @@ NOTIFIER = "notifier:"
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
+#: The tags of messages about missed runs begin so, see MissedRunNotifier.
+MISSED_RUN = "missed-run:"
 #: Digits of a whole number in a key: as many as Python writes by default.
 MAX_DIGITS = 4300
 _TOO_LONG = 10**MAX_DIGITS

@@ -67,15 +67,15 @@ class CallbackRun:
         if ti is not None:
             names = ("task_id", "map_index", "try_number")
             task = {name: value for name in names if (value := getattr(ti, name, None)) is not None}
-            task |= {"try_id": ti.id, "task_start_date": _moment(ti, "start_date")}
-            task |= {"task_end_date": _moment(ti, "end_date")}
+            task |= {"try_id": ti.id, "task_start_date": moment_of(ti, "start_date")}
+            task |= {"task_end_date": moment_of(ti, "end_date")}
         return cls.of_run(
             dag_id=_field(run, "dag_id") or context["dag"].dag_id,
             run_id=run_id,
             run_type=_field(run, "run_type"),
-            run_after=_moment(run, "run_after"),
-            start_date=_moment(run, "start_date"),
-            end_date=_moment(run, "end_date"),
+            run_after=moment_of(run, "run_after"),
+            start_date=moment_of(run, "start_date"),
+            end_date=moment_of(run, "end_date"),
             reason="deadline" if deadline is not None else context.get("reason"),
             deadline=deadline,
             **task,
@@ -209,10 +209,10 @@ class CallbackRun:
         return f"DAG {self.dag_id}, run {self.run_id}"
 
 
-def tag_of(dag_id: str, key: str | None, *parts: str) -> str:
+def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = NOTIFIER) -> str:
     """Return the tag of the messages about a DAG, narrowed by a key, a run of it, or a task instance."""
     # no name of a DAG has an at sign or a slash
-    of_dag = f"{NOTIFIER}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
+    of_dag = f"{begins}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
     tag = "/".join([of_dag, *map(_escaped, parts)])
     return tag if len(tag) <= MAX_TAG else f"{tag[:200]}#{key_id(('tag',), (tag,))}"
 
@@ -258,6 +258,7 @@ def _field(run: Any, name: str) -> Any:
     return run.get(name) if isinstance(run, Mapping) else getattr(run, name, None)
 
 
-def _moment(run: Any, name: str) -> datetime | None:
+def moment_of(run: Any, name: str) -> datetime | None:
+    """Return a time of a run or a task instance; None: it has none."""
     value = _field(run, name)
     return None if value is None else parse_moment(name, value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -176,6 +177,12 @@ class StoreCalls:
             return work(hook)
 
     @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Let the calls within the block share one connection, whether or not they follow each other at once."""
+        with self._shared_hook():
+            yield
+
+    @contextmanager
     def _shared_hook(self) -> Iterator[DelayedStoreHook]:
         """Yield the hook of all calls that are at work; the last of them closes it."""
         from airflow_delayed.hooks.store import DelayedStoreHook
@@ -248,8 +255,18 @@ class StoreCalls:
 
 
 _calls: dict[str, StoreCalls] = {}
+#: What a fork has from its parent. It neither uses nor closes that, for the connections are the parent's.
+_inherited: list[object] = []
 
 
 def calls_of(conn_id: str) -> StoreCalls:
     """Return the calls of a store, the same for all notifiers of this process."""
     return _calls.setdefault(conn_id, StoreCalls(conn_id))
+
+
+def _begin_in_fork() -> None:
+    _inherited.append(dict(_calls))
+    _calls.clear()
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)
