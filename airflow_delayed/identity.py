@@ -22,11 +22,12 @@ from airflow_delayed.criteria import UNSET, passed
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds
 
+#: How the tags of messages of DelayedNotifier and MissedRunNotifier begin.
+NOTIFIER, MISSED_RUN = "notifier:", "missed-run:"
+
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
-#: The tags of messages about missed runs begin so, see MissedRunNotifier.
-MISSED_RUN = "missed-run:"
 #: Digits of a whole number in a key: as many as Python writes by default.
 MAX_DIGITS = 4300
 _TOO_LONG = 10**MAX_DIGITS

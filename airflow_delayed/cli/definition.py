@@ -59,7 +59,7 @@ _OVERDUE = Arg(
 _HOURS = Arg(("--hours",), help="Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
 _BY_DESTINATION = Arg(("--by-destination",), help="Count by destination, which reads all rows", action="store_true")
 _DUE_AT = Arg(("--due-at",), help="The new due time: 2026-01-31T09:30:00+01:00")
-_DELAY = Arg(("--delay",), help="Due in so many seconds from now, instead of --due-at", type=float)
+_DELAY = Arg(("--delay",), help="Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
 _OLDER_THAN = Arg(("--older-than",), help="Only messages in that state for more days", type=float, required=True)
 _REASON = Arg(
     ("--reason",),

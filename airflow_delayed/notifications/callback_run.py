@@ -10,7 +10,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import Origin, key_id
+from airflow_delayed.identity import NOTIFIER, Origin, key_id
 from airflow_delayed.message import from_microseconds, parse_moment, utcnow
 from airflow_delayed.store.policy import MAX_TAG
 
@@ -209,7 +209,7 @@ class CallbackRun:
         return f"DAG {self.dag_id}, run {self.run_id}"
 
 
-def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = "notifier:") -> str:
+def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = NOTIFIER) -> str:
     """Return the tag of the messages about a DAG, narrowed by a key, a run of it, or a task instance."""
     # no name of a DAG has an at sign or a slash
     of_dag = f"{begins}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")

@@ -190,7 +190,10 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     ]
     assert hook.get("m0").due_at == LATER + timedelta(days=1)
     assert delayed("reschedule", "m0", "--delay", "60").code == 0
-    assert hook.get("m0").due_at < LATER
+    in_a_minute = hook.get("m0").due_at
+    assert in_a_minute < LATER
+    assert delayed("reschedule", "m0", "--delay", "PT1H").code == 0
+    assert timedelta(minutes=59) <= hook.get("m0").due_at - in_a_minute < timedelta(hours=1, minutes=5)
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
     assert hook.get("m5").last_error is None
     would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
@@ -213,6 +216,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
         (["cancel", "m0", "--tag", "t"], "cancel: give ids or a filter, and not both"),
         (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
+        (["reschedule", "m0", "--delay", "P1M"], "'P1M' has months or years"),
         (["list", "--table", "other"], "table other: missing"),
         (["counts", "--store-conn-id", "gone"], "The conn_id `gone` isn't defined"),
     ],
