@@ -10,14 +10,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.errors import DelayedError, InputError, SourceError, TransportUnavailable
+from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
@@ -28,6 +27,11 @@ from airflow_delayed.operators.task_state import FirstTry, earlier_success, load
 from airflow_delayed.route import Route
 from airflow_delayed.sources.paths import file_system
 from airflow_delayed.spark.reporting import check_manifest
+
+try:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+except ModuleNotFoundError:
+    raise MissingExtra("DelayedSparkSendOperator", "apache-airflow-providers-apache-spark", "spark") from None
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
