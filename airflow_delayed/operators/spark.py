@@ -15,7 +15,7 @@ from airflow.sdk import XComArg
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException
-from airflow_delayed.delivery import Clock, Delivery
+from airflow_delayed.delivery import Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
@@ -291,20 +291,20 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         :return: whether all could be seen from here.
         """
         seen = True
+        reports: dict[str, TopologyReport] = {}
         destinations = [arguments.destination] if arguments.destination else []
         transports: list[tuple[str, Delivery, list[str]]] = [(arguments.conn_id, route.delivery, destinations)]
         if arguments.store_conn_id and route.store is not None:
             transports.append((arguments.store_conn_id, route.store, []))
         for conn_id, transport, names in transports:
             try:
-                report = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
+                reports[conn_id] = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 seen = False
-                continue
             finally:
                 transport.close()
-            reporting.require_ready(conn_id, report)
+        reporting.require_ready(reports)
         return seen
 
     def _submit(
@@ -321,7 +321,15 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
             file = FILE
         self.application = job.__file__
         self.application_args = arguments.application_arguments(context, began, manifest, connections_file=file)
-        super().execute(context)
+        try:
+            super().execute(context)
+        except FileNotFoundError as error:
+            # the provider alone brings a Spark that can only talk to another one
+            raise DelayedError(
+                f"Spark cannot be started on this worker, which has no {error.filename}: pip install"
+                " 'apache-airflow-providers-apache-spark[pyspark]', or name the worker's own in the extra spark-binary"
+                f" of connection {self._conn_id!r}"
+            ) from error
 
     def _read(self, manifest: str) -> Mapping[str, Any]:
         fs, path = file_system(manifest)
