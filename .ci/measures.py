@@ -240,7 +240,7 @@ def _dispatch(store: Any) -> Callable[[int], None]:
         sys.setprofile(None)
         _fill(store, number, -1)
         sys.setprofile(profile)
-        StoreDispatchOperator(task_id="dispatch", conn_id="store", deliver_conn_ids="broker").execute({})
+        StoreDispatchOperator(task_id="dispatch", store_conn_id="store", deliver_conn_ids="broker").execute({})
 
     return dispatch
 

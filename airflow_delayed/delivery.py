@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, cast
 
 from airflow_delayed.clock import Clock as Clock
-from airflow_delayed.errors import DelayedError, UnsupportedConnection, UnsupportedOption
+from airflow_delayed.errors import DelayedError, UnsupportedConnection, UnsupportedOption, WrongTransport
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
@@ -263,6 +263,17 @@ def type_of(conn_id: str) -> str | None:
     from airflow.sdk import BaseHook
 
     return BaseHook.get_connection(conn_id).conn_type
+
+
+def check_type(conn_id: str, conn_type: str | None, own: str) -> None:
+    """Check that no other transport serves a connection's type.
+
+    :param own: a type that this transport serves.
+    :raises WrongTransport: another one does.
+    """
+    target = BUILT_IN[own]
+    if BUILT_IN.get(conn_type or own, target) != target:
+        raise WrongTransport(conn_id, conn_type, [name for name, other in BUILT_IN.items() if other == target])
 
 
 def check_options(

@@ -228,7 +228,20 @@ class NotAStore(UnsupportedConnection):
             self,
             f"connection {conn_id!r} is of type {conn_type!r}, and no store: a message that a broker has cannot be"
             " looked up, cancelled or changed. Send with store_conn_id=, so that messages wait in a SQL database until"
-            " shortly before they are due, and name that connection here",
+            " shortly before they are due, and name that SQL connection here: a store is store_conn_id= (on the command"
+            " line --store-conn-id), conn_id= is the connection that delivers",
+        )
+
+
+class WrongTransport(UnsupportedConnection):
+    """The connection is of a type that another transport serves, such as a store's where a broker's is needed."""
+
+    def __init__(self, conn_id: str, conn_type: str | None, known: Sequence[str]) -> None:
+        DelayedError.__init__(
+            self,
+            f"connection {conn_id!r} is of type {conn_type!r}, and the work here is for one of type"
+            f" {', '.join(known)}: name that as conn_id= (on the command line --conn-id), the connection that"
+            " delivers; a store is store_conn_id= (--store-conn-id)",
         )
 
 

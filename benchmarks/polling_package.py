@@ -35,4 +35,4 @@ def take_back(customer: str) -> int:
 
 
 with DAG("send_reminders", schedule="*/5 * * * *", catchup=False, max_active_runs=1):
-    dispatch = StoreDispatchOperator(task_id="dispatch", conn_id=DATABASE, deliver_conn_ids=[AWS])
+    dispatch = StoreDispatchOperator(task_id="dispatch", store_conn_id=DATABASE, deliver_conn_ids=[AWS])

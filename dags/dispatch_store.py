@@ -35,7 +35,7 @@ with DAG(
 ):
     StoreDispatchOperator(
         task_id="dispatch",
-        conn_id="delayed_store",
+        store_conn_id="delayed_store",
         deliver_conn_ids=["delayed_sqs"],
         lookahead=LOOKAHEAD,
         # so that other tasks do not take its place

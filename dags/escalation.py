@@ -46,7 +46,7 @@ with DAG("escalation_dispatch", schedule="@continuous", catchup=False, max_activ
     install = TopologyInstallOperator(task_id="install", conn_id=DB, destinations=[QUEUE], create_destinations=True)
     # it waits in the triggerer, and puts each message into the queue table within a second or two after it is due
     dispatch = StoreDispatchOperator(
-        task_id="dispatch", conn_id=DB, deliver_conn_ids=[DB], until=timedelta(hours=6), deferrable=True
+        task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB], until=timedelta(hours=6), deferrable=True
     )
     install >> dispatch
 

@@ -65,6 +65,10 @@ with DAG(
     )
     # For days of 24 hours leave this task out, and run dispatch_store.py, which occupies no worker in between.
     dispatch = StoreDispatchOperator(
-        task_id="dispatch", conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], lookahead=AHEAD, until="empty"
+        task_id="dispatch",
+        store_conn_id="delayed_store",
+        deliver_conn_ids=["delayed_sqs"],
+        lookahead=AHEAD,
+        until="empty",
     )
     [install_sqs, install_store] >> compute >> send >> dispatch

@@ -74,7 +74,7 @@ with DAG("nightly_reminders", schedule="0 2 * * *", catchup=False, max_active_ru
     )
     cancel_called_off = DelayedCancelOperator(
         task_id="cancel_called_off",
-        conn_id="delayed_store",
+        store_conn_id="delayed_store",
         ids=called_off(),
         # an appointment that was called off before its first night has no reminder
         on_missing="ignore",
@@ -91,4 +91,4 @@ with DAG(
     tags=TAGS,
     params={"customer": Param("", type="string", minLength=1, description="whose reminders are no longer wanted")},
 ):
-    DelayedCancelOperator(task_id="cancel", conn_id="delayed_store", tag="{{ params.customer }}")
+    DelayedCancelOperator(task_id="cancel", store_conn_id="delayed_store", tag="{{ params.customer }}")

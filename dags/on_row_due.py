@@ -67,7 +67,7 @@ with DAG("on_row_due_send", schedule=None, doc_md=__doc__, tags=TAGS):
     )
     dispatch = StoreDispatchOperator(
         task_id="dispatch",
-        conn_id=CONNECTION,
+        store_conn_id=CONNECTION,
         deliver_conn_ids=[CONNECTION],
         lookahead=timedelta(0),
         until="empty",

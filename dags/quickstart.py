@@ -12,7 +12,7 @@ DB = "delayed_store"
 with DAG("quickstart", doc_md=__doc__, tags=["airflow_delayed", "example"]):
     install = TopologyInstallOperator(task_id="install", conn_id=DB, destinations=["hello"], create_destinations=True)
     send = DelayedSendOperator(task_id="send", conn_id=DB, destination="hello", value="Hello!", delay=10)
-    deliver = StoreDispatchOperator(task_id="deliver", conn_id=DB, deliver_conn_ids=[DB], until="empty")
+    deliver = StoreDispatchOperator(task_id="deliver", store_conn_id=DB, deliver_conn_ids=[DB], until="empty")
 
     @task
     def read() -> list[tuple[str]]:

@@ -49,7 +49,7 @@ def list_(args: Namespace) -> None:
         rows = [asdict(one) for one in found]
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
-            rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.conn_id} for row in rows]
+            rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.store_conn_id} for row in rows]
         show(rows, args.output, COLUMNS)
         if args.limit and len(found) == args.limit:
             print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
@@ -61,7 +61,7 @@ def get_(args: Namespace) -> None:
     with _store(args) as store:
         known = store.get(args.message_id)
         if known is None:
-            raise SystemExit(f"The store {args.conn_id} has no message {args.message_id}.")
+            raise SystemExit(f"The store {args.store_conn_id} has no message {args.message_id}.")
         show([asdict(known)], args.output)
 
 
@@ -155,7 +155,10 @@ def dispatchers_(args: Namespace) -> None:
     """``airflow delayed dispatchers``."""
     with _store(args) as store:
         # None stands for the queue tables of the store's own database
-        rows = [(one, [args.conn_id if name is None else name for name in one.conn_ids]) for one in store.dispatchers()]
+        rows = [
+            (one, [args.store_conn_id if name is None else name for name in one.conn_ids])
+            for one in store.dispatchers()
+        ]
         show([asdict(one) | {"conn_ids": names} for one, names in rows], args.output)
 
 
@@ -169,7 +172,7 @@ def dispatcher_(args: Namespace) -> None:
             show(_plan(store, names, policy), args.output)
             return
         service = DispatchService(
-            lambda: DelayedStoreHook(args.conn_id, table=args.table, schema=args.schema), names, policy
+            lambda: DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema), names, policy
         )
         try:
             ended = service.run(args.host, args.port)
@@ -199,7 +202,7 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
     defaults = {"lookahead": config.lookahead(), "remember": config.remember()}
     given = {name: value for name, value in vars(args).items() if value is not None}
     policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in defaults.items()}, **given})
-    check_connections(args.conn_id, names, policy.consistency)
+    check_connections(args.store_conn_id, names, policy.consistency)
     return names, policy
 
 
@@ -259,7 +262,7 @@ def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        with closing(DelayedStoreHook(args.conn_id, table=args.table, schema=args.schema)) as store:
+        with closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store:
             yield store
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None

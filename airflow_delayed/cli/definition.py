@@ -15,7 +15,7 @@ from airflow.cli.cli_config import (
     lazy_load_command,
 )
 
-_CONN_ID = Arg(("--conn-id",), help="The store's connection, of a SQL database", required=True)
+_STORE_CONN_ID = Arg(("--store-conn-id",), help="The store's connection, of a SQL database", required=True)
 _TABLE = Arg(("--table",), help="The store's table (default: delayed_messages)", default="delayed_messages")
 _SCHEMA = Arg(("--schema",), help="The table's schema; by default the connection's own")
 _IDS = Arg(("message_id",), help="The ids of messages, instead of a filter", nargs="*")
@@ -178,7 +178,7 @@ _DIALECT = Arg(
     choices=("postgresql", "mysql", "mariadb", "sqlite", "mssql"),
 )
 
-_STORE = (_CONN_ID, _TABLE, _SCHEMA)
+_STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
     *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, *_BREAKERS, _RECOVERY_FAILURES),
     *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
+from airflow_delayed import config
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, Connection, TopologyReport
+from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
 from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.topology import Topology
@@ -17,6 +18,8 @@ from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
+
+    from airflow_delayed.rabbitmq.bridge import Bridge
 
 
 class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
@@ -68,6 +71,15 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
         """Compare as the transport does, and add a finding for each feature that this version of Airflow lacks."""
         return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
 
+    def bridge(
+        self, exchange: str, target: str, *, secrets: Sequence[str] | None = None, type: str = "topic"
+    ) -> Bridge:
+        """Return a bridge as the transport does.
+
+        :param secrets: by default those of ``[delayed] bridge_keys``.
+        """
+        return super().bridge(exchange, target, secrets=config.bridge_keys() if secrets is None else secrets, type=type)
+
     def get_conn(self) -> BlockingConnection:
         """Log in at the first host that answers, and return the connection of pika; close it after use.
 
@@ -103,9 +115,11 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
     def _plain(self) -> Connection:
         """Return the connection without Airflow.
 
+        :raises WrongTransport: its type is that of a store or of SQS.
         :raises ValueError: its extra is no JSON object.
         """
         given = self.get_connection(self.conn_id)
+        check_type(self.conn_id, given.conn_type, self.conn_type)
         extra = given.extra_dejson
         # Airflow takes one that it cannot read for an empty one, and that would be a connection without TLS
         if not isinstance(extra, dict) or (given.extra and not extra and given.extra.strip() not in ("{}", "null")):

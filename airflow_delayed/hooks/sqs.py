@@ -13,7 +13,7 @@ from airflow.sdk import BaseHook
 
 from airflow_delayed import config
 from airflow_delayed.compat import limits
-from airflow_delayed.delivery import Clock, TopologyReport
+from airflow_delayed.delivery import Clock, TopologyReport, check_type
 from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
 
@@ -118,7 +118,7 @@ class SqsDelayHook(SqsTransport, BaseHook):
     def _make_client(self, more: Config | None = None) -> SQSClient:
         if self.conn_id != self.default_conn_name:
             # where it is not defined, the amazon provider would go on as whoever this machine happens to be
-            self.get_connection(self.conn_id)
+            check_type(self.conn_id, self.get_connection(self.conn_id).conn_type, self.conn_type)
         with translated(self.conn_id, "make a client"):
             # a sixth of a request's CPU time goes into checks of what this package has checked or made itself
             own = Config(parameter_validation=False).merge(more or Config())

@@ -101,13 +101,13 @@ class DelayedStoreHook(Store, BaseHook):
         """Emit the counts as gauges through Airflow's Stats.
 
         ``delayed.store.waiting``, ``.due``, ``.overdue`` (by a minute), ``.in_flight``, ``.retrying``, ``.failed``,
-        ``.expired`` and ``.remembered``, each with the tag ``conn_id``, and ``table`` for another table than the
+        ``.expired`` and ``.remembered``, each with the tag ``store_conn_id``, and ``table`` for another table than the
         default; ``delayed.store.oldest_due_seconds`` is how long the oldest has been due. Reads what :meth:`counts`
         reads.
         """
         found = self.counts(hours=0)
         late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
-        tags = {"conn_id": self.conn_id}
+        tags = {"store_conn_id": self.conn_id}
         if self.table.fullname != TABLE:
             # another store on the same connection
             tags["table"] = self.table.fullname

@@ -61,7 +61,7 @@ class ChangeOperator(BaseOperator):
 
     The store:
 
-    :param conn_id: the store, a SQL connection.
+    :param store_conn_id: the store, a SQL connection.
     :param table: the store's table.
     :param schema: the table's schema; by default the connection's own.
 
@@ -76,7 +76,7 @@ class ChangeOperator(BaseOperator):
     :raises ValueError: neither ids nor a criterion is given, or both; or another parameter cannot be.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "ids", *CRITERIA, "only_plan", "table", "schema")
+    template_fields: Sequence[str] = ("store_conn_id", "ids", *CRITERIA, "only_plan", "table", "schema")
     template_fields_renderers: ClassVar[dict[str, str]] = {"ids": "json", "sent_by": "json"}
     operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
@@ -86,7 +86,7 @@ class ChangeOperator(BaseOperator):
     def __init__(
         self,
         *,
-        conn_id: str,
+        store_conn_id: str,
         ids: Any = None,
         tag: str | None = None,
         destination: str | None = None,
@@ -103,7 +103,7 @@ class ChangeOperator(BaseOperator):
         super().__init__(**kwargs)
         if on_missing not in ("warn", "fail", "ignore"):
             raise ValueError(f"on_missing={on_missing!r} is none of 'warn', 'fail', 'ignore'")
-        self.conn_id = conn_id
+        self.store_conn_id = store_conn_id
         self.ids = ids
         self.tag = tag
         self.destination = destination
@@ -123,7 +123,7 @@ class ChangeOperator(BaseOperator):
     @property
     def page_store(self) -> str:
         """The store that the link to the page shows."""
-        return self.conn_id
+        return self.store_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Change the messages, and return the counts.
@@ -138,7 +138,7 @@ class ChangeOperator(BaseOperator):
         try:
             ids, filters = self._selection(context)
             options: dict[str, Any] = {"dry_run": self._is_dry_run()}
-            with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
+            with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
                 options.update(self.prepare_change(store))
                 result = self._collect(self._parts(store, ids, filters, options), options)
         except (InputError, UnsupportedConnection, ValueError) as error:

@@ -43,7 +43,7 @@ class CustomStoreDispatchOperator(BaseOperator):
 
     Where to:
 
-    :param deliver_conn_id: the connection that delivers.
+    :param conn_id: the connection that delivers.
 
     When, and how fast:
 
@@ -64,7 +64,7 @@ class CustomStoreDispatchOperator(BaseOperator):
     """
 
     # without store: a user with the right to trigger a run could have any code imported and called
-    template_fields: Sequence[str] = ("name", "deliver_conn_id", "error_destination")
+    template_fields: Sequence[str] = ("name", "conn_id", "error_destination")
     operator_extra_links = (DeliveriesLink(),)
 
     def __init__(
@@ -72,7 +72,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         *,
         store: str,
         name: str,
-        deliver_conn_id: str,
+        conn_id: str,
         lookahead: timedelta | None = None,
         batch_size: int = 500,
         until: Literal["empty"] | None = None,
@@ -90,7 +90,7 @@ class CustomStoreDispatchOperator(BaseOperator):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty'")
         self.store = store
         self.name = name
-        self.deliver_conn_id = deliver_conn_id
+        self.conn_id = conn_id
         self.lookahead = config.lookahead() if lookahead is None else lookahead
         self.batch_size = batch_size
         self.until = until
@@ -113,17 +113,17 @@ class CustomStoreDispatchOperator(BaseOperator):
         dispatcher = CustomDispatcher(
             load(self.store),
             name=self.name,
-            transport=delivery_for(self.deliver_conn_id),
-            conn_id=self.deliver_conn_id,
+            transport=delivery_for(self.conn_id),
+            conn_id=self.conn_id,
             policy=DispatchPolicy.of(vars(self)),
             set_up=self.set_up,
         )
         try:
             report = dispatcher.run(self.until)
         except DispatchFailed as error:
-            metrics.count_report(self.name, self.deliver_conn_id, error.report)
+            metrics.count_report(self.name, self.conn_id, error.report)
             raise
-        metrics.count_report(self.name, self.deliver_conn_id, report)
+        metrics.count_report(self.name, self.conn_id, report)
         return report.summary()
 
 

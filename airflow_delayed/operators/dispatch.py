@@ -54,14 +54,14 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
     The store:
 
-    :param conn_id: the store, a SQL connection.
+    :param store_conn_id: the store, a SQL connection.
     :param table: the store's table.
     :param schema: the schema of the table and of queue tables.
 
     Where to:
 
     :param deliver_conn_ids: the connections that it may deliver through; messages of other connections stay in the
-        store. The store's own ``conn_id`` stands for queue tables in its database. By default
+        store. The store's own name stands for queue tables in its database. By default
         ``[delayed] deliver_conn_ids``.
     :param allowed_destinations: names, or patterns with ``*``, ``?`` and ``[...]``. A message to another destination
         fails with the reason, as above, and is not sent. Without this limit, everybody who may insert into the store's
@@ -107,7 +107,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     """
 
     template_fields: Sequence[str] = (
-        *("conn_id", "deliver_conn_ids", "error_destination", "allowed_destinations", "table", "schema"),
+        *("store_conn_id", "deliver_conn_ids", "error_destination", "allowed_destinations", "table", "schema"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"deliver_conn_ids": "json", "allowed_destinations": "json"}
     operator_extra_links = (DeliveriesLink(),)
@@ -115,7 +115,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     def __init__(
         self,
         *,
-        conn_id: str,
+        store_conn_id: str,
         deliver_conn_ids: Sequence[str] | str | None = None,
         lookahead: timedelta | None = None,
         batch_size: int = 500,
@@ -139,7 +139,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         super().__init__(**kwargs)
         if until not in (None, "empty") and not (isinstance(until, timedelta) and until > timedelta(0)):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
-        self.conn_id = conn_id
+        self.store_conn_id = store_conn_id
         self.deliver_conn_ids = list(config.deliver_conn_ids()) if deliver_conn_ids is None else deliver_conn_ids
         self.lookahead = config.lookahead() if lookahead is None else lookahead
         self.batch_size = batch_size
@@ -165,11 +165,11 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 "deliver_conn_ids= is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
                 " configuration is empty; name the connections that messages may be delivered through"
             )
-        if isinstance(conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
+        if isinstance(store_conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
             names = self._deliver_conn_ids()
             # a template is checked when it is rendered
-            if not any("{{" in name for name in (conn_id, *names)):
-                check_connections(conn_id, names, consistency)
+            if not any("{{" in name for name in (store_conn_id, *names)):
+                check_connections(store_conn_id, names, consistency)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Dispatch messages, and return the counts.
@@ -184,7 +184,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
         policy = DispatchPolicy.of(vars(self))
         with (
-            closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store,
+            closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store,
             closing(store.dispatcher(self._deliver_conn_ids(), transport, **asdict(policy))) as dispatcher,
         ):
             self._check_lookahead(context, store, dispatcher)
@@ -258,11 +258,11 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         if event["status"] != "done":
             raise AirflowException(event["error"])
         done: dict[str, Any] = event["summary"]
-        self.log.info("store %r: %s", self.conn_id, DispatchReport.restored(done))
+        self.log.info("store %r: %s", self.store_conn_id, DispatchReport.restored(done))
         if lineage.wanted():
             from airflow_delayed.hooks.store import DelayedStoreHook
 
-            with closing(DelayedStoreHook(self.conn_id, table=self.table, schema=self.schema)) as store:
+            with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
                 self._name(store)
         return done
 
@@ -272,7 +272,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         carried: dict[str, Any] = {"until": until, "summary": summary, "failures": failures, "began": began}
         self.defer(
             trigger=StoreDispatchTrigger(
-                conn_id=self.conn_id,
+                store_conn_id=self.store_conn_id,
                 deliver_conn_ids=self._deliver_conn_ids(),
                 table=self.table,
                 schema=self.schema,
@@ -286,7 +286,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     @property
     def page_store(self) -> str:
         """The store that the link to the page shows."""
-        return self.conn_id
+        return self.store_conn_id
 
     def _name(self, store: DelayedStoreHook) -> None:
         """Name the store as the input for OpenLineage; the tasks that sent the messages name the destinations."""
@@ -324,7 +324,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             if window + stay >= gap:
                 continue
             advice = "run it more often, or let it stay with until="
-            if conn_id == self.conn_id:
+            if conn_id == self.store_conn_id:
                 self.log.warning("queue tables get messages up to %s late, the time between two runs; %s", gap, advice)
             elif window < self.lookahead:
                 raise AirflowFailException(

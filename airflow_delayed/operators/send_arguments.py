@@ -150,7 +150,11 @@ class CommonArguments:
         closing.callback(delivery.close)
         if delivery.is_store:
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
-                raise InputError(f"connection {self.conn_id!r} stores its messages itself; leave store_conn_id= out")
+                raise InputError(
+                    f"conn_id={self.conn_id!r} is the connection that delivers, and stores its messages itself: leave"
+                    f" store_conn_id={self.store_conn_id!r} out; or, where {self.conn_id!r} is only the store of"
+                    " another transport, pass it as store_conn_id=, and that transport as conn_id="
+                )
             store = cast(DelayStore, delivery)
             store.origin = origin_of(context)
             return Route(delivery=delivery, store=store, trace=trace)

@@ -250,20 +250,22 @@ class RabbitMQTransport(Delivery):
 
         return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
 
-    def bridge(self, exchange: str, target: str, *, type: str = "topic") -> Bridge:
+    def bridge(self, exchange: str, target: str, *, secrets: Sequence[str], type: str = "topic") -> Bridge:
         """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.
 
         :param exchange: to which the services publish.
         :param target: the exchange to which the consumers' queues are bound.
+        :param secrets: keys for signatures of the messages on their way, of 32 characters and more: the first signs,
+            all verify; the same for all bridges of an exchange.
         :param type: of ``exchange``: ``topic`` or ``fanout``.
-        :raises ValueError: the two are one, or the type has no binding for every routing key.
+        :raises ValueError: the two are one, the type has no binding for every routing key, or no secret is long enough.
         :raises LimitExceeded: the exchange's name is too long, or has an empty word.
         """
         require_client()
         from airflow_delayed.rabbitmq.bridge import Bridge
         from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
 
-        routes = BridgeRoutes(exchange, target, self.topology, type)
+        routes = BridgeRoutes(exchange, target, self.topology, tuple(secrets), type)
         return Bridge(routes, lambda: self._endpoint(self), self._clock)
 
     def migrate(

@@ -153,7 +153,7 @@ def _throttled(conn_id: str, rate: DestinationRate, condition: str) -> Finding:
         found=f"{condition}: the rate of this destination, {rate.per_second:g} messages a second, holds them back",
         code="throttled",
         remedy="nothing, if they may wait: dispatchers send them at this rate. Else raise it: airflow delayed rates"
-        f" --conn-id {conn_id} {rate.destination}=...",
+        f" --store-conn-id {conn_id} {rate.destination}=...",
     )
 
 
@@ -167,7 +167,7 @@ def _without_dispatcher(
     """Return why nothing is dispatched through a connection, and what to do."""
     start = (
         f"let a dispatcher with {name!r} in its deliver_conn_ids run: a StoreDispatchOperator, whose DAG may be paused"
-        f" or failing, or: airflow delayed dispatcher --conn-id {conn_id} --deliver-conn-ids {quote(name)}"
+        f" or failing, or: airflow delayed dispatcher --store-conn-id {conn_id} --deliver-conn-ids {quote(name)}"
     )
     if serving and serving[0].ended_at is None:
         last = _text(serving[0].seen_at)
@@ -236,7 +236,7 @@ def _never_seen(conn_id: str, delivers: str | None, seen: Sequence[DispatcherSee
             resource=f"messages of store {conn_id!r}",
             found="they wait for their due time, and no dispatcher was at work within a day",
             code="no-dispatcher",
-            remedy="let a DAG with a StoreDispatchOperator run, or: airflow delayed dispatcher --conn-id"
+            remedy="let a DAG with a StoreDispatchOperator run, or: airflow delayed dispatcher --store-conn-id"
             f" {conn_id} --deliver-conn-ids {quote(delivers)}",
         )
 
@@ -253,7 +253,7 @@ def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Find
     if by_destination:
         failed = sum(by_destination.values())
         count = f"at least {failed:,}" if failed == MOST else f"{failed:,}"
-        retry = f"airflow delayed retry --conn-id {conn_id} --destination {quote(next(iter(by_destination)))}"
+        retry = f"airflow delayed retry --store-conn-id {conn_id} --destination {quote(next(iter(by_destination)))}"
         if len(by_destination) > 1:
             retry += f", and the same for {some(list(by_destination)[1:], separator=', ')}"
         yield Finding(
@@ -261,7 +261,7 @@ def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Find
             resource=f"failed messages of store {conn_id!r}",
             found=f"{count} were given up and are not tried again",
             code="failed",
-            remedy=f"airflow delayed list --conn-id {conn_id} --state failed shows the reasons. When the cause is"
+            remedy=f"airflow delayed list --store-conn-id {conn_id} --state failed shows the reasons. When the cause is"
             f" repaired: {retry}; then a dispatcher has to run, which sends them. What nobody needs any more: cancel"
             " in place of retry",
         )

@@ -61,7 +61,7 @@ def upgrade_command(conn_id: str, tables: Tables) -> str:
     """Return the command that upgrades a store."""
     name, schema = tables.messages.name, tables.messages.schema
     options = (["--table", name] if name != TABLE else []) + (["--schema", schema] if schema else [])
-    return shlex.join(["airflow", "delayed", "upgrade", "--conn-id", conn_id, *options])
+    return shlex.join(["airflow", "delayed", "upgrade", "--store-conn-id", conn_id, *options])
 
 
 def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:

@@ -29,7 +29,7 @@ class StoreDispatchTrigger(ThreadTrigger):
     triggerer dies, its leases end after the claim_timeout of its policy; so do those of messages that are not confirmed
     when the trigger ends, which may be sent twice.
 
-    :param conn_id: the store.
+    :param store_conn_id: the store.
     :param deliver_conn_ids: the connections that it may deliver through.
     :param until: "empty", or ISO 8601 text with an offset, by the database's clock.
     :param table: the store's table.
@@ -43,7 +43,7 @@ class StoreDispatchTrigger(ThreadTrigger):
 
     def __init__(
         self,
-        conn_id: str,
+        store_conn_id: str,
         deliver_conn_ids: Sequence[str],
         until: str = "empty",
         table: str = TABLE,
@@ -54,7 +54,7 @@ class StoreDispatchTrigger(ThreadTrigger):
         began: str | None = None,
     ) -> None:
         super().__init__(
-            conn_id=conn_id,
+            store_conn_id=store_conn_id,
             deliver_conn_ids=list(deliver_conn_ids),
             until=until,
             table=table,
@@ -86,7 +86,7 @@ class StoreDispatchTrigger(ThreadTrigger):
         policy = DispatchPolicy.restored(arguments["policy"])
         status, problem = "done", None
         metrics.begin_outside_tasks()
-        hook = DelayedStoreHook(arguments["conn_id"], table=arguments["table"], schema=arguments["schema"])
+        hook = DelayedStoreHook(arguments["store_conn_id"], table=arguments["table"], schema=arguments["schema"])
         with closing(hook) as store:
             dispatcher = None
             try:

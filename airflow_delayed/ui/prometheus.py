@@ -11,7 +11,7 @@ metric                                      value
 ``delayed_page_oldest_due_seconds``         how long the oldest message of a store has been due; 0: none is due
 =========================================== ========================================================================
 
-Each has the labels ``conn_id``, ``kind`` and, of SQS, ``queue``.
+Each has the labels ``store_conn_id`` or ``conn_id``, ``kind`` and, of SQS, ``queue``: the other ones are empty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from airflow_delayed.ui.models import StoreSummary
 from airflow_delayed.ui.security import PageConnection
 
 _STATES = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired")
-_LABELS = ("conn_id", "kind", "queue")
+_LABELS = ("store_conn_id", "conn_id", "kind", "queue")
 
 
 async def answer(request: Request) -> Response:
@@ -74,7 +74,8 @@ def _text(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[by
     messages = gauge("messages", "Messages of a store", "state")
     oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
     for connection, summary in answers:
-        labels = (connection.connection_id, connection.kind, connection.queue or "")
+        name, kind = connection.connection_id, connection.kind
+        labels = (name if kind == "store" else "", "" if kind == "store" else name, kind, connection.queue or "")
         up.labels(*labels).set(0 if isinstance(summary, Exception) else 1)
         if isinstance(summary, Exception):
             continue

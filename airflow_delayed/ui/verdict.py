@@ -292,5 +292,7 @@ def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str
         cause.remedy = f"unpause the DAG {paused_dag}"
     if finding.code == "failed":
         name = connection.connection_id
-        cause.remedy = f"repair the cause, then retry them: on this page, or by airflow delayed retry --conn-id {name}"
+        cause.remedy = (
+            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id {name}"
+        )
     return cause

@@ -54,7 +54,7 @@ def test_each_panel_and_each_alert_has_data(world: World, here: Path, connect, t
     with closing(RabbitMQDelayHook("delayed_rabbitmq")) as broker:
         broker.install(["monitored"], create_destinations=True)
     port = process.free_port()
-    service = ["airflow", "delayed", "dispatcher", "--conn-id", "monitored_store", "--port", str(port)]
+    service = ["airflow", "delayed", "dispatcher", "--store-conn-id", "monitored_store", "--port", str(port)]
     with (
         closing(DelayedStoreHook("monitored_store", "delayed_rabbitmq")) as store,
         statsd_exporter.running(world.statsd_port, folder / "statsd-mapping.yml") as exporter,
@@ -90,7 +90,7 @@ def test_each_panel_and_each_alert_has_data(world: World, here: Path, connect, t
             (stored,) = server.query("sum(delayed_stored_total)")
             assert (sent["value"][1], stored["value"][1]) == ("1", "1")
             # the task that dispatched reported an empty store when it ended; the service may have looked before
-            (waiting,) = server.query('delayed_store_waiting{conn_id="monitored_store", job="airflow-statsd"}')
+            (waiting,) = server.query('delayed_store_waiting{store_conn_id="monitored_store", job="airflow-statsd"}')
             assert waiting["value"][1] == "0"
         finally:
             dispatcher.stop()

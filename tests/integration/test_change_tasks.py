@@ -27,7 +27,7 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 
 
 def changed(store: Store, kind: type, **options: object):
-    arguments = {"task_id": "change", "conn_id": store.conn_id, "schema": store.schema, **options}
+    arguments = {"task_id": "change", "store_conn_id": store.conn_id, "schema": store.schema, **options}
     return kind(**arguments).execute({})
 
 
@@ -166,9 +166,11 @@ def test_in_a_dag(store: Store, run_dag, connect):
             return ["bob", "eve"]
 
         mine = {"dag_id": "{{ dag.dag_id }}", "run_id": "{{ run_id }}"}
-        by_ids = DelayedCancelOperator(task_id="by_ids", conn_id=store.conn_id, ids=send.output)
-        move = DelayedRescheduleOperator.partial(task_id="move", conn_id=store.conn_id, delay=60).expand(tag=tags())
-        rest = DelayedCancelOperator(task_id="rest", conn_id=store.conn_id, sent_by=mine)
+        by_ids = DelayedCancelOperator(task_id="by_ids", store_conn_id=store.conn_id, ids=send.output)
+        move = DelayedRescheduleOperator.partial(task_id="move", store_conn_id=store.conn_id, delay=60).expand(
+            tag=tags()
+        )
+        rest = DelayedCancelOperator(task_id="rest", store_conn_id=store.conn_id, sent_by=mine)
         send >> send_more >> by_ids >> move >> rest
     hook.install(["mail"], create_destinations=True)
     run = run_dag(dag)
@@ -193,6 +195,6 @@ def test_a_mapped_task_whose_value_is_none_changes_nothing(store: Store, run_dag
         def tags() -> list[str | None]:
             return [None]
 
-        DelayedCancelOperator.partial(task_id="gone", conn_id=store.conn_id, destination="q").expand(tag=tags())
+        DelayedCancelOperator.partial(task_id="gone", store_conn_id=store.conn_id, destination="q").expand(tag=tags())
     assert run_dag(dag).state == "failed"
     assert waiting(hook) == ["a"]

@@ -53,7 +53,7 @@ def program(store: Store, here: Path) -> Callable[..., Done]:
     """The real program, which takes seconds to start."""
 
     def run(command: str, *arguments: str) -> Done:
-        words = [sys.executable, "-m", "airflow", "delayed", command, "--conn-id", store.conn_id, *arguments]
+        words = [sys.executable, "-m", "airflow", "delayed", command, "--store-conn-id", store.conn_id, *arguments]
         found = {**os.environ, "PYTHONPATH": str(here)}
         done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=found)
         return Done(done.returncode, done.stdout, done.stderr)
@@ -71,7 +71,7 @@ def delayed(store: Store, monkeypatch, capsys) -> Callable[..., Done]:
 
     def run(command: str, *arguments: str, answer: str = "") -> Done:
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-        args = parser.parse_args(["delayed", command, "--conn-id", store.conn_id, *arguments])
+        args = parser.parse_args(["delayed", command, "--store-conn-id", store.conn_id, *arguments])
         code = 0
         capsys.readouterr()
         try:
@@ -213,7 +213,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
         (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
         (["list", "--table", "other"], "table other: missing"),
-        (["counts", "--conn-id", "gone"], "The conn_id `gone` isn't defined"),
+        (["counts", "--store-conn-id", "gone"], "The conn_id `gone` isn't defined"),
     ],
     ids=str,
 )

@@ -44,7 +44,7 @@ def install(*queues):
 
 
 def dispatch():
-    return StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids=["reminders_db"])
+    return StoreDispatchOperator(task_id="dispatch", store_conn_id="reminders_db", deliver_conn_ids=["reminders_db"])
 
 
 def states(run):

@@ -60,7 +60,7 @@ def test_what_is_sent_arrives_when_the_clock_says_so(delayed):
 
 def test_an_escalation_arrives_or_is_taken_back(delayed):
     notifier = DelayedNotifier(conn_id="broker", store_conn_id="store", destination="desk", delay=HOUR)
-    dispatch = StoreDispatchOperator(task_id="d", conn_id="store", deliver_conn_ids=["broker"])
+    dispatch = StoreDispatchOperator(task_id="d", store_conn_id="store", deliver_conn_ids=["broker"])
 
     def context(run: str) -> dict[str, object]:
         ended = SimpleNamespace(dag_id="etl", run_id=run, start_date=delayed.now - HOUR, end_date=delayed.now)
@@ -154,7 +154,7 @@ def test_well_known_connections_and_the_environments_have_their_type(delayed, mo
 def test_a_sql_connection_delivers_into_its_own_queue_tables(delayed):
     db = delayed.connection("reminders_db", "postgres")
     delayed.run(send(conn_id=db, delay=HOUR))
-    dispatch = StoreDispatchOperator(task_id="dispatch", conn_id=db, deliver_conn_ids=[db])
+    dispatch = StoreDispatchOperator(task_id="dispatch", store_conn_id=db, deliver_conn_ids=[db])
     assert delayed.run(dispatch)["dispatched"] == 0
     delayed.advance(HOUR)
     assert delayed.run(dispatch)["dispatched"] == 1
@@ -176,7 +176,7 @@ def test_a_dispatcher_that_stays_moves_the_clock(delayed, deferrable, until):
     delayed.run(send(delay=48 * HOUR, store_conn_id="reminders_db"))
     dispatch = StoreDispatchOperator(
         task_id="dispatch",
-        conn_id="reminders_db",
+        store_conn_id="reminders_db",
         deliver_conn_ids=["anywhere"],
         until=until,
         deferrable=deferrable,
@@ -215,7 +215,7 @@ def test_dag_test_runs_a_dag_as_it_is(delayed, run_dag):
         first = send(value=None, conn_id="delayed_sqs", messages=compute(), store_conn_id="delayed_store")
         waits = send(task_id="waits", delay=30 * HOUR, lead=HOUR, deferrable=True, outlets=[Asset("sent")])
         dispatch = StoreDispatchOperator(
-            task_id="dispatch", conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], until="empty"
+            task_id="dispatch", store_conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], until="empty"
         )
         install >> first >> cancel() >> by_hook() >> dispatch >> waits
     delayed.connection("delayed_sqs", "aws")

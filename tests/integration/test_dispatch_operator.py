@@ -27,7 +27,9 @@ SECOND = timedelta(seconds=1)
 
 
 def operator(store: Store, **options) -> StoreDispatchOperator:
-    return StoreDispatchOperator(**{"task_id": "dispatch", "conn_id": store.conn_id, "schema": store.schema, **options})
+    return StoreDispatchOperator(
+        **{"task_id": "dispatch", "store_conn_id": store.conn_id, "schema": store.schema, **options}
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,9 @@ def operator(store: Store, **options) -> StoreDispatchOperator:
 )
 def test_what_cannot_be_is_an_error_when_the_dag_is_read(options, text):
     with pytest.raises(ValueError, match=text):
-        StoreDispatchOperator(**{"task_id": "dispatch", "conn_id": "store", "deliver_conn_ids": "broker", **options})
+        StoreDispatchOperator(
+            **{"task_id": "dispatch", "store_conn_id": "store", "deliver_conn_ids": "broker", **options}
+        )
 
 
 def test_exactly_once_through_a_broker_is_an_error_at_run_if_it_is_seen_no_earlier(store: Store):
@@ -75,7 +79,7 @@ def test_exactly_once_through_a_broker_is_an_error_at_run_if_it_is_seen_no_earli
 def test_its_names_are_templates():
     task = StoreDispatchOperator(
         task_id="d",
-        conn_id="{{ x }}_store",
+        store_conn_id="{{ x }}_store",
         deliver_conn_ids=["{{ x }}_broker"],
         table="{{ x }}_table",
         schema="{{ x }}_schema",
@@ -83,7 +87,7 @@ def test_its_names_are_templates():
     )
     task.render_template_fields({"x": "a"})
     assert task.allowed_destinations == ["a-*"]
-    assert (task.conn_id, task.deliver_conn_ids) == ("a_store", ["a_broker"])
+    assert (task.store_conn_id, task.deliver_conn_ids) == ("a_store", ["a_broker"])
     assert (task.table, task.schema) == ("a_table", "a_schema")
 
 

@@ -229,7 +229,7 @@ def test_a_rate_that_holds_messages_back_is_what_verify_says(store: Store):
     assert (throttled.code, throttled.severity, overdue.code) == ("throttled", "warning", "overdue")
     assert "8 overdue" in throttled.what
     assert "the rate of this destination, 0.001 messages a second, holds them back" in throttled.what
-    assert f"airflow delayed rates --conn-id {store.conn_id} sms=" in throttled.remedy
+    assert f"airflow delayed rates --store-conn-id {store.conn_id} sms=" in throttled.remedy
     assert "1 overdue" in overdue.what
     # a bucket that is full holds nothing back
     with hook.engine.begin() as connection:

@@ -40,7 +40,7 @@ class Run:
         self.ti.try_number += 1
         task = StoreDispatchOperator(
             task_id="dispatch",
-            conn_id=self.store.conn_id,
+            store_conn_id=self.store.conn_id,
             schema=self.store.schema,
             deliver_conn_ids=["broker"],
             lookahead=timedelta(0),

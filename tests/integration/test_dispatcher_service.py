@@ -79,7 +79,7 @@ class Replicas:
     ) -> Replica:
         port, log = free_port(), self.folder / f"log{len(self.started)}"
         arguments = [
-            "--conn-id",
+            "--store-conn-id",
             conn_id,
             "--deliver-conn-ids",
             *names,
@@ -273,7 +273,7 @@ def test_prometheus_reads_what_airflows_stats_gets(store: Store, replicas: Repli
         families = text_string_to_metric_families(text) if status == 200 else ()
         return {(one.name, tuple(sorted(one.labels.items()))): one.value for each in families for one in each.samples}
 
-    own = (("conn_id", store.conn_id),)
+    own = (("store_conn_id", store.conn_id),)
     both = (("conn_id", "broker"), ("store_conn_id", store.conn_id))
     wanted = {
         ("delayed_dispatched_total", both): 1,
@@ -301,7 +301,7 @@ def test_the_real_program(store: Store, here: Path, tmp_path: Path):
     hook = store.installed("q", deliver_conn_id=None)
     hook.send([message("a", hook.now())])
     port = free_port()
-    words = ["--conn-id", store.conn_id, "--deliver-conn-ids", store.conn_id, "--port", str(port)]
+    words = ["--store-conn-id", store.conn_id, "--deliver-conn-ids", store.conn_id, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "airflow", "delayed", "dispatcher", *words]
     with (tmp_path / "log").open("w+") as log:
@@ -336,7 +336,7 @@ def delayed(monkeypatch) -> Callable[..., Any]:
 def test_a_dry_run_says_what_is_due(store: Store, delayed, capsys):
     hook = store.installed(deliver_conn_id=None)
     hook.send(message(name, hook.now() + hours * timedelta(hours=1)) for name, hours in (("a", -1), ("b", 1)))
-    delayed("--conn-id", store.conn_id, "--deliver-conn-ids", store.conn_id, "--dry-run", "-o", "json")
+    delayed("--store-conn-id", store.conn_id, "--deliver-conn-ids", store.conn_id, "--dry-run", "-o", "json")
     (row,) = json.loads(capsys.readouterr().out)
     assert row == {"connection": store.conn_id, "lookahead": 0, "due": 1, "waiting": 1}
     assert (store.leased(hook), hook.dispatchers()) == (set(), [])
@@ -355,7 +355,7 @@ def test_a_dry_run_says_what_is_due(store: Store, delayed, capsys):
 def test_what_cannot_be_is_an_error_at_the_start(store: Store, delayed, words: tuple[str, ...], reason: str):
     store.installed()
     with pytest.raises(SystemExit) as caught:
-        delayed("--conn-id", store.conn_id, *words)
+        delayed("--store-conn-id", store.conn_id, *words)
     assert reason in str(caught.value)
 
 
@@ -414,5 +414,5 @@ def test_a_port_that_is_in_use_is_an_error_at_the_start(store: Store, delayed, m
     store.installed()
     monkeypatch.setenv("AIRFLOW__DELAYED__DELIVER_CONN_IDS", store.conn_id)
     with create_server(("127.0.0.1", 0)) as other, pytest.raises(SystemExit) as caught:
-        delayed("--conn-id", store.conn_id, "--port", str(other.getsockname()[1]))
+        delayed("--store-conn-id", store.conn_id, "--port", str(other.getsockname()[1]))
     assert "choose another --port" in str(caught.value)

@@ -30,4 +30,4 @@ def test_each_command_is_one(page):
     for line in lines:
         words = shlex.split(line)
         assert words[:2] == ["airflow", "delayed"]
-        assert parser.parse_args(words[1:]).conn_id == "reminders_db"
+        assert parser.parse_args(words[1:]).store_conn_id == "reminders_db"

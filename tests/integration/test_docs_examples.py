@@ -97,7 +97,9 @@ def test_consumer_of_a_table_in_sqlite(here, tmp_path, connect, capsys):
             )
             for number, name in enumerate(["first", "second"])
         )
-    StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids=["reminders_db"]).execute({})
+    StoreDispatchOperator(task_id="dispatch", store_conn_id="reminders_db", deliver_conn_ids=["reminders_db"]).execute(
+        {}
+    )
     with contextlib.closing(sqlite3.connect(file)) as database:
         columns = [row[1] for row in database.execute("PRAGMA table_info(reminders)")]
         page = (here / "docs/start/consumers.md").read_text()

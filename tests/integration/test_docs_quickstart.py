@@ -59,4 +59,4 @@ def test_each_command_in_a_sentence_is_one() -> None:
     commands = re.findall(r"`airflow (delayed [^`]+)`", PAGE.read_text())
     assert len(commands) == 2
     for command in commands:
-        assert cli_parser.get_parser().parse_args(command.split()).conn_id == "delayed_store"
+        assert cli_parser.get_parser().parse_args(command.split()).store_conn_id == "delayed_store"

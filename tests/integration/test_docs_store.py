@@ -114,7 +114,7 @@ def test_the_service_of_the_page(docs: Path):
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     args = parsed(container["command"])
-    assert (args.conn_id, args.deliver_conn_ids, args.host) == ("reminders_db", ["aws_default"], "0.0.0.0")
+    assert (args.store_conn_id, args.deliver_conn_ids, args.host) == ("reminders_db", ["aws_default"], "0.0.0.0")
     assert [port["containerPort"] for port in container["ports"]] == [args.port]
     assert deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(args.port)
     assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]

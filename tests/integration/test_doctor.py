@@ -52,7 +52,7 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     assert remedy.startswith(
         "    What to do: let a dispatcher with 'broker' in its deliver_conn_ids run: a StoreDispatchOperator"
     )
-    assert remedy.endswith(f"or: airflow delayed dispatcher --conn-id {store.conn_id} --deliver-conn-ids broker")
+    assert remedy.endswith(f"or: airflow delayed dispatcher --store-conn-id {store.conn_id} --deliver-conn-ids broker")
     # the connection that delivers is examined too
     assert others[0] == "error: connection broker: not-examined"
     assert "What to do: add the connection to Airflow, or correct its name" in others[2]
@@ -115,7 +115,9 @@ def test_the_destinations_of_what_waits_are_verified(store: Store, connect, doct
     assert "orders" not in out
     # what failed, why, and the command that sends it
     assert "1 were given up and are not tried again, most of them because: queue two words is gone" in out
-    assert f"airflow delayed retry --conn-id {store.conn_id} --destination 'two words'; then a dispatcher has" in out
+    assert (
+        f"airflow delayed retry --store-conn-id {store.conn_id} --destination 'two words'; then a dispatcher has" in out
+    )
     assert f"Connections examined: {store.conn_id}, rabbit_shop. Errors: 3" in out
     # named, it has the same findings, once
     again = doctor("--conn-id", store.conn_id, "--conn-id", "rabbit_shop", "--destination", "reminders")[1]

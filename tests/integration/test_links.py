@@ -36,7 +36,9 @@ def test_links(tmp_path, connect, run_dag, monkeypatch):
         send = DelayedSendOperator.partial(task_id="send", **message).expand(delay=[0, 3600])
         # stores nothing
         plan = DelayedSendOperator(task_id="plan", delay=1, dry_run=True, **message)
-        dispatch = StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids="reminders_db")
+        dispatch = StoreDispatchOperator(
+            task_id="dispatch", store_conn_id="reminders_db", deliver_conn_ids="reminders_db"
+        )
         install >> send >> plan >> dispatch
     run = run_dag(dag)
     assert run.state == "success"

@@ -59,7 +59,7 @@ def test_gauges(store: Store, server: Statsd):
     pause(hook, ["m3"], HOUR)
     hook.gauges()
     told = server.told()
-    assert {one.tags["conn_id"] for one in told} == {store.conn_id}
+    assert {one.tags["store_conn_id"] for one in told} == {store.conn_id}
     found = gauges(told)
     # the one in flight
     assert 4.5 * 3600 <= found.pop("oldest_due_seconds") < 5.5 * 3600
@@ -87,7 +87,7 @@ def test_two_stores_do_not_overwrite_each_others_gauges(store: Store, tmp_path: 
             hook.gauges()
             hook.close()
         found = {
-            (one.name, one.tags.get("conn_id"), one.tags.get("table")): one.value
+            (one.name, one.tags.get("store_conn_id"), one.tags.get("table")): one.value
             for one in server.told()
             if one.name.startswith("delayed.store.waiting")
         }
@@ -115,7 +115,9 @@ def test_a_dag_tells_what_it_sent_stored_and_dispatched(tmp_path, connect, run_d
         plan = DelayedSendOperator(
             task_id="plan", conn_id="reminders_db", destination="mail", messages=rows, dry_run=True
         )
-        dispatch = StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids="reminders_db")
+        dispatch = StoreDispatchOperator(
+            task_id="dispatch", store_conn_id="reminders_db", deliver_conn_ids="reminders_db"
+        )
         install >> send >> plan >> dispatch
     assert run_dag(dag).state == "success"
     told = server.told()

@@ -80,7 +80,9 @@ def test_inputs_and_outputs_of_a_dag(tmp_path: Path, connect, events: Path, run_
         # what is said in the DAG itself
         secret = {"value": "hush", "headers": {"token": "hush"}, "delay": 3600, "destination": "mail"}
         one = DelayedSendOperator(task_id="one", conn_id="reminders_db", **secret)
-        dispatch = StoreDispatchOperator(task_id="dispatch", conn_id="reminders_db", deliver_conn_ids="reminders_db")
+        dispatch = StoreDispatchOperator(
+            task_id="dispatch", store_conn_id="reminders_db", deliver_conn_ids="reminders_db"
+        )
         install >> send >> one >> dispatch
     assert run_dag(dag).state == "success"
     emitted = [json.loads(line) for line in events.read_text().splitlines()]

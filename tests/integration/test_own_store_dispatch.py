@@ -356,7 +356,7 @@ def operator(**options) -> CustomStoreDispatchOperator:
             "task_id": "d",
             "store": "support.own_store:at_environment",
             "name": "own",
-            "deliver_conn_id": "b",
+            "conn_id": "b",
             **options,
         }
     )

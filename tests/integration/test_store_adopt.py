@@ -264,7 +264,7 @@ def test_from_nservicebus_to_rabbitmq_killed_again_and_again(store: Store, hook,
         due = {name: now + n * SECOND / 20 for n, name in enumerate(names)}
         fill(hook.engine, timeouts, (row(name, due[name]) for name in names))
         dispatch = StoreDispatchOperator(
-            task_id="dispatch", conn_id=store.conn_id, deliver_conn_ids="broker", schema=store.schema
+            task_id="dispatch", store_conn_id=store.conn_id, deliver_conn_ids="broker", schema=store.schema
         )
         sent: set[str] = set()
         for moment, both in (("read", 0), ("stored", 20), ("deleted", 20)):

@@ -119,7 +119,9 @@ def test_failed_messages_are_named(store: Store):
     assert finding.severity == "warning"
     assert finding.what == "1 were given up and are not tried again"
     assert "--state failed" in str(finding.remedy)
-    assert f"airflow delayed retry --conn-id {hook.conn_id} --destination q; then a dispatcher" in str(finding.remedy)
+    assert f"airflow delayed retry --store-conn-id {hook.conn_id} --destination q; then a dispatcher" in str(
+        finding.remedy
+    )
 
 
 def test_the_destinations_of_what_waits_or_has_failed(store: Store):

@@ -95,7 +95,7 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     (finding,) = (one for one in report if one.code == "store-older")
     assert (finding.severity, finding.where) == ("warning", f"table {hook.table.fullname} version")
     schema = f" --schema {shlex.quote(store.schema)}" if store.schema else ""
-    assert finding.remedy.endswith(f": airflow delayed upgrade --conn-id {store.conn_id}{schema}")
+    assert finding.remedy.endswith(f": airflow delayed upgrade --store-conn-id {store.conn_id}{schema}")
     assert hook.test_connection()[1].endswith(f"; the tables are of version {OLD}")
     # what is known is known
     same = hook.send(message(f"m{number}", LATER) for number in range(31))
@@ -120,7 +120,7 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     assert hook.erase(due_from=LATER, limit=1).counts == {"erased": 1}
     # there are no rates yet
     assert hook.rates() == {}
-    with pytest.raises(DelayedError, match="airflow delayed upgrade --conn-id"):
+    with pytest.raises(DelayedError, match="airflow delayed upgrade --store-conn-id"):
         hook.set_rates({"q": 5})
     # nor jobs
     assert hook.jobs() == []
@@ -249,7 +249,9 @@ def test_nothing_is_lost_by_an_upgrade_at_full_work(store: Store):
 def test_a_store_that_is_too_old_is_an_error_that_says_what_to_run(store: Store):
     old_version(store, store.hook(), 1)
     store.sql(store.hook(), 'UPDATE {s}"delayed_messages_version" SET "Version" = 3')
-    dispatch = StoreDispatchOperator(task_id="d", conn_id=store.conn_id, deliver_conn_ids="broker", schema=store.schema)
+    dispatch = StoreDispatchOperator(
+        task_id="d", store_conn_id=store.conn_id, deliver_conn_ids="broker", schema=store.schema
+    )
     hook = store.hook()
     for use in (
         lambda: hook.send([message("new", LATER)]),

@@ -72,7 +72,7 @@ def way(conn_id: str, store: str | None, **arguments):
             hold_over=timedelta(0),
         )
         dispatch = StoreDispatchOperator(
-            task_id="dispatch", conn_id=store or conn_id, deliver_conn_ids=[conn_id], **arguments
+            task_id="dispatch", store_conn_id=store or conn_id, deliver_conn_ids=[conn_id], **arguments
         )
         installs >> send >> dispatch
     return dag

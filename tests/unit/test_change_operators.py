@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_delayed.errors import DelayedError
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.operators.change import (
     DelayedCancelOperator,
     DelayedRescheduleOperator,
     DelayedRetryOperator,
 )
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.operators.topology import TopologyInstallOperator
+from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 from airflow_delayed.testing.delayed import Delayed, context_of, executed
 
+DAY = timedelta(days=1)
 OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
 
 
 def task_of(kind: type, **options: object):
     due = {"delay": 60} if kind is DelayedRescheduleOperator else {}
-    return kind(**{"task_id": "change", "conn_id": "store", **due, **options})
+    return kind(**{"task_id": "change", "store_conn_id": "store", **due, **options})
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -44,7 +51,7 @@ def test_what_cannot_be_is_an_error_when_the_dag_is_read(kind, options, text):
 @pytest.mark.parametrize("due", [{}, {"due_at": "2030-01-01T00:00Z", "delay": 60}])
 def test_one_new_due_time(due):
     with pytest.raises(ValueError, match="give due_at= or delay=, and not both"):
-        DelayedRescheduleOperator(task_id="change", conn_id="store", tag="t", **due)
+        DelayedRescheduleOperator(task_id="change", store_conn_id="store", tag="t", **due)
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -80,7 +87,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
 
 @pytest.mark.parametrize("options", [{"delay": "soon"}, {"due_at": "2030-01-01T00:00"}, {"delay": -1}])
 def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
-    task = DelayedRescheduleOperator(task_id="change", conn_id="store", tag="t", **options)
+    task = DelayedRescheduleOperator(task_id="change", store_conn_id="store", tag="t", **options)
     with pytest.raises(AirflowFailException, match=r"(delay|due_at): "):
         executed(task, context_of(task, "r", delayed.now))
 
@@ -90,7 +97,7 @@ def test_a_criterion_that_another_task_did_not_return_does_not_widen_the_filter(
         task_id="send", conn_id="any", store_conn_id="store", destination="q", value="x", delay=timedelta(days=1)
     )
     delayed.run(send)
-    task = DelayedCancelOperator(task_id="change", conn_id="store", destination="q", tag="t")
+    task = DelayedCancelOperator(task_id="change", store_conn_id="store", destination="q", tag="t")
     # as Airflow sets a rendered field
     task.tag = None
     with pytest.raises(AirflowFailException, match="tag= is None; did its template"):
@@ -118,8 +125,70 @@ def test_with_the_fixture_of_ones_own_tests(delayed: Delayed):
 @pytest.mark.parametrize("conn_type", ["aws", "rabbitmq", "amqp"])
 def test_what_a_broker_has_cannot_be_changed(connect, kind, conn_type):
     connect("broker", conn_type=conn_type, host="127.0.0.1", port=1)
-    task = task_of(kind, conn_id="broker", tag="t")
+    task = task_of(kind, store_conn_id="broker", tag="t")
     with pytest.raises(AirflowFailException) as caught:
         task.execute({})
     assert f"connection 'broker' is of type '{conn_type}', and no store" in str(caught.value)
     assert "Send with store_conn_id=" in str(caught.value)
+    assert "a store is store_conn_id= (on the command line --store-conn-id), conn_id= is the connection that" in str(
+        caught.value
+    )
+
+
+def test_one_default_args_fits_all_tasks_of_a_dag(delayed):
+    both = {"conn_id": delayed.connection("broker", "rabbitmq"), "store_conn_id": "db", "destination": "mail"}
+    with DAG("reminders", schedule=None, default_args=both):
+        install = TopologyInstallOperator(task_id="install", destinations=["mail"])
+        send = DelayedSendOperator(task_id="send", value="x", delay=DAY)
+        later = DelayedRescheduleOperator(task_id="later", delay=2 * DAY)
+        dispatch = StoreDispatchOperator(task_id="dispatch", deliver_conn_ids=["broker"])
+        retry = DelayedRetryOperator(task_id="retry")
+        cancel = DelayedCancelOperator(task_id="cancel")
+    assert install.conn_id == send.conn_id == "broker"
+    assert {one.store_conn_id for one in (send, later, dispatch, retry, cancel)} == {"db"}
+    delayed.run(send)
+    (waiting,) = delayed.stored
+    assert (waiting.store_conn_id, waiting.conn_id) == ("db", "broker")
+    assert delayed.run(later)["outcomes"] == {"rescheduled": 1}
+    assert delayed.run(cancel)["outcomes"] == {"cancelled": 1}
+
+
+def send_through(**connections: str) -> None:
+    task = DelayedSendOperator(task_id="t", destination="q", value="x", delay=60, **connections)
+    executed(task, context_of(task, "a", datetime(2030, 1, 1, tzinfo=timezone.utc)))
+
+
+NO_STORE = "'broker' is of type 'rabbitmq', and no store: .* a store is store_conn_id="
+
+
+@pytest.mark.parametrize(
+    "work, words",
+    [
+        (
+            lambda: send_through(conn_id="db", store_conn_id="broker"),
+            "conn_id='db' is the connection that delivers, and stores its messages itself.*pass it as store_conn_id=",
+        ),
+        (lambda: send_through(conn_id="broker", store_conn_id="broker"), NO_STORE),
+        (
+            lambda: StoreDispatchOperator(task_id="t", store_conn_id="broker", deliver_conn_ids="x").execute({}),
+            NO_STORE,
+        ),
+        (
+            lambda: FifoCycleSensor(task_id="t", conn_id="db", destination="q").poke({}),
+            "'db' is of type 'sqlite', .* of type aws: name that as conn_id=.*; a store is store_conn_id=",
+        ),
+        (
+            lambda: RabbitMQDelayHook("db").bridge("a", "b"),
+            "'db' is of type 'sqlite', .* of type rabbitmq, amqp, amqps: name that as conn_id=",
+        ),
+        (
+            lambda: SqsDelayHook("broker").install(["q"]),
+            "'broker' is of type 'rabbitmq', .* of type aws: name that as conn_id=",
+        ),
+    ],
+)
+def test_a_connection_of_the_wrong_type_is_an_error_that_names_the_parameter(connect, tmp_path, work, words):
+    connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=1)
+    connect("db", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    with pytest.raises((AirflowFailException, DelayedError), match=words):
+        work()

@@ -58,10 +58,10 @@ def test_a_task_takes_what_it_is_not_told(monkeypatch):
     assert (task.hold_over, task.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
     spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows")
     assert (spark.hold_over, spark.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
-    dispatch = StoreDispatchOperator(task_id="t", conn_id="db")
+    dispatch = StoreDispatchOperator(task_id="t", store_conn_id="db")
     assert (dispatch.lookahead, dispatch.remember) == (timedelta(seconds=300.5), timedelta(minutes=1))
     assert dispatch.deliver_conn_ids == ["a", "b"]
-    custom = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", deliver_conn_id="c")
+    custom = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", conn_id="c")
     assert custom.lookahead == timedelta(seconds=300.5)
 
 
@@ -75,13 +75,13 @@ def test_what_a_task_says_wins(monkeypatch):
     spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows", **own)
     assert (spark.hold_over, spark.max_past) == (timedelta(0), timedelta(0))
     zero: dict[str, Any] = {"lookahead": timedelta(0), "remember": timedelta(0)}
-    dispatch = StoreDispatchOperator(task_id="t", conn_id="db", deliver_conn_ids="db", **zero)
+    dispatch = StoreDispatchOperator(task_id="t", store_conn_id="db", deliver_conn_ids="db", **zero)
     assert (dispatch.lookahead, dispatch.remember, dispatch.deliver_conn_ids) == (*zero.values(), "db")
 
 
 def test_a_dispatcher_of_no_connection_is_an_error():
     with pytest.raises(ValueError, match=r"deliver_conn_ids in section \[delayed\].* is empty"):
-        StoreDispatchOperator(task_id="t", conn_id="db")
+        StoreDispatchOperator(task_id="t", store_conn_id="db")
 
 
 @pytest.mark.parametrize(

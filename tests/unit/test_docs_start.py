@@ -95,9 +95,9 @@ def test_the_dispatcher_of_docker_compose() -> None:
     # what the service has of the file's common part
     assert service["build"] == "."
     args = cli_parser.get_parser().parse_args(shlex.split(service["command"]))
-    assert f"AIRFLOW_CONN_{args.conn_id.upper()}" in service["environment"]
+    assert f"AIRFLOW_CONN_{args.store_conn_id.upper()}" in service["environment"]
     assert service["healthcheck"]["test"][-1] == f"http://localhost:{args.port}/ready"
-    assert service["environment"]["AIRFLOW__DELAYED__PAGE_STORES"] == args.conn_id
+    assert service["environment"]["AIRFLOW__DELAYED__PAGE_STORES"] == args.store_conn_id
     # a string that the chart makes into YAML
     assert yaml.safe_load(values["extraEnvFrom"]) == [{"secretRef": {"name": "delayed-connections"}}]
     assert values["images"]["airflow"]["tag"] == f"{values['airflowVersion']}-{__version__}"

@@ -130,7 +130,7 @@ def test_a_database(connect: Callable[..., str]) -> None:
             call()
         assert str(found.value) == SQL
     listed, examined = answers(
-        [], "command('list', '--conn-id', 'database')", "command('doctor', '--conn-id', 'database')"
+        [], "command('list', '--store-conn-id', 'database')", "command('doctor', '--conn-id', 'database')"
     )
     assert listed == SQL
     # its name once

@@ -58,7 +58,7 @@ def test_the_metadata_names_each_link():
 
 
 def test_a_dispatcher_of_a_store_of_ones_own_leads_to_the_page():
-    task = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", deliver_conn_id="c")
+    task = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", conn_id="c")
     (link,) = task.operator_extra_links
     # which of the page's stores that would be is not known
     assert link.get_link(task, ti_key=None) == page_link("/")

@@ -232,7 +232,7 @@ def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
 def test_connection_that_is_a_store_holds_all_by_itself(run):
     run.transport.horizon = timedelta(0)
     assert run.execute(messages=rows(3))["stored"] == 3
-    with pytest.raises(AirflowFailException, match="leave store_conn_id= out"):
+    with pytest.raises(AirflowFailException, match="leave store_conn_id='store' out"):
         run.execute(messages=rows(3), store_conn_id="store")
 
 

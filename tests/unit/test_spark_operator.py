@@ -281,7 +281,7 @@ def test_what_does_not_go_together_is_told_before_spark_starts(run, broker) -> N
     # a template came out empty
     assert run(store_conn_id="", topology="celery")[0] == SUMMARY
     broker.horizon = timedelta(0)
-    with pytest.raises(AirflowFailException, match="stores its messages itself; leave store_conn_id= out"):
+    with pytest.raises(AirflowFailException, match="itself: leave store_conn_id='db' out; or, where"):
         run(store_conn_id="db", summary=None)
 
 

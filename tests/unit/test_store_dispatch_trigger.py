@@ -13,7 +13,7 @@ from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 ARGUMENTS = {
-    "conn_id": "store",
+    "store_conn_id": "store",
     "deliver_conn_ids": ["broker", "store"],
     "until": "2030-01-01T00:00:00+00:00",
     "table": "reminders",
@@ -78,7 +78,7 @@ def test_what_is_left_out_is_as_by_default():
 
 def operator(**options: object) -> StoreDispatchOperator:
     return StoreDispatchOperator(
-        **{"task_id": "dispatch", "conn_id": "store", "deliver_conn_ids": "broker", "deferrable": True, **options}
+        **{"task_id": "dispatch", "store_conn_id": "store", "deliver_conn_ids": "broker", "deferrable": True, **options}
     )
 
 
@@ -117,12 +117,12 @@ def test_a_task_that_is_woken_without_an_event_defers_anew():
     arguments = deferred.trigger.serialize()[1]
     assert {name: arguments[name] for name in CARRIED} == CARRIED
     assert arguments["policy"]["lookahead"] == 3.0
-    assert (arguments["conn_id"], arguments["deliver_conn_ids"]) == ("store", ["broker"])
+    assert (arguments["store_conn_id"], arguments["deliver_conn_ids"]) == ("store", ["broker"])
     assert arguments["schema"] == "airflow"
 
 
 def test_deferrable_is_as_airflow_is_set_up(monkeypatch):
-    assert not StoreDispatchOperator(task_id="d", conn_id="s", deliver_conn_ids="b").deferrable
+    assert not StoreDispatchOperator(task_id="d", store_conn_id="s", deliver_conn_ids="b").deferrable
 
 
 def test_nothing_but_names_and_counts_goes_to_the_triggerer():

@@ -53,7 +53,7 @@ with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret"
     # what a test has put into the store for queues that take nothing, or are not there
     StoreDispatchOperator(
         task_id="dispatch",
-        conn_id="discreet_store",
+        store_conn_id="discreet_store",
         deliver_conn_ids=["discreet_rabbitmq"],
         number_of_retries=0,
         lookahead=timedelta(0),

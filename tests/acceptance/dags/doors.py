@@ -44,11 +44,13 @@ with DAG("change_of_mind", schedule=None, catchup=False):
         """Return the customers whose messages are moved."""
         return ["ann", "bob"]
 
-    by_ids = DelayedCancelOperator(task_id="by_ids", conn_id="delayed_store", ids=first.output, on_missing="fail")
-    moved = DelayedRescheduleOperator.partial(task_id="moved", conn_id="delayed_store", delay=7200).expand(tag=tags())
+    by_ids = DelayedCancelOperator(task_id="by_ids", store_conn_id="delayed_store", ids=first.output, on_missing="fail")
+    moved = DelayedRescheduleOperator.partial(task_id="moved", store_conn_id="delayed_store", delay=7200).expand(
+        tag=tags()
+    )
     rest = DelayedCancelOperator(
         task_id="rest",
-        conn_id="delayed_store",
+        store_conn_id="delayed_store",
         sent_by={"dag_id": "{{ dag.dag_id }}", "run_id": "{{ run_id }}"},
     )
     install >> first >> more >> by_ids >> moved >> rest

@@ -35,7 +35,7 @@ with DAG(
     work()
 
 with DAG("escalate_dispatch", schedule=None):
-    StoreDispatchOperator(task_id="dispatch", conn_id="escalate_store", deliver_conn_ids=["escalate_store"])
+    StoreDispatchOperator(task_id="dispatch", store_conn_id="escalate_store", deliver_conn_ids=["escalate_store"])
 
 with DAG(
     "escalate_late",

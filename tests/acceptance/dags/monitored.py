@@ -19,7 +19,7 @@ with DAG("monitored", schedule=None, catchup=False):
     )
     dispatch = StoreDispatchOperator(
         task_id="dispatch",
-        conn_id="monitored_store",
+        store_conn_id="monitored_store",
         deliver_conn_ids=["delayed_rabbitmq"],
         lookahead=timedelta(hours=2),
     )

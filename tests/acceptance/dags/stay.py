@@ -11,7 +11,7 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 with DAG("stay", schedule=None, catchup=False):
     StoreDispatchOperator(
         task_id="stay",
-        conn_id="delayed_store",
+        store_conn_id="delayed_store",
         deliver_conn_ids=["delayed_store"],
         lookahead=timedelta(0),
         until="empty",

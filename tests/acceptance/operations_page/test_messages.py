@@ -32,7 +32,7 @@ def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) 
     listed(page, lambda ids: ids == [])
     assert {site.state(name) for name in found} == {"cancelled"}
 
-    audit = site.world.live.run("airflow", "delayed", "audit", "--conn-id", "delayed_store")
+    audit = site.world.live.run("airflow", "delayed", "audit", "--store-conn-id", "delayed_store")
     assert "op" in audit
     assert "cancel" in audit
     with site.world.live.client() as http:
