@@ -94,7 +94,7 @@ class NaiveTime(InvalidMessage):
     :func:`airflow_delayed.message.utc` refuses it for messages and parameters, ``RowReader`` in
     :mod:`airflow_delayed.intake.rows` for rows, and :func:`airflow_delayed.identity.key_id` for the values of
     ``id_columns=``. A whole column without a zone is refused as :class:`UnsupportedColumns`: of Parquet by
-    :func:`airflow_delayed.intake.arrow.check_schema`, of a DataFrame by
+    :func:`airflow_delayed.intake.parquet.check_schema`, of a DataFrame by
     :func:`airflow_delayed.spark.sink.check_columns`.
     """
 
@@ -124,7 +124,7 @@ class UnsupportedColumns(InputError):
     """A source lacks columns that are needed, or has unknown ones.
 
     The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.arrow.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
+    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
     and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
     """
 

@@ -45,9 +45,10 @@ class DeltaSource(TemplatedSource):
         """Return the rows of the version, which is fixed here."""
         path = rendered_text("path", self.path)
         fs, root = file_system(path)
-        version, files = self._read_log(path, root)
+        version, files, declared = self._read_log(path, root)
         name = f"version {version} of Delta table {shown(path)}"
-        return source_of(fs, partial(_there, fs, root, files, name), name, naive_ok=naive_ok)
+        listing = partial(_there, fs, root, files, name)
+        return source_of(fs, listing, name, naive_ok=naive_ok, declared=declared)
 
     def serialize(self) -> dict[str, Any]:
         """Return path and version."""
@@ -62,8 +63,8 @@ class DeltaSource(TemplatedSource):
         """The table's path or URL."""
         return self.path
 
-    def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile]]:
-        """Return the number of the version, and its files by name."""
+    def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile], dict[str, tuple[bool, str]]]:
+        """Return the number of the version, its files by name, and its columns of timestamps by their types."""
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError
@@ -90,9 +91,16 @@ class DeltaSource(TemplatedSource):
         names = actions.schema.names
         columns = {name: actions.column(name).to_pylist() for name in names if name in _FILE or name.startswith(_PART)}
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        return table.version(), sorted((_file(row, root) for row in rows), key=lambda file: file.path)
+        files = sorted((_file(row, root) for row in rows), key=lambda file: file.path)
+        kinds = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
+        declared = {
+            name: (_TIMES[kind], f"{kind} in the table's schema") for name, kind in kinds.items() if kind in _TIMES
+        }
+        return table.version(), files, declared
 
 
+#: Delta's types of timestamps, and whether they are instants.
+_TIMES = {"timestamp": True, "timestamp_ntz": False}
 _FILE = ("path", "size_bytes", "modification_time")
 _PART = "partition."
 
