@@ -19,7 +19,12 @@ _STORE_CONN_ID = Arg(("--store-conn-id",), help="The store's connection, of a SQ
 _TABLE = Arg(("--table",), help="The store's table (default: delayed_messages)", default="delayed_messages")
 _SCHEMA = Arg(("--schema",), help="The table's schema; by default the connection's own")
 _IDS = Arg(("message_id",), help="The ids of messages, instead of a filter", nargs="*")
-_ID = Arg(("message_id",), help="The id of a message")
+_LISTED_IDS = Arg(
+    ("message_id",),
+    help="The ids of messages, or their keys: the values of id_columns, such as order_id=1001",
+    nargs="*",
+)
+_ID = Arg(("message_id",), help="The id of a message, or its key: the values of id_columns, such as order_id=1001")
 _TAG = Arg(("--tag",), help="Only messages with this tag")
 _DESTINATION = Arg(("--destination",), help="Only messages to this queue")
 _DELIVER_CONN_ID = Arg(
@@ -202,7 +207,9 @@ def get_delayed_commands() -> list[CLICommand]:
             name="delayed",
             help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
             subcommands=(
-                _command("list", "List messages by due time", (*_STORE, _IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)),
+                _command(
+                    "list", "List messages by due time", (*_STORE, _LISTED_IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)
+                ),
                 _command("get", "Show a message", (*_STORE, _ID, *_SHOWN)),
                 _command(
                     "counts",
