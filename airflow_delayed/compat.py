@@ -14,6 +14,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    AirflowTaskTimeout,
     TaskDeferred,
     conf,
 )
@@ -39,10 +40,12 @@ __all__ = [
     "AirflowFailException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
+    "AirflowTaskTimeout",
     "NeedsAirflow",
     "TaskDeferred",
     "TryStates",
     "conf",
+    "core_timetable",
     "data_interval",
     "limits",
     "stats",
@@ -104,15 +107,19 @@ class TryStates(dict[str, Any]):
         self.pop(key, None)
 
 
+def core_timetable(dag: Any) -> Any:
+    """Return the timetable of a DAG as the scheduler has it, which computes the times of runs."""
+    try:
+        from airflow.serialization.encoders import coerce_to_core_timetable
+    except ImportError:
+        # Airflow 3.1, where a DAG's file has the scheduler's
+        return dag.timetable
+    return coerce_to_core_timetable(dag.timetable)
+
+
 def data_interval(dag: Any, logical_date: datetime) -> tuple[datetime, datetime]:
     """Return the beginning and the end of the data interval of a manual run."""
-    timetable = dag.timetable
-    if not hasattr(timetable, "infer_manual_data_interval"):
-        # since Airflow 3.2 the DAG's author and the scheduler have timetables of their own
-        from airflow.serialization.encoders import coerce_to_core_timetable
-
-        timetable = coerce_to_core_timetable(timetable)
-    interval = timetable.infer_manual_data_interval(run_after=timezone.coerce_datetime(logical_date))
+    interval = core_timetable(dag).infer_manual_data_interval(run_after=timezone.coerce_datetime(logical_date))
     return interval.start, interval.end
 
 

@@ -116,6 +116,11 @@ def viewers() -> str:
     return text
 
 
+def bridge_keys() -> tuple[str, ...]:
+    """Return the keys that sign the messages of a bridge on their way: the first signs, all verify."""
+    return _names("bridge_keys")
+
+
 def metrics_token() -> str:
     """Return the token with which Prometheus reads the page's ``/metrics``; empty: nobody reads them."""
     return _text("metrics_token")
@@ -137,6 +142,11 @@ def page_tabs() -> bool:
 def page_home_card() -> bool:
     """Return whether Airflow's home has a card with the verdict of the page."""
     return _switch("page_home_card")
+
+
+def listener() -> bool:
+    """Return whether notifiers hear of states that a person sets, and of callbacks that were lost."""
+    return _switch("listener")
 
 
 def sqlite_on_shared_disk() -> bool:
@@ -161,7 +171,8 @@ def _span(option: str) -> timedelta:
     try:
         return delay_of(text, option)
     except (InvalidMessage, OverflowError):
-        raise InvalidOption(option, text, "give a number of seconds, 0 or more") from None
+        advice = "give a number of seconds, 0 or more, or an ISO 8601 duration such as PT10M"
+        raise InvalidOption(option, text, advice) from None
 
 
 def _names(option: str) -> tuple[str, ...]:

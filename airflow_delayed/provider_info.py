@@ -93,6 +93,7 @@ def get_provider_info() -> dict[str, Any]:
         "notifications": [
             "airflow_delayed.notifications.notifiers.DelayedNotifier",
             "airflow_delayed.notifications.notifiers.DelayedCancelNotifier",
+            "airflow_delayed.notifications.missed_run.MissedRunNotifier",
         ],
         # schemes of common.messaging's MessageQueueTrigger
         "queues": [
@@ -193,6 +194,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
+                    "listener": _option(
+                        "Whether a listener lets a DAG's notifiers hear of states that a person sets, and of callbacks"
+                        " that were lost. Scheduler, API server and DAG processor need the same value.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
                     "sqs_prices": _option(
                         "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
                         " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"
@@ -240,6 +248,15 @@ def get_provider_info() -> dict[str, Any]:
                         "boolean",
                         default="False",
                         example="True",
+                    ),
+                    "bridge_keys": _option(
+                        "The keys with which `airflow delayed bridge` signs messages on their way, each of 32"
+                        " characters or more, separated by commas: the first signs, all verify. They may come from a"
+                        " secrets backend or a command.",
+                        "string",
+                        default="",
+                        example="a long random text",
+                        sensitive=True,
                     ),
                     "metrics_token": _option(
                         "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"

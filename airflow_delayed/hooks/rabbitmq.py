@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
+from airflow_delayed import config
 from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
+
+    from airflow_delayed.rabbitmq.bridge import Bridge
 
 
 class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
@@ -68,6 +71,15 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
         """Compare as the transport does, and add a finding for each feature that this version of Airflow lacks."""
         return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
 
+    def bridge(
+        self, exchange: str, target: str, *, secrets: Sequence[str] | None = None, type: str = "topic"
+    ) -> Bridge:
+        """Return a bridge as the transport does.
+
+        :param secrets: by default those of ``[delayed] bridge_keys``.
+        """
+        return super().bridge(exchange, target, secrets=config.bridge_keys() if secrets is None else secrets, type=type)
+
     def get_conn(self) -> BlockingConnection:
         """Log in at the first host that answers, and return the connection of pika; close it after use.
 
@@ -75,22 +87,23 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
 
         :raises TransportUnavailable: no host accepts the login.
         """
+        hosts = self._hosts()
         from airflow_delayed.rabbitmq.connection import connect
 
-        return connect(self.conn_id, self._hosts())
+        return connect(self.conn_id, hosts)
 
     def test_connection(self) -> tuple[bool, str]:
         """Log in within a few seconds; return the problem in plain words, or the hosts that answered.
 
         The text does not name the connection: the UI tests it under a name that Airflow has made up.
         """
+        try:
+            hosts, topology = self._hosts(), self.topology
+        except (MissingExtra, TransportUnavailable, ValueError) as error:
+            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         from airflow_delayed.rabbitmq.connection import login_problems
         from airflow_delayed.rabbitmq.hosts import host_name
 
-        try:
-            hosts, topology = self._hosts(), self.topology
-        except (TransportUnavailable, ValueError) as error:
-            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         causes = [(host_name(host), cause) for host, cause in zip(hosts, login_problems(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
         good = ", ".join(name for name, cause in causes if not cause)

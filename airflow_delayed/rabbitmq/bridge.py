@@ -18,13 +18,13 @@ from pika.exceptions import NackError, UnroutableError
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
-from airflow_delayed.errors import DelayedError, TransportUnavailable, one_line, some
+from airflow_delayed.errors import DelayedError, InvalidMessage, TransportUnavailable, one_line, some
 from airflow_delayed.rabbitmq import declare
-from airflow_delayed.rabbitmq.bridge_routes import BRIDGED, BridgeRoutes
+from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
 from airflow_delayed.rabbitmq.hosts import failed, host_name, in_turn
 from airflow_delayed.rabbitmq.management import PLUGIN_TYPE
 from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, PARKED_FROM, PARKED_REASON, ReceivedProperties
-from airflow_delayed.rabbitmq.relay import Publication, Relay, TakenMessage
+from airflow_delayed.rabbitmq.relay import BrokerRefusals, Publication, Relay, TakenMessage
 
 if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Facts
@@ -77,6 +77,7 @@ class Bridge:
     clock: Clock
     counts: BridgeCounts = field(default_factory=BridgeCounts)
     _relay: Relay | None = None
+    _refusals: BrokerRefusals = field(default_factory=BrokerRefusals)
     _parked: Counter[str] = field(default_factory=Counter)
 
     def install(self, *, dry_run: bool = False) -> TopologyReport:
@@ -127,8 +128,8 @@ class Bridge:
     def redrive(self) -> int:
         """Put the messages that are parked at the start into the queue of due messages; return how many.
 
-        From there they go to the target, when their delay is over. A message that expired while no bridge ran goes to
-        the end of the queue of parked messages.
+        From there they go to the target, when their delay is over. A message that expired while no bridge ran, or that
+        this bridge has not signed, goes to the end of the queue of parked messages.
 
         :raises TransportUnavailable: the broker cannot be reached or refuses the user, or a queue is full.
         """
@@ -141,16 +142,20 @@ class Bridge:
                 if method is None or properties is None or body is None:
                     break
                 found = ReceivedProperties.of(properties)
-                bridged = BRIDGED in (found.headers or {})
-                without = {PARKED_REASON, PARKED_FROM} if bridged else set()
+                taken = TakenMessage(routes.parked, method.delivery_tag or 0, method.routing_key or "", found, body)
+                try:
+                    routes.envelope(taken)
+                except InvalidMessage:
+                    without, queue = set(), routes.parked
+                else:
+                    without, queue = {PARKED_REASON, PARKED_FROM}, routes.due
                 again = found.again(without=without | {DELIVERY_COUNT}, added={}, user=None)
-                queue = routes.due if bridged else routes.parked
                 try:
                     channel.basic_publish("", queue, body, again, mandatory=True)
                 except (UnroutableError, NackError) as error:
                     raise TransportUnavailable(f"connection {here.conn_id!r}: queue {queue!r} takes nothing") from error
-                channel.basic_ack(method.delivery_tag or 0)
-                moved += bridged
+                channel.basic_ack(taken.tag)
+                moved += queue == routes.due
         return moved
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -194,7 +199,11 @@ class Bridge:
             return str(error)
         for host in in_turn(here.hosts):
             self._relay = relay = Relay(
-                host, [self.routes.intake, self.routes.due], lambda *taken: self._route(here.user, *taken), self._count
+                host,
+                [self.routes.intake, self.routes.due],
+                lambda *taken: self._route(here.user, *taken),
+                self._count,
+                self._refusals,
             )
             try:
                 await relay.opened

@@ -7,6 +7,9 @@ A message is taken from the quorum queue ``delayed.bridge.<exchange>.intake``, w
 exchange to which the consumers' queues are bound. The target is another exchange than the services', or each message
 would come back to the bridge. A message that cannot go on is parked in ``delayed.bridge.<exchange>.parked``.
 
+The bridge may publish more than the users whose messages it takes. Others may write to its queues, and to the levels;
+so a message that comes back to the bridge goes on only with an :class:`Envelope` that the bridge itself has signed.
+
 The semantics of the header are those of rabbitmq_delayed_message_exchange (rabbit_delayed_message_utils.erl and
 rabbit_exchange_type_delayed_message.erl, version 4.2.0), but where docs/rabbitmq/leaving-the-plugin.md says otherwise.
 No network here.
@@ -14,9 +17,10 @@ No network here.
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,8 +44,11 @@ from airflow_delayed.rabbitmq.topology import MAX_HEADERS_BYTES, Topology
 
 #: The header with the delay in milliseconds; the plugin delivers a delayed message with it negated.
 X_DELAY = "x-delay"
-#: Header of a message on its way: a table with its routing key and its properties, encoded as they came.
+#: Header of a message on its way, or parked: a table with its routing key and its properties, encoded as they came, and
+#: the bridge's signature.
 BRIDGED = "airflow-delayed-bridged"
+#: Characters of the shortest key for signatures.
+_SHORTEST_SECRET = 32
 #: A type of exchange that can be bound for every routing key, and the key that does so.
 TYPES = {"topic": "#", "fanout": ""}
 #: Returns that a queue counts before it lets a message go: each end of a bridge returns what is unconfirmed. Without
@@ -73,23 +80,89 @@ def read_delay(headers: Mapping[str, Any] | None) -> int:
     return max(0, value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The routing key and the properties of a message that a bridge took from its intake, as they came.
+
+    :param properties: encoded.
+    :param due_at: when its delay is over, as the header of its way has it; None: it stated no delay that can be read.
+    """
+
+    key: str | bytes
+    properties: bytes
+    due_at: str | None
+
+    @classmethod
+    def of(cls, taken: TakenMessage, due_at: str | None) -> Envelope:
+        """Return the envelope of a message from the intake."""
+        return cls(key=taken.key, properties=b"".join(taken.properties.encode()), due_at=due_at)
+
+    @classmethod
+    def received(cls, headers: Mapping[str, Any], body: bytes, secrets: Sequence[str], bridge: str) -> Envelope:
+        """Return the envelope that a message carries.
+
+        :param bridge: which bridge has to have signed it: messages of another one are foreign.
+        :raises InvalidMessage: it has none, or none of these secrets has signed it with this body and due time.
+        """
+        table, due_at = headers.get(BRIDGED), headers.get(DUE_AT)
+        key, properties, signature = (
+            (table.get(name) for name in ("key", "properties", "signature")) if isinstance(table, dict) else [None] * 3
+        )
+        if not isinstance(key, str | bytes) or not isinstance(properties, bytes) or not isinstance(signature, bytes):
+            raise InvalidMessage(BRIDGED, "it came by another way than through this bridge")
+        envelope = cls(key=key, properties=properties, due_at=due_at if isinstance(due_at, str) else None)
+        signatures = (envelope.signature(body, secret, bridge) for secret in secrets)
+        if not any(hmac.compare_digest(signature, own) for own in signatures):
+            raise InvalidMessage(
+                BRIDGED,
+                "this bridge has not signed it; if it did with a key that is no longer in [delayed] bridge_keys, add"
+                " that key at the end of the list",
+            )
+        return envelope
+
+    def signature(self, body: bytes, secret: str, bridge: str) -> bytes:
+        """Return the HMAC-SHA256 over all that the bridge relies on, each part with its length before it."""
+        key = self.key.encode() if isinstance(self.key, str) else self.key
+        due_at = b"" if self.due_at is None else self.due_at.encode()
+        made = hmac.new(secret.encode(), digestmod="sha256")
+        for part in (BRIDGED.encode(), bridge.encode(), key, self.properties, due_at, body):
+            made.update(len(part).to_bytes(8, "big"))
+            made.update(part)
+        return made.digest()
+
+    def headers(self, body: bytes, secret: str, bridge: str) -> dict[str, Any]:
+        """Return the headers that carry it, signed."""
+        signature = self.signature(body, secret, bridge)
+        table = {"key": self.key, "properties": self.properties, "signature": signature}
+        return {BRIDGED: table, **({} if self.due_at is None else {DUE_AT: self.due_at})}
+
+
 @dataclass(frozen=True, slots=True)
 class BridgeRoutes:
     """The exchanges and queues of one bridge, and what it publishes for each message.
 
     :param exchange: to which the services publish.
     :param target: the exchange to which the consumers' queues are bound.
+    :param secrets: keys for the signatures of envelopes, of 32 characters and more: the first signs, all verify.
     :param type: of ``exchange``: ``topic`` or ``fanout``; the target's own type decides which queues get a message.
-    :raises ValueError: the two are one, the type has no binding for every key, or the topology is conventional.
+    :raises ValueError: the two are one, the type has no binding for every key, the topology is conventional, or there
+        is no secret, or a short one.
     :raises LimitExceeded: the exchange's name is too long, or has an empty word.
     """
 
     exchange: str
     target: str
     topology: Topology
+    secrets: Sequence[str] = field(repr=False)
     type: str = "topic"
 
     def __post_init__(self) -> None:
+        if not self.secrets or any(len(secret) < _SHORTEST_SECRET for secret in self.secrets):
+            raise ValueError(
+                f"a bridge needs a key of {_SHORTEST_SECRET} characters or more in [delayed] bridge_keys, the same for"
+                " all bridges of an exchange: it signs the messages on their way, so that nobody else sends through the"
+                ' bridge. Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+            )
         if not self.exchange or not self.target:
             raise ValueError("a bridge needs the name of an exchange and of a target; the default exchange is neither")
         if self.exchange == self.target:
@@ -167,63 +240,67 @@ class BridgeRoutes:
         if not milliseconds:
             return Publication(self.target, taken.key, _restored(taken.properties, user))
         due_at = now + timedelta(milliseconds=milliseconds)
-        return self._delayed(taken, _envelope(taken), due_at, now)
+        return self._delayed(taken, Envelope.of(taken, _text(due_at)), due_at, now)
 
     def _from_due(self, taken: TakenMessage, now: datetime, user: str | None) -> Publication:
-        headers = taken.properties.headers or {}
-        envelope = _envelope_of(headers)
-        if envelope is None:
-            return self._park(taken, f"it came to queue {self.due!r} by another way than through this bridge", now)
-        if DUE_AT in headers and (due_at := parse_moment(DUE_AT, headers[DUE_AT])) > now:
+        envelope = self.envelope(taken)
+        if envelope.due_at is not None and (due_at := parse_moment(DUE_AT, envelope.due_at)) > now:
             # a node whose clock is ahead has let it go
             return self._delayed(taken, envelope, due_at, now)
-        return Publication(self.target, envelope["key"], _restored(ReceivedProperties(envelope["properties"]), user))
+        original = ReceivedProperties(envelope.properties)
+        if original.problem:
+            # redriven; the broker would close the connection
+            raise InvalidMessage("properties", original.problem)
+        return Publication(self.target, envelope.key, _restored(original, user))
 
-    def _delayed(self, taken: TakenMessage, envelope: object, due_at: datetime, now: datetime) -> Publication:
+    def envelope(self, taken: TakenMessage) -> Envelope:
+        """Return the envelope of a message that comes back to the bridge.
+
+        :raises InvalidMessage: this bridge has not signed it.
+        """
+        return Envelope.received(taken.properties.headers or {}, taken.body, self.secrets, self.exchange)
+
+    def _signed(self, envelope: Envelope, taken: TakenMessage) -> dict[str, Any]:
+        return envelope.headers(taken.body, self.secrets[0], self.exchange)
+
+    def _delayed(self, taken: TakenMessage, envelope: Envelope, due_at: datetime, now: datetime) -> Publication:
         delay = max(1, delay_seconds(due_at, now))
         address = self.topology.address(self.due, delay, default_exchange=False, direct=False)
-        written = {DUE_AT: due_at.isoformat(timespec="microseconds"), DESTINATION: self.due, BRIDGED: envelope}
-        properties = _encoded(taken, written)
+        properties = _encoded(taken, {DESTINATION: self.due, **self._signed(envelope, taken)})
         if (size := len(properties.encode()[0])) > MAX_HEADERS_BYTES:
             raise LimitExceeded("headers", f"its properties take {size:,} bytes on their way, of {MAX_HEADERS_BYTES:,}")
         return Publication(address.exchange, address.key, properties)
 
     def _park(self, taken: TakenMessage, reason: str, now: datetime) -> Publication:
-        headers = taken.properties.headers or {}
-        envelope = _envelope_of(headers)
         short = {PARKED_REASON: reason[:_REASON], PARKED_FROM: taken.queue}
-        due_at = headers.get(DUE_AT) if envelope else _due_text(taken, now)
-        if isinstance(due_at, str):
+        if taken.queue == self.intake:
             # redriven, it waits for the rest of its delay
-            short[DUE_AT] = due_at
-        properties = _encoded(taken, {**short, BRIDGED: envelope or _envelope(taken)})
+            headers = self._signed(Envelope.of(taken, _due_text(taken, now)), taken)
+        else:
+            try:
+                headers = self._signed(self.envelope(taken), taken)
+            except InvalidMessage:
+                # nothing of a foreign message is believed, nor signed: it is kept to be looked at
+                headers = {BRIDGED: {"key": taken.key, "properties": b"".join(taken.properties.encode())}}
+        properties = _encoded(taken, {**headers, **short})
         if len(properties.encode()[0]) > MAX_HEADERS_BYTES:
             # they fill a frame, and leave no room for the reason
             properties = _encoded(taken, short)
         return Publication("", self.parked, properties, parked=reason)
 
 
+def _text(due_at: datetime) -> str:
+    return due_at.isoformat(timespec="microseconds")
+
+
 def _due_text(taken: TakenMessage, now: datetime) -> str | None:
+    """Return when a message from the intake is due, whatever it states."""
     try:
-        milliseconds = read_delay(taken.properties.headers)
-        return (now + timedelta(milliseconds=milliseconds)).isoformat(timespec="microseconds")
+        return _text(now + timedelta(milliseconds=read_delay(taken.properties.headers)))
     except InvalidMessage:
         return None
     except OverflowError:
-        return datetime.max.replace(tzinfo=UTC).isoformat(timespec="microseconds")
-
-
-def _envelope_of(headers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the key and the properties of a message on its way; None if it is not on the way through a bridge."""
-    found = headers.get(BRIDGED)
-    key, properties = (found.get("key"), found.get("properties")) if isinstance(found, dict) else (None, None)
-    if not isinstance(key, str | bytes) or not isinstance(properties, bytes):
-        return None
-    return {"key": key, "properties": properties}
-
-
-def _envelope(taken: TakenMessage) -> dict[str, Any]:
-    return {"key": taken.key, "properties": b"".join(taken.properties.encode())}
+        return _text(datetime.max.replace(tzinfo=UTC))
 
 
 def _encoded(taken: TakenMessage, headers: Mapping[str, Any]) -> EncodedProperties:

@@ -10,17 +10,22 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    ChannelWrongStateError,
+    ConnectionClosedByBroker,
+    ConnectionWrongStateError,
+)
 
 from airflow_delayed.clock import next_sleep
-from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.rabbitmq.async_connection import AsyncConnection
 from airflow_delayed.rabbitmq.connection import describe_error
 from airflow_delayed.rabbitmq.declare import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
-from airflow_delayed.rabbitmq.properties import ReceivedProperties
+from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, ReceivedProperties
 from airflow_delayed.rabbitmq.wire import WriteMessage, message_writer
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 WINDOW = 100
 #: How often a message that the broker refuses (basic.nack) is published before it is parked.
 _TRIES = 5
+#: The reply code of a broker that ends a connection for reasons of its own, such as its own end.
+_CONNECTION_FORCED = 320
 #: Seconds before a message that the broker refused is published again, at first and at most.
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.5, 30.0
 
@@ -52,12 +59,19 @@ class TakenMessage:
     properties: ReceivedProperties
     body: bytes
 
+    def digest(self) -> bytes:
+        """Return what is the same when the queue delivers the message again."""
+        again = self.properties.again(without={DELIVERY_COUNT}, added={}, user=None)
+        key = self.key.encode() if isinstance(self.key, str) else self.key
+        parts = (self.queue.encode(), key, *again.encode(), self.body)
+        return sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What is published for a message that was taken.
 
-    :param parked: the reason, where it goes to the queue for parked messages.
+    :param parked: the reason, if it goes to the queue of parked messages.
     """
 
     exchange: str
@@ -78,12 +92,33 @@ class _Unconfirmed:
     returned: str | None = None
 
 
+@dataclass(slots=True)
+class BrokerRefusals:
+    """The messages for which the broker closed a whole connection; kept from one connection to the next.
+
+    The broker does not name such a message. So after such an end messages are published one by one until it ends again
+    with one that is not confirmed: that message is rejected when it is delivered again.
+    """
+
+    #: How many messages to publish one by one.
+    one_by_one: int = 0
+    digests: set[bytes] = field(default_factory=set)
+
+    def note(self, reason: BaseException, unconfirmed: Sequence[TakenMessage]) -> None:
+        """Note why a connection ended, and the messages that were published on it and not confirmed."""
+        if isinstance(reason, ConnectionClosedByBroker) and reason.reply_code != _CONNECTION_FORCED and unconfirmed:
+            # what each queue delivers again comes first
+            self.one_by_one = 2 * WINDOW
+            if len(unconfirmed) == 1:
+                self.digests.add(unconfirmed[0].digest())
+
+
 class Relay(AsyncConnection):
     """Consumes from queues of one host, and publishes what ``route`` answers, until the connection ends. Never waits.
 
-    The queues dead-letter what is rejected.
+    The queues dead-letter what is rejected: a message for which nothing can be published, whatever the reason.
 
-    :param route: raises nothing.
+    :param refusals: of earlier connections.
     :param on_confirm: called with each message that was acknowledged, or rejected, and its publication.
     """
 
@@ -93,13 +128,15 @@ class Relay(AsyncConnection):
         queues: Sequence[str],
         route: Route,
         on_confirm: Callable[[TakenMessage, Publication], None],
+        refusals: BrokerRefusals,
     ) -> None:
         #: The broker's reason why it takes no messages, from the start of its alarm to the end.
         self.blocked: str | None = None
         self._queues = queues
         self._route = route
         self._on_confirmed = on_confirm
-        self._window = WINDOW
+        self._refusals = refusals
+        self._window = 1 if refusals.one_by_one else WINDOW
         self._pending: deque[TakenMessage] = deque()
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._last = 0
@@ -155,6 +192,10 @@ class Relay(AsyncConnection):
                 self._consumer.basic_consume(queue, self._taker(queue), callback=lambda _: self._on_opened())
         self._pump()
 
+    def _on_closed(self, connection: Connection, reason: BaseException) -> None:
+        self._refusals.note(reason, [entry.taken for entry in self._unconfirmed.values()])
+        super()._on_closed(connection, reason)
+
     def _end(self, why: str) -> None:
         self._publisher = None
         super()._end(why)
@@ -192,8 +233,26 @@ class Relay(AsyncConnection):
         while self._pending and len(self._unconfirmed) + self._refused < self._window:
             if self._publisher is None or self._stopped or self.blocked is not None:
                 return
-            taken = self._pending.popleft()
-            self._publish(taken, self._route(taken, None))
+            self._route_and_publish(self._pending.popleft(), None)
+
+    def _route_and_publish(self, taken: TakenMessage, refused: str | None) -> None:
+        if self._refusals.digests and taken.digest() in self._refusals.digests:
+            self._reject(taken, "the broker closed the connection when it was published")
+            return
+        try:
+            publication = self._route(taken, refused)
+        except Exception as error:
+            # the messages behind it must not wait for what nobody has foreseen in this one
+            self._reject(taken, describe_error(error))
+        else:
+            self._publish(taken, publication)
+
+    def _reject(self, taken: TakenMessage, reason: str) -> None:
+        """Let the broker dead-letter a message for which nothing can be published."""
+        if self._consumer is not None and self._consumer.is_open:
+            self._consumer.basic_reject(taken.tag, requeue=False)
+            self._settled_at = time.monotonic()
+            self._on_confirmed(taken, Publication("", "", taken.properties, parked=reason))
 
     def _publish(self, taken: TakenMessage, publication: Publication, refusals: int = 0) -> None:
         if self._publisher is None:
@@ -202,14 +261,15 @@ class Relay(AsyncConnection):
             return
         try:
             self._write(publication.exchange, publication.key, taken.body, publication.properties)
-        except LimitExceeded as error:
-            if publication.parked:
-                self._end(str(error))
-            else:
-                self._publish(taken, self._route(taken, str(error)))
-        except AMQPError:
+        except (ConnectionWrongStateError, ChannelWrongStateError):
             # the connection is being closed; a callback reports that
             self._pending.appendleft(taken)
+        except Exception as error:
+            # it cannot be encoded, or is larger than a frame
+            if publication.parked:
+                self._reject(taken, describe_error(error))
+            else:
+                self._route_and_publish(taken, describe_error(error))
         else:
             self._last += 1
             self._unconfirmed[self._last] = _Unconfirmed(taken, publication, refusals)
@@ -234,10 +294,11 @@ class Relay(AsyncConnection):
                 self._publish_later(entry)
             elif entry.returned:
                 where = f"exchange {entry.publication.exchange!r} with key {entry.publication.key!r}"
-                self._publish(entry.taken, self._route(entry.taken, f"{entry.returned} by {where}"))
+                self._route_and_publish(entry.taken, f"{entry.returned} by {where}")
             else:
                 self._settle(entry)
-        self._window = min(WINDOW, 2 * self._window)
+        self._refusals.one_by_one = max(0, self._refusals.one_by_one - len(tags))
+        self._window = 1 if self._refusals.one_by_one else min(WINDOW, 2 * self._window)
         self._pump()
 
     def _settle(self, entry: _Unconfirmed) -> None:
@@ -252,7 +313,7 @@ class Relay(AsyncConnection):
         refusals, publication = entry.refusals + 1, entry.publication
         if refusals >= _TRIES and not publication.parked:
             reason = f"refused by the broker {refusals} times; is a queue full, or without a leader?"
-            self._publish(entry.taken, self._route(entry.taken, reason))
+            self._route_and_publish(entry.taken, reason)
             return
 
         def publish() -> None:
@@ -277,9 +338,7 @@ class Relay(AsyncConnection):
         # one by one, and let the broker itself dead-letter the message that it refuses alone.
         self._window = 1
         if len(entries) == 1:
-            (entry,) = entries
-            self._consumer.basic_reject(entry.taken.tag, requeue=False)
-            self._on_confirmed(entry.taken, replace(entry.publication, parked=self._refusal(reason)))
+            self._reject(entries[0].taken, self._refusal(reason))
         else:
             self._pending.extendleft(entry.taken for entry in reversed(entries))
         self._open_publisher()

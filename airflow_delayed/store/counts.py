@@ -45,7 +45,7 @@ from airflow_delayed.store.filters import (
     retries_later,
 )
 from airflow_delayed.store.history import beginning, per_minute
-from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, keeps_labels
+from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID, keeps_labels
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.past import check_labels
 from airflow_delayed.store.queries import DatabaseTime
@@ -195,7 +195,12 @@ def _outcomes(tables: Tables, wanted: MessageFilter, ids: Sequence[str] | None) 
         row(waiting, waiting=func.count()),
         row(waiting, in_state(tables, MessageState.EXPIRED), moving=func.count()),
         row(failed, failed=times(failed.c.Reason, "failed"), expired=times(failed.c.Reason, "expired")),
-        row(past, *map(not_, there), **{name: times(past.c.Outcome, value) for name, value in _LEFT_AS.items()}),
+        row(
+            past,
+            past.c.Id >= FIRST_ID,
+            *map(not_, there),
+            **{name: times(past.c.Outcome, value) for name, value in _LEFT_AS.items()},
+        ),
     )
 
 
@@ -306,7 +311,9 @@ def _remembered(connection: Connection, tables: Tables, wanted: MessageFilter, i
         return None
     past = tables.past
     matching = [] if wanted.destination is None else [past.c.Destination == wanted.destination]
-    return max(0, count_rows(connection, past, *matching) - in_flight)
+    # two counts, each by an index; marks have no destination
+    marks = 0 if matching else count_rows(connection, past, past.c.Id < FIRST_ID)
+    return max(0, count_rows(connection, past, *matching) - marks - in_flight)
 
 
 def _bars(

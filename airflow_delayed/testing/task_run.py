@@ -130,7 +130,6 @@ class TaskRun:
         }
         run.update((name, fields.pop(name)) for name in [*fields] if name in DagRun.model_fields)
         known = {name: value for name, value in run.items() if name in DagRun.model_fields}
-        task = operator.prepare_for_execution()
         ti = RuntimeTaskInstance.model_construct(
             id=uuid4(),
             dag_id=operator.dag.dag_id,
@@ -141,7 +140,7 @@ class TaskRun:
             max_tries=operator.retries or 0,
             start_date=now,
             end_date=run["end_date"],
-            task=task,
+            task=operator,
             _ti_context_from_server=TIRunContext(dag_run=DagRun(**known), max_tries=operator.retries or 0),
         )
         self.context: dict[str, Any] = {}
@@ -152,29 +151,35 @@ class TaskRun:
         if "task_state_store" in self.context:
             self.context["task_state_store"] = TryStates()
         self.context.update(fields)
-        self._task, self._ti = task, ti
+        self._operator, self._ti = operator, ti
 
     def execute(self) -> Any:
-        """Render the templates, execute, resume for as long as the task is deferred, and return the result."""
+        """Render the templates, execute, resume for as long as the task is deferred, and return the result.
+
+        It may be called again, for a later try.
+        """
         from airflow.sdk.bases.operator import ExecutorSafeguard
 
+        task = self._operator.prepare_for_execution()
+        self.context["task"] = self._ti.task = task
+
         def work() -> Any:
-            ExecutorSafeguard.tracker.set(self._task)
-            self._task.render_template_fields(self.context)  # type: ignore[arg-type]
-            method: Any = self._task.execute
+            ExecutorSafeguard.tracker.set(task)
+            task.render_template_fields(self.context)  # type: ignore[arg-type]
+            method: Any = task.execute
             arguments: dict[str, Any] = {}
             while True:
                 try:
                     return method(self.context, **arguments)
                 except TaskDeferred as deferred:
                     payload = asyncio.run(_fired(deferred.trigger))
-                    method = getattr(self._task, deferred.method_name)
+                    method = getattr(task, deferred.method_name)
                     arguments = {**(deferred.kwargs or {}), "event": payload}
 
         with self._begun():
             result = contextvars.copy_context().run(work)
-            if self._task.do_xcom_push and result is not None:
-                if self._task.multiple_outputs:
+            if task.do_xcom_push and result is not None:
+                if task.multiple_outputs:
                     for key, value in result.items():
                         self._ti.xcom_push(key, value)
                 self._ti.xcom_push("return_value", result)

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 from pika import BasicProperties
 from pika.exceptions import ConnectionClosedByBroker
+from support.bridging import KEYS
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.virtual_hosts import VirtualHosts
 
@@ -126,7 +127,10 @@ def test_migrate(
     assert {level.level: level.messages for level in waiting.levels if level.messages} == {11: 1, 12: 1, 16: 3}
 
 
-def test_leaving_the_plugin(run_page: Callable[[str], None], here: Path, vhost: VirtualHost, connect: Connect) -> None:
+def test_leaving_the_plugin(
+    run_page: Callable[[str], None], here: Path, vhost: VirtualHost, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
     vhost.declare("mine")
     with vhost.channel() as channel:
         channel.exchange_declare("orders", "topic", durable=True)

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pika
 import pytest
-from support.bridging import bridge, consumers_exchange, publish, running, take
+from support.bridging import KEYS, bridge, consumers_exchange, publish, running, take
 from support.forked import Child
 from support.lengths import length
 from support.rabbitmq import VirtualHost, eventually
@@ -32,7 +32,8 @@ KILLS = length("kills of a bridge", 3, 20)
 
 
 @pytest.fixture
-def hook(using: Callable[..., RabbitMQDelayHook]) -> RabbitMQDelayHook:
+def hook(using: Callable[..., RabbitMQDelayHook], monkeypatch: pytest.MonkeyPatch) -> RabbitMQDelayHook:
+    monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
     return using()
 
 
@@ -120,7 +121,7 @@ def test_what_cannot_go_on_is_parked_and_can_be_redriven(
     assert str(finding.remedy).endswith(command)
     with vhost.channel() as channel:
         channel.queue_bind("mine", "orders", "unbound")
-    assert made.redrive() == 4
+    assert made.redrive() == 3
     with running(made):
         vhost.until(mine=2, **{"delayed.bridge.services.parked": 2})
     arrived = {}
@@ -134,7 +135,7 @@ def test_what_cannot_go_on_is_parked_and_can_be_redriven(
     reasons = {body: found.headers["airflow-delayed-set-aside-reason"] for body, found in parked(vhost)}
     assert sorted(reasons) == [b"endless", b"foreign"]
     assert "delay" in reasons[b"endless"]
-    assert reasons[b"foreign"] == "NO_ROUTE by exchange 'orders' with key 'delayed.bridge.services.due'"
+    assert "by another way than through this bridge" in reasons[b"foreign"]
 
 
 def parked(vhost: VirtualHost) -> Iterator[tuple[bytes, pika.BasicProperties]]:
@@ -223,6 +224,9 @@ def test_what_makes_no_bridge(hook: RabbitMQDelayHook) -> None:
         hook.bridge("orders", "orders")
     with pytest.raises(ValueError, match="no binding for every routing key"):
         hook.bridge("services", "orders", type="direct")
+    for keys in ([], ["short"], [*KEYS, "short"]):
+        with pytest.raises(ValueError, match=r"32 characters or more in \[delayed\] bridge_keys"):
+            hook.bridge("services", "orders", secrets=keys)
 
 
 def test_a_migration_names_what_waits_inside_the_plugins_exchange(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from support.bridging import consumers_exchange, publish, running
+from support.bridging import KEYS, consumers_exchange, publish, running
 from support.rabbitmq import VirtualHost, eventually
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -19,7 +19,8 @@ def vhost(own_vhost: VirtualHost) -> VirtualHost:
 
 
 @pytest.fixture
-def hook(using: Callable[..., RabbitMQDelayHook]) -> RabbitMQDelayHook:
+def hook(using: Callable[..., RabbitMQDelayHook], monkeypatch: pytest.MonkeyPatch) -> RabbitMQDelayHook:
+    monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
     return using()
 
 

@@ -18,11 +18,14 @@ from airflow_delayed.rabbitmq.bridge import Bridge
 from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 from support.rabbitmq import VirtualHost, eventually
 
+#: What signs the messages on their way.
+KEYS = ["the-first-key-of-a-bridge-it-signs", "the-second-key-of-a-bridge-it-verifies"]
+
 
 def bridge(pipe: Connection, *, fields: dict, exchange: str, target: str) -> None:
     """Run a bridge until SIGTERM; say so when it begins, and its counts when it has ended."""
     transport = RabbitMQTransport("rabbit", lambda: Plain(conn_id="rabbit", **fields), clock=utcnow)
-    made = transport.bridge(exchange, target)
+    made = transport.bridge(exchange, target, secrets=KEYS)
 
     async def run() -> None:
         stop = asyncio.Event()

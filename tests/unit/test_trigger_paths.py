@@ -21,7 +21,7 @@ TRIGGERS: dict[type[BaseTrigger], dict[str, Any]] = {
     QueueTableTrigger: {"conn_id": "c", "queue": "q"},
     RabbitMQMessageTrigger: {"conn_id": "c", "queue": "q"},
     ReplyTrigger: {"conn_id": "c", "queue": "q", "message_id": "m", "until": utcnow()},
-    StoreDispatchTrigger: {"conn_id": "c", "deliver_conn_ids": ["d"]},
+    StoreDispatchTrigger: {"store_conn_id": "c", "deliver_conn_ids": ["d"]},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -18,7 +19,8 @@ from airflow_delayed.rabbitmq.relay import Publication, TakenMessage
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS
 
 NOW = datetime(2026, 1, 31, 8, 30, tzinfo=timezone.utc)
-ROUTES = BridgeRoutes("services", "orders", DELAYED)
+KEYS = ("a" * 32, "b" * 32)
+ROUTES = BridgeRoutes("services", "orders", DELAYED, KEYS)
 
 
 def taken(queue: str, key: str | bytes = "k", body: bytes = b"", **properties: Any) -> TakenMessage:
@@ -107,6 +109,51 @@ def test_a_message_that_a_node_lets_go_too_soon_waits_again() -> None:
     assert publication(come_due(early), now=NOW + timedelta(seconds=20)).exchange == "orders"
 
 
+def forged(delayed: Publication, *, body: bytes = b"", due_at: str | None = None, **envelope: Any) -> TakenMessage:
+    """A signed message as it comes to the queue of due messages, with something changed."""
+    headers = dict(ReceivedProperties.of(delayed.properties).headers or {})
+    table = {**headers["airflow-delayed-bridged"], **envelope}
+    headers |= {"airflow-delayed-bridged": table, **({"airflow-delayed-due-at": due_at} if due_at else {})}
+    return taken(ROUTES.due, body=body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "admin.run"},
+        {"properties": b"\0\0"},
+        {"signature": b"\0" * 32},
+        {"signature": "text"},
+        {"body": b"another"},
+        {"due_at": "2026-01-31T08:30:00.000000+00:00"},
+    ],
+)
+def test_what_was_changed_on_its_way_is_parked_and_never_signed(change: dict[str, Any]) -> None:
+    delayed = publication(taken(ROUTES.intake, headers={"x-delay": 20_000}))
+    later = NOW + timedelta(seconds=20)
+    assert publication(forged(delayed), now=later).exchange == "orders"
+    parked = publication(forged(delayed, **change), now=later)
+    assert parked.key == ROUTES.parked
+    assert publication(come_due(parked), now=later).key == ROUTES.parked
+
+
+def test_a_signature_is_for_one_exchange_and_any_of_the_keys() -> None:
+    delayed = publication(taken(ROUTES.intake, headers={"x-delay": 1}))
+    later = NOW + timedelta(seconds=1)
+    new = "c" * 32
+
+    def exchange(**changes: Any) -> tuple[str, str | None]:
+        routes = replace(ROUTES, **changes)
+        found = routes.publication(replace(come_due(delayed), queue=routes.due), None, later, None)
+        return found.exchange, found.parked
+
+    assert exchange(secrets=(new, *KEYS)) == ("orders", None)
+    parked, reason = exchange(secrets=(new,))
+    assert parked == ""
+    assert "add that key at the end of the list" in (reason or "")
+    assert exchange(exchange="others")[0] == ""
+
+
 @pytest.mark.parametrize("bridged", [None, "text", {}, {"key": "k"}, {"key": 1, "properties": b""}, [1]])
 def test_a_foreign_message_is_parked(bridged: object) -> None:
     found = publication(taken(ROUTES.due, headers={"airflow-delayed-bridged": bridged}))
@@ -118,11 +165,7 @@ def test_properties_that_fill_a_frame_are_parked_without_them() -> None:
     found = publication(taken(ROUTES.intake, headers={"x-delay": 5, "large": "x" * 126_900}))
     assert found.key == ROUTES.parked
     headers = ReceivedProperties.of(found.properties).headers or {}
-    assert set(headers) == {
-        "airflow-delayed-set-aside-reason",
-        "airflow-delayed-set-aside-from",
-        "airflow-delayed-due-at",
-    }
+    assert set(headers) == {"airflow-delayed-set-aside-reason", "airflow-delayed-set-aside-from"}
 
 
 def test_properties_that_cannot_be_read_are_parked() -> None:
@@ -150,9 +193,9 @@ def test_the_parts_of_a_bridge() -> None:
 @pytest.mark.parametrize("exchange", ["a..b", ".", "x" * 190])
 def test_names_that_are_no_end_of_a_routing_key(exchange: str) -> None:
     with pytest.raises(LimitExceeded):
-        BridgeRoutes(exchange, "orders", DELAYED)
+        BridgeRoutes(exchange, "orders", DELAYED, KEYS)
 
 
 def test_conventional_routing_is_refused() -> None:
     with pytest.raises(ValueError, match="direct routing"):
-        BridgeRoutes("services", "orders", NSERVICEBUS)
+        BridgeRoutes("services", "orders", NSERVICEBUS, KEYS)
