@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -19,6 +21,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.sensors.messages_dispatched import MessagesDispatchedSensor
+from airflow_delayed.store.dispatch.dispatcher import DispatchLoop
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from airflow_delayed.testing.task_run import TaskRun
 from airflow_delayed.triggers import messages_dispatched
@@ -297,3 +300,26 @@ def test_with_the_fixture_of_ones_own_tests(delayed):
     assert [sent.body for sent in delayed.arrived()] == [b"0", b"2", b"48"]
     with pytest.raises(AirflowFailException, match="knows no such message"):
         delayed.run(wait, run_id="two")
+
+
+def test_in_a_dag_as_airflow_runs_it(store: Store, run_dag):
+    hook = store.installed("mail", deliver_conn_id=None)
+    conn_id = store.conn_id
+    with DAG("billing_live", schedule=None) as dag:
+        send = DelayedSendOperator(task_id="send", conn_id=conn_id, destination="mail", value="x", delay=2)
+        wait = MessagesDispatchedSensor(
+            task_id="wait", store_conn_id=conn_id, deferrable=True, poke_interval=0.2, timeout=300
+        )
+        send >> wait
+    with closing(store.dispatcher(hook)) as dispatcher:
+        loop = DispatchLoop(dispatcher, 600.0)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            run = run_dag(dag)
+        finally:
+            loop.stop()
+            thread.join()
+    (ended,) = [one for one in run.get_task_instances() if one.task_id == "wait"]
+    assert (ended.state, ended.xcom_pull(task_ids="wait")) == ("success", counts(1, dispatched=1))
+    assert len(store.rows(hook, "mail")) == 1
