@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from airflow_delayed.reports import SendReport, TopologyReport
 
@@ -54,6 +55,22 @@ class InvalidOption(DelayedError):
         self.option = option
 
 
+class MissingExtra(DelayedError, ImportError):
+    """A library is not installed that an extra of this package brings."""
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} cannot be used without {library}: pip install 'airflow-provider-delayed[{extra}]'")
+
+
+def require(what: str, extra: str, library: str) -> None:
+    """Check that the library of an extra is installed, without importing it.
+
+    :raises MissingExtra: it is not.
+    """
+    if find_spec(library) is None:
+        raise MissingExtra(what, library, extra)
+
+
 class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 
@@ -87,7 +104,7 @@ class NaiveTime(InvalidMessage):
     :func:`airflow_delayed.message.utc` refuses it for messages and parameters, ``RowReader`` in
     :mod:`airflow_delayed.intake.rows` for rows, and :func:`airflow_delayed.identity.key_id` for the values of
     ``id_columns=``. A whole column without a zone is refused as :class:`UnsupportedColumns`: of Parquet by
-    :func:`airflow_delayed.intake.arrow.check_schema`, of a DataFrame by
+    :func:`airflow_delayed.intake.parquet.check_schema`, of a DataFrame by
     :func:`airflow_delayed.spark.sink.check_columns`.
     """
 
@@ -117,7 +134,7 @@ class UnsupportedColumns(InputError):
     """A source lacks columns that are needed, or has unknown ones.
 
     The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.arrow.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
+    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
     and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
     """
 

@@ -81,6 +81,7 @@ class Sending:
     :param log: takes progress; never a body or a header's value.
     :param way: a digest of the connections and options of the send.
     :param stopped: whether the task has been ended; called before each batch of rows and each block of messages.
+    :param asks: ask the store in the first pass for ids that it has with other content.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Sending:
         log: Log,
         way: bytes = b"",
         stopped: Callable[[], bool] = lambda: False,
+        asks: bool = True,
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -110,6 +112,7 @@ class Sending:
         self.log = log
         self.way = way
         self.stopped = stopped
+        self.asks = asks
         #: Counts of what this try has sent and stored.
         self.sent = SendReport()
         self.stored = SendReport()
@@ -149,10 +152,12 @@ class Sending:
         found = PreflightReport()
         reader = self._reader()
         ids_seen = DuplicateFilter()
+        wall_clocks: dict[str, str] = {}
         try:
             for number, batch in self._batches():
                 found.note_place(number, batch)
                 found.rows += batch.size
+                wall_clocks.update(batch.wall_clocks)
                 checked = reader.check(batch)
                 if checked is None or not self._check_batch(checked, found, ids_seen):
                     items = reader.by_row(batch) if checked is None else checked.messages()
@@ -171,6 +176,10 @@ class Sending:
             max_past=self.max_past,
             began=self.began,
         )
+        zone = reader.rules.zone
+        for name, because in wall_clocks.items():
+            read_in = "its row's zone" if zone is None else f"{zone.key}, where its row has no zone of its own"
+            self.log.info("column %s has no time zone (%s): it is read in %s", name, because, read_in)
         shifts = reader.shifts
         if shifts.gaps or shifts.folds:
             self.log.warning(
@@ -258,7 +267,7 @@ class Sending:
         found.note(item, self.route, self._horizon, self.clock())
 
     def _ask_store(self, found: PreflightReport) -> None:
-        if self._ask and self.route.store is not None and len(found.conflicts) < SHOWN:
+        if self._ask and self.asks and self.route.store is not None and len(found.conflicts) < SHOWN:
             found.conflicts += self.route.store.conflicting(self._ask)
         self._ask.clear()
 

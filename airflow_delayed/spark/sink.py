@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_delayed.errors import InputError, UnsupportedColumns
-from airflow_delayed.intake.columns import COLUMNS, ColumnRules
+from airflow_delayed.intake.columns import COLUMNS, ColumnRules, wrong_type
 from airflow_delayed.message import utcnow
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class DelayedDataSource(DataSource):
 
     - ``deliver``: the name of the connection that delivers (rabbitmq, amqp, amqps, aws, or a SQL connection whose
       database has the destination as a queue table). ``store``: the name of a SQL connection, in whose store
-      messages wait that are due later than ``hold_over`` seconds from now (900). ``on_conflict``: ``error``, ``keep``
-      or ``replace``.
-    - ``destination``, ``due_at`` or ``delay`` (seconds), ``headers`` (a JSON object), ``tag``, ``expires_at``: for rows
-      without the column or with a null in it. ``timezone``: of times without an offset.
+      messages wait that are due later than ``hold_over`` seconds from now (900); with ``until_due`` (``true``) all of
+      them, until they are due. ``on_conflict``: ``error``, ``keep`` or ``replace``.
+    - ``destination``, ``due_at`` or ``delay`` (seconds, or as ``PT10M``), ``headers`` (a JSON object), ``tag``,
+      ``expires_at``: for rows without the column or with a null in it. ``timezone``: of times without an offset.
     - ``id_columns``: columns, separated by commas, whose values name a message. Without, and without a column
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).
@@ -210,11 +210,12 @@ def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) ->
         if kind is None:
             continue
         if not _fits(kind, field.dataType):
-            problems.append(f"column {field.name} is {field.dataType.simpleString()}, and must be {kind}")
+            is_text = isinstance(field.dataType, StringType)
+            problems.append(wrong_type(field.name, field.dataType.simpleString(), is_text=is_text))
         elif isinstance(field.dataType, TimestampNTZType) and not naive_ok:
             problems.append(
-                f"column {field.name} has no time zone (timestamp_ntz); cast it to timestamp, give the option"
-                " timezone, or add a column timezone"
+                f"column {field.name} has no time zone (timestamp_ntz); name the zone in which its wall clock is"
+                " read by the option timezone, or add a column timezone, or cast it to timestamp, in the session's zone"
             )
     if problems:
         raise UnsupportedColumns(f"the DataFrame: {'; '.join(problems)}")

@@ -372,6 +372,12 @@ def _insert_run(connection: Connection, tables: Tables, origin: Origin, now: dat
     return int(key[0])
 
 
+def run_number(connection: Connection, tables: Tables, origin: Origin) -> int | None:
+    """Return the number of a run; None: it has stored nothing, or nothing of it is there."""
+    number = connection.execute(select(tables.runs.c.Seq).where(tables.runs.c.Digest == origin.digest)).scalar()
+    return None if number is None else int(number)
+
+
 def run_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None) -> datetime | None:
     """Return the time from which a run's relative delays count, stored by its first try; None: no time is stored."""
     runs = tables.runs

@@ -9,8 +9,9 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import check_token
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
 from airflow_delayed.store.records import place_of
-from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ERROR, MAX_ID, MAX_TAG
+from airflow_delayed.store.schema import MAX_ERROR, MAX_ID
 from airflow_delayed.ui.models import LeftName, StateName
 
 #: Messages that one change names.
