@@ -58,6 +58,16 @@ class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 
 
+class NullCriterion(InputError):
+    """A criterion of a filter was passed, and is None."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}= is None, which would select more messages, so nothing is changed: did a template, another task,"
+            f" or a column of a row return nothing? To select whatever the {name} is, leave {name}= out"
+        )
+
+
 class InvalidMessage(InputError):
     """A message breaks a rule. ``column`` is the wrong field."""
 
@@ -77,7 +87,7 @@ class NaiveTime(InvalidMessage):
     :func:`airflow_delayed.message.utc` refuses it for messages and parameters, ``RowReader`` in
     :mod:`airflow_delayed.intake.rows` for rows, and :func:`airflow_delayed.identity.key_id` for the values of
     ``id_columns=``. A whole column without a zone is refused as :class:`UnsupportedColumns`: of Parquet by
-    :func:`airflow_delayed.intake.arrow.check_schema`, of a DataFrame by
+    :func:`airflow_delayed.intake.parquet.check_schema`, of a DataFrame by
     :func:`airflow_delayed.spark.sink.check_columns`.
     """
 
@@ -107,7 +117,7 @@ class UnsupportedColumns(InputError):
     """A source lacks columns that are needed, or has unknown ones.
 
     The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.arrow.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
+    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
     and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
     """
 

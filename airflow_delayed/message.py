@@ -75,9 +75,9 @@ class DelayedMessage:
         if not isinstance(self.message_id, str) or not _ID.fullmatch(self.message_id):
             raise _wrong_id(self.message_id)
         if self.headers != {}:
-            _check_headers(self.headers)
+            check_headers(self.headers)
         if self.trace:
-            _check_headers(self.trace)
+            check_headers(self.trace)
         if self.tag is not None and (not isinstance(self.tag, str) or not self.tag):
             raise InvalidMessage("tag", "must be text, or absent")
         if self.tag is not None:
@@ -103,7 +103,13 @@ def _wrong_id(message_id: object) -> InvalidMessage:
     return InvalidMessage("message_id", f"{message_id!r} has characters other than printable ASCII without blanks")
 
 
-def _check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Check that headers are text by text.
+
+    :raises InvalidMessage: they are not; the error shows no value.
+    """
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage("headers", f"must be text by text, not {type(headers).__name__}")
     for name, value in headers.items():
         if not isinstance(name, str) or not name:
             raise InvalidMessage("headers", f"the name {short(name)} must be text that is not empty")

@@ -149,10 +149,12 @@ class Sending:
         found = PreflightReport()
         reader = self._reader()
         ids_seen = DuplicateFilter()
+        wall_clocks: dict[str, str] = {}
         try:
             for number, batch in self._batches():
                 found.note_place(number, batch)
                 found.rows += batch.size
+                wall_clocks.update(batch.wall_clocks)
                 checked = reader.check(batch)
                 if checked is None or not self._check_batch(checked, found, ids_seen):
                     items = reader.by_row(batch) if checked is None else checked.messages()
@@ -171,6 +173,10 @@ class Sending:
             max_past=self.max_past,
             began=self.began,
         )
+        zone = reader.rules.zone
+        for name, because in wall_clocks.items():
+            read_in = "its row's zone" if zone is None else f"{zone.key}, where its row has no zone of its own"
+            self.log.info("column %s has no time zone (%s): it is read in %s", name, because, read_in)
         shifts = reader.shifts
         if shifts.gaps or shifts.folds:
             self.log.warning(

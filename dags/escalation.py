@@ -2,7 +2,8 @@
 
 Connection: `delayed_store` (sqlite, postgres, ...); no broker.
 
-Run: unpause and trigger `escalation_desk`, then trigger `escalation`, which fails while its parameter `fail` is true.
+Run: unpause and trigger `escalation_desk`, then trigger `escalation`, which fails if its parameter `fail` is true.
+Clear its task within half an hour, and nobody is called.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import timedelta
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import DAG, BaseHook, Param, task
+from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
@@ -29,15 +31,15 @@ with DAG(
     tags=TAGS,
     params={"fail": Param(True, type="boolean")},
     on_failure_callback=DelayedNotifier(conn_id=DB, store_conn_id=DB, destination=QUEUE, delay=AFTER),
-    # a success of the same run after a clear, or of any later run
+    # a success of the same run, after a clear
     on_success_callback=DelayedCancelNotifier(store_conn_id=DB),
 ):
 
     @task
-    def work(params: dict[str, bool] | None = None) -> None:
-        """Fail if the parameter `fail` is true."""
-        if (params or {})["fail"]:
-            raise RuntimeError("this DAG is red until a run with fail=false succeeds")
+    def work(params: dict[str, bool] | None = None, ti: RuntimeTaskInstanceProtocol | None = None) -> None:
+        """Fail in the first try if the parameter `fail` is true; clear the task for another."""
+        if (params or {})["fail"] and ti is not None and ti.try_number == 1:
+            raise RuntimeError("this run is red until its task is cleared")
 
     work()
 

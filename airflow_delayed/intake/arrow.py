@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_delayed import message
-from airflow_delayed.errors import UnsupportedColumns
 from airflow_delayed.identity import headers_part, text_part
-from airflow_delayed.intake.columns import COLUMNS, MAX_HEADERS, RowBatch, TooManyHeaders
+from airflow_delayed.intake.columns import MAX_HEADERS, RowBatch, TooManyHeaders
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.message import EPOCH, MICROSECOND, UTC
 
@@ -208,45 +207,6 @@ def header_parts(headers: pa.MapArray) -> tuple[Any, ...] | None:
 
 def _ascending(values: pa.Array) -> bool:
     return len(values) < 2 or bool(pc.all(pc.less(values[:-1], values[1:])).as_py())
-
-
-_SPARK_ADVICE = (
-    "in the Spark job set spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or pass timezone= (timezone='UTC' for"
-    " what Spark writes by default), or add a column timezone"
-)
-
-
-def check_schema(schema: pa.Schema, origin: str, *, naive_ok: bool) -> None:
-    """Check the types of the known columns.
-
-    :param naive_ok: a time zone is given for timestamps that have none.
-    :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
-    """
-    problems = []
-    for column in schema:
-        if column.name not in COLUMNS:
-            continue
-        if not _fits(column.name, column.type):
-            problems.append(f"column {column.name} is {column.type}, and must be {COLUMNS[column.name]}")
-        elif pa.types.is_timestamp(column.type) and column.type.tz is None and not naive_ok:
-            problems.append(f"column {column.name} has no time zone ({column.type}); {_SPARK_ADVICE}")
-    if problems:
-        raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
-
-
-def _fits(name: str, kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    wanted = COLUMNS[name]
-    if pa.types.is_null(kind):
-        return True
-    if wanted == "a timestamp":
-        return bool(pa.types.is_timestamp(kind))
-    if wanted == "a number":
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-    if wanted == "a map of text to text":
-        return pa.types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
-    return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
 
 
 def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> RowBatch:

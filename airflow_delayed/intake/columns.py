@@ -37,6 +37,22 @@ COLUMNS: Mapping[str, str] = {
 }
 
 
+def wrong_type(name: str, kind: str, *, is_text: bool) -> str:
+    """Return the problem of a column of a wrong type, and how a timestamp is made of it.
+
+    :param kind: its type, as the library that reads it calls it.
+    """
+    problem = f"column {name} is {kind}, and must be {COLUMNS[name]}"
+    if COLUMNS[name] != "a timestamp":
+        return problem
+    if is_text:
+        return f"{problem}; in Spark to_timestamp({name}) makes one, in pandas to_datetime({name}, utc=True)"
+    return (
+        f"{problem}; in Spark timestamp_seconds({name}), timestamp_millis or timestamp_micros makes one of a number,"
+        f" and cast({name} as timestamp) of a date; in pandas to_datetime({name}, unit='s', utc=True)"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch:
     """Consecutive rows of one file or list.
@@ -47,6 +63,7 @@ class RowBatch:
     :param rows: the rows as they came, where they are dictionaries; columns that are not read are in these alone.
     :param ids_given: the rows have a column of ids, so that a null in it is an error.
     :param records: the same rows as an Arrow record batch, without the columns of ``partition``, for all rows alike.
+    :param wall_clocks: the columns whose times have no time zone, and by which type or schema.
     """
 
     columns: Mapping[str, Sequence[object]]
@@ -58,6 +75,7 @@ class RowBatch:
     ids_given: bool = False
     records: Any = field(default=None, repr=False)
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    wall_clocks: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, index: int) -> str:
         """Name a row for a person."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,11 +15,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_delayed.addresses import without_secrets
-from airflow_delayed.errors import SourceError
-from airflow_delayed.intake.arrow import check_schema, entries, to_batch
-from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, ColumnRules, RowBatch
+from airflow_delayed.errors import SourceError, UnsupportedColumns, some
+from airflow_delayed.intake.arrow import entries, is_binary, is_text, to_batch
+from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, COLUMNS, ColumnRules, RowBatch, wrong_type
 from airflow_delayed.intake.files import MAX_RATIO, UNPACKED_IN_ANY_CASE, FileSource, SourceFile, opened
+from airflow_delayed.intake.time_columns import (
+    Meaning,
+    Schema,
+    TimeColumn,
+    TimeColumnsOfFiles,
+    of_old_calendar,
+    time_columns,
+    with_zones,
+)
 
+#: The longest footer that is read, in bytes: some 40,000 parts of columns (columns times row groups).
+MAX_FOOTER = 8 * 1024 * 1024
+_FOOTER_READ = 1 << 16
 #: Bytes that are read at a time to find a column's dictionary.
 _BUFFER = 1 << 16
 #: Bytes that a header takes besides its texts.
@@ -27,38 +43,135 @@ _DELTA = "DELTA_BYTE_ARRAY"
 class ParquetFiles(FileSource):
     """Parquet files, as Spark writes them.
 
-    :param naive_ok: a time zone is given for timestamps that have none.
+    :param naive_ok: a time zone is set for timestamps that have none.
+    :param declared: the schema of the table that has the files, as :data:`airflow_delayed.intake.time_columns.Schema`.
     """
 
-    def __init__(self, fs: Any, listing: Callable[[], list[SourceFile]], name: str, *, naive_ok: bool = False) -> None:
+    def __init__(
+        self,
+        fs: Any,
+        listing: Callable[[], list[SourceFile]],
+        name: str,
+        *,
+        naive_ok: bool = False,
+        declared: Schema | None = None,
+    ) -> None:
         super().__init__(fs, listing, name)
         self._naive_ok = naive_ok
+        self._declared = declared or {}
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the rows of each file, whose columns' types are checked first."""
-        for file in self._files:
-            try:
-                with opened(self._fs, file) as handle:
-                    # Spark's INT96 as nanoseconds would wrap around in the year 2262
-                    parquet = pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
-                    names = {*parquet.schema_arrow.names, *file.partition}
-                    wanted.check(names, file.name)
-                    check_schema(parquet.schema_arrow, file.name, naive_ok=self._naive_ok or "timezone" in names)
-                    # ignored columns are not read at all
-                    used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
-                    first = 1
-                    # of all row groups at once pyarrow would hold the whole file
-                    for group in range(parquet.num_row_groups):
-                        check_growth(file, parquet.metadata, group, used)
-                        rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
-                        batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
-                        for records in joined(batches, BATCH_ROWS, BATCH_BYTES):
-                            for piece in pieces(records, BATCH_BYTES):
-                                yield to_batch(piece, file, first)
-                                first += piece.num_rows
-            except (pa.ArrowException, OSError, EOFError) as error:
-                text = without_secrets(str(error), file.path)
-                raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
+        known = TimeColumnsOfFiles()
+        for index, file in enumerate(self._files):
+            with self._opened(file) as (handle, parquet):
+                names = {*parquet.schema_arrow.names, *file.partition}
+                wanted.check(names, file.name)
+                # ignored columns are not read at all
+                used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
+                if twice := sorted(name for name, count in Counter(used).items() if count > 1):
+                    raise UnsupportedColumns(
+                        f"{file.name} has more than one column {some(twice, separator=', ')}; rename one"
+                    )
+                times = time_columns(parquet, used, self._declared)
+                known.add(file.name, times)
+                naive_ok = self._naive_ok or "timezone" in names
+                if not naive_ok and any(_lacks_zone(column) for column in times.values()):
+                    self._compare(self._files[index + 1 :], wanted, known)
+                check_schema(parquet.schema_arrow, file.name, times, naive_ok=naive_ok)
+                first = 1
+                # of all row groups at once pyarrow would hold the whole file
+                for group in range(parquet.num_row_groups):
+                    check_growth(file, parquet.metadata, group, used)
+                    rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
+                    batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
+                    for records in joined(batches, BATCH_ROWS, BATCH_BYTES):
+                        for piece in pieces(with_zones(records, times), BATCH_BYTES):
+                            yield _batch(piece, file, first, times)
+                            first += piece.num_rows
+
+    @contextmanager
+    def _opened(self, file: SourceFile) -> Iterator[tuple[Any, pq.ParquetFile]]:
+        try:
+            with opened(self._fs, file) as handle:
+                check_footer(file, handle)
+                # Spark's INT96 as nanoseconds would wrap around in the year 2262
+                yield handle, pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+            # a column's name may be no text
+            text = without_secrets(str(error), file.path)
+            raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
+
+    def _compare(self, files: Sequence[SourceFile], wanted: ColumnRules, known: TimeColumnsOfFiles) -> None:
+        """Compare a file that is refused for its times with those after it: no time zone mends files that disagree.
+
+        :raises UnsupportedColumns: they disagree.
+        """
+        for file in files:
+            with suppress(SourceError), self._opened(file) as (_, parquet):
+                used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
+                known.add(file.name, time_columns(parquet, used, self._declared))
+
+
+def _lacks_zone(column: TimeColumn) -> bool:
+    return column.meaning is not Meaning.INSTANT
+
+
+def _batch(records: pa.RecordBatch, file: SourceFile, first: int, times: Mapping[str, TimeColumn]) -> RowBatch:
+    return replace(
+        to_batch(records, file, first),
+        broken=of_old_calendar(records, times),
+        wall_clocks={name: column.because for name, column in times.items() if _lacks_zone(column)},
+    )
+
+
+def check_footer(file: SourceFile, handle: Any) -> None:
+    """Check how long a file's footer is, before it is read.
+
+    :raises SourceError: it is too long.
+    """
+    handle.seek(0, os.SEEK_END)
+    # as many bytes as pyarrow reads there first, so that a remote file system is asked once
+    handle.seek(max(0, handle.tell() - _FOOTER_READ))
+    length = int.from_bytes(handle.read(_FOOTER_READ)[-8:-4], "little")
+    handle.seek(0)
+    if length > MAX_FOOTER:
+        raise SourceError(
+            f"{file.name} has a footer of {length:,} bytes, and at most {MAX_FOOTER:,} are read: in memory it is up to"
+            " 250 times as large. Write larger row groups, or fewer columns"
+        )
+
+
+def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], *, naive_ok: bool) -> None:
+    """Check the types of the columns that are read.
+
+    :param times: those that are timestamps.
+    :param naive_ok: a time zone is set for timestamps that have none.
+    :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
+    """
+    problems = []
+    for column in schema:
+        if column.name in COLUMNS and not _fits(column.name, column.type):
+            problems.append(wrong_type(column.name, str(column.type), is_text=is_text(column.type)))
+        elif not naive_ok and column.name in times and _lacks_zone(times[column.name]):
+            problems.append(times[column.name].no_zone)
+    if problems:
+        raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    wanted = COLUMNS[name]
+    if pa.types.is_null(kind):
+        return True
+    if wanted == "a timestamp":
+        return bool(pa.types.is_timestamp(kind))
+    if wanted == "a number":
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    if wanted == "a map of text to text":
+        return pa.types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
+    return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
 
 
 def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:

@@ -166,11 +166,20 @@ def open_source(
     return source_of(fs, listing, shown_as, naive_ok=naive_ok)
 
 
-def source_of(fs: Any, listing: Callable[[], list[SourceFile]], shown_as: str, *, naive_ok: bool) -> Source:
+def source_of(
+    fs: Any,
+    listing: Callable[[], list[SourceFile]],
+    shown_as: str,
+    *,
+    naive_ok: bool,
+    declared: Mapping[str, tuple[bool, str]] | None = None,
+) -> Source:
     """Return the source for files of one format.
 
     :param listing: returns the files, again and again.
     :param naive_ok: there is a time zone for times without an offset.
+    :param declared: of the table that has the files, its columns of timestamps: whether they are instants, and the
+        words for that.
     :raises SourceError: a library is missing.
     """
     files = listing()
@@ -185,7 +194,7 @@ def source_of(fs: Any, listing: Callable[[], list[SourceFile]], shown_as: str, *
         from airflow_delayed.intake.parquet import ParquetFiles
     except ImportError:
         raise needs_pyarrow("Parquet and CSV") from None
-    return ParquetFiles(fs, listing, shown_as, naive_ok=naive_ok)
+    return ParquetFiles(fs, listing, shown_as, naive_ok=naive_ok, declared=declared)
 
 
 def needs_pyarrow(what: str) -> SourceError:

@@ -88,7 +88,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         long past.
     :param due_at: the time at which the message is due: an aware datetime, or ISO 8601 text; with ``timezone`` also a
         naive one.
-    :param timezone: the IANA name of the zone that times without an offset are in; a row may have its own.
+    :param timezone: the IANA name of the zone in which times without an offset are read, such as Spark's
+        ``timestamp_ntz``; a row may have its own. Spark's ``timestamp`` is an instant, and needs none.
     :param expires_at: the time after which a store no longer dispatches the message.
     :param lead: send nothing until so long before the first message is due, and then all. Use it for messages that
         must not be in a broker earlier, or that are due later than the transport can delay and have no store. For SQS

@@ -59,6 +59,7 @@ _WAITS = "airflow_delayed.waits"
 _DONE = "airflow_delayed.done"
 _CHECKPOINT = "airflow_delayed.checkpoint"
 _DISPATCH = "airflow_delayed.dispatch"
+_CHANGE = "airflow_delayed.change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +282,30 @@ def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
 
     :param now: by the store's clock.
     """
+    return _first_of_turn(context, now, _DISPATCH)
+
+
+def first_change(context: Context, now: datetime) -> datetime:
+    """Return when the first try of a task that changes messages began; before Airflow 3.3, when this one did.
+
+    :param now: by the store's clock.
+    """
+    return _first_of_turn(context, now, _CHANGE)[0]
+
+
+def _first_of_turn(context: Context, now: datetime, key: str) -> tuple[datetime, bool]:
+    """Return when the first try since the task was last cleared began, and whether this is a later one.
+
+    The same try again was started by a person, who means another one.
+    """
     state = task_state(context)
     if state is None:
         return now, False
-    ti, kept = context["ti"], state.get(_DISPATCH)
+    ti, kept = context["ti"], state.get(key)
     if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
-        return utc(_DISPATCH, datetime.fromisoformat(str(kept["at"]))), True
+        return utc(key, datetime.fromisoformat(str(kept["at"]))), True
     first: dict[str, Any] = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
-    state.set(_DISPATCH, first, retention=NEVER_EXPIRE)
+    state.set(key, first, retention=NEVER_EXPIRE)
     return now, False
 
 

@@ -24,7 +24,8 @@ class DeltaSource(TemplatedSource):
     """One version of a Delta table: the newest when the task begins to read, or a version of your choice.
 
     Both passes read that version, whatever is written meanwhile; a retry reads the newest one again. Needs the extra
-    ``delta``. Tables with deletion vectors or column mapping are refused.
+    ``delta``. Tables with deletion vectors or column mapping are refused. Timestamps of type INT96 are what the table's
+    schema calls them: ``timestamp`` is an instant, and ``timestamp_ntz`` a wall clock.
 
     :param path: of the table, local or a URL that both fsspec and deltalake know (``s3://conn_id@bucket/table``).
     :param version: a number.
@@ -45,9 +46,10 @@ class DeltaSource(TemplatedSource):
         """Return the rows of the version, which is fixed here."""
         path = rendered_text("path", self.path)
         fs, root = file_system(path)
-        version, files = self._read_log(path, root)
+        version, files, declared = self._read_log(path, root)
         name = f"version {version} of Delta table {shown(path)}"
-        return source_of(fs, partial(_there, fs, root, files, name), name, naive_ok=naive_ok)
+        listing = partial(_there, fs, root, files, name)
+        return source_of(fs, listing, name, naive_ok=naive_ok, declared=declared)
 
     def serialize(self) -> dict[str, Any]:
         """Return path and version."""
@@ -62,8 +64,8 @@ class DeltaSource(TemplatedSource):
         """The table's path or URL."""
         return self.path
 
-    def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile]]:
-        """Return the number of the version, and its files by name."""
+    def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile], dict[str, tuple[bool, str]]]:
+        """Return the number of the version, its files by name, and its columns of timestamps by their types."""
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError
@@ -90,9 +92,16 @@ class DeltaSource(TemplatedSource):
         names = actions.schema.names
         columns = {name: actions.column(name).to_pylist() for name in names if name in _FILE or name.startswith(_PART)}
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        return table.version(), sorted((_file(row, root) for row in rows), key=lambda file: file.path)
+        files = sorted((_file(row, root) for row in rows), key=lambda file: file.path)
+        kinds = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
+        declared = {
+            name: (_TIMES[kind], f"{kind} in the table's schema") for name, kind in kinds.items() if kind in _TIMES
+        }
+        return table.version(), files, declared
 
 
+#: Delta's types of timestamps, and whether they are instants.
+_TIMES = {"timestamp": True, "timestamp_ntz": False}
 _FILE = ("path", "size_bytes", "modification_time")
 _PART = "partition."
 

@@ -43,7 +43,11 @@ class FilesSource(TemplatedSource):
 
 
 class ParquetSource(FilesSource):
-    """Parquet files, as Spark writes them; folders named ``column=value`` add that column."""
+    """Parquet files, as Spark writes them; folders named ``column=value`` add that column.
+
+    Timestamps of type INT96 are instants if the schema that Spark, Iceberg or pandas leaves in the file calls them so.
+    Files of a source must agree on that.
+    """
 
     source_format = "parquet"
 

@@ -52,6 +52,17 @@ def require_pyarrow(what: str) -> None:
         raise needs_pyarrow(what)
 
 
+def rendered_flag(name: str, value: object) -> bool:
+    """Return a parameter that is true or false, as its template was rendered.
+
+    :raises InputError: it is neither.
+    """
+    text = str(value).strip().lower()
+    if text not in ("true", "false"):
+        raise InputError(f"{name}={value!r} is neither true nor false")
+    return text == "true"
+
+
 def rendered_text(name: str, value: object) -> str:
     """Return a text as its template was rendered; a number, as native rendering makes it, as text.
 

@@ -259,7 +259,8 @@ def _origin(text: str) -> Origin:
         texts = {name: names[name] for name in ("dag_id", "run_id", "task_id")}
         known = names.keys() <= {*numbers, *texts}
         known &= all(type(number) is int for number in numbers.values())
-        known &= all(isinstance(name, str) for name in texts.values())
+        # only the message of a run itself has no task
+        known &= all(isinstance(name, str) for name in texts.values()) and texts["task_id"] != ""
     except (ValueError, KeyError, AttributeError, TypeError):
         known = False
     if not known:

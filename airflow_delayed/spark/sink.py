@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_delayed.errors import InputError, UnsupportedColumns
-from airflow_delayed.intake.columns import COLUMNS, ColumnRules
+from airflow_delayed.intake.columns import COLUMNS, ColumnRules, wrong_type
 from airflow_delayed.message import utcnow
 
 if TYPE_CHECKING:
@@ -210,11 +210,12 @@ def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) ->
         if kind is None:
             continue
         if not _fits(kind, field.dataType):
-            problems.append(f"column {field.name} is {field.dataType.simpleString()}, and must be {kind}")
+            is_text = isinstance(field.dataType, StringType)
+            problems.append(wrong_type(field.name, field.dataType.simpleString(), is_text=is_text))
         elif isinstance(field.dataType, TimestampNTZType) and not naive_ok:
             problems.append(
-                f"column {field.name} has no time zone (timestamp_ntz); cast it to timestamp, give the option"
-                " timezone, or add a column timezone"
+                f"column {field.name} has no time zone (timestamp_ntz); name the zone in which its wall clock is"
+                " read by the option timezone, or add a column timezone, or cast it to timestamp, in the session's zone"
             )
     if problems:
         raise UnsupportedColumns(f"the DataFrame: {'; '.join(problems)}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.store import audit, counts, queries, rates
@@ -20,9 +21,18 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedu
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
+from airflow_delayed.store.escalations import (
+    ArmOutcome,
+    Escalation,
+    RunAttempt,
+    RunFailure,
+    RunFailures,
+    StoreEscalations,
+    TakenBack,
+)
 from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
+from airflow_delayed.store.jobs import Job, JobSeen
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -38,15 +48,21 @@ __all__ = [
     "DISPATCHED",
     "MAX_COUNTED",
     "REASONS",
+    "ArmOutcome",
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
+    "Escalation",
     "Job",
     "JobSeen",
     "Outcome",
     "Outcomes",
+    "RunAttempt",
+    "RunFailure",
+    "RunFailures",
     "Store",
     "StoreCounts",
+    "TakenBack",
     "Timeline",
     "check_token",
     "close_engine",
@@ -59,7 +75,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreJobs):
+class Store(StoreEscalations):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
@@ -76,7 +92,7 @@ class Store(StoreJobs):
     def list(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         limit: int | None = None,
         after: str | None = None,
         **filters: Unpack[FilterArgs],
@@ -92,18 +108,18 @@ class Store(StoreJobs):
         :raises ValueError: an unknown state, or ``after`` is no token.
         :raises TopologyError: the table is missing.
         """
-        return self._messages(self._filter(filters), ids, limit, after)
+        return self._messages(self._filter(filters), _ids(ids), limit, after)
 
     def _messages(
-        self, wanted: MessageFilter, ids: Iterable[str] | None, limit: int | None, after: str | None
+        self, wanted: MessageFilter, ids: Sequence[str] | None, limit: int | None, after: str | None
     ) -> Iterator[StoredMessage]:
         with self._ready():
-            yield from queries.messages(self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after)
+            yield from queries.messages(self.engine, self.tables, wanted, ids=ids, limit=limit, after=after)
 
     def page(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         limit: int = 100,
         after: str | None = None,
         **filters: Unpack[FilterArgs],
@@ -114,10 +130,10 @@ class Store(StoreJobs):
         returns messages that have left the store, the last one first, for as long as ids are remembered.
         """
         left = take_left(filters)
-        wanted, now = self._filter(filters), self._carried_clock.read
+        wanted, chosen, now = self._filter(filters), _ids(ids), self._carried_clock.read
         with self._ready():
             return queries.page(
-                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, left=left, database_time=now
+                self.engine, self.tables, wanted, ids=chosen, limit=limit, after=after, left=left, database_time=now
             )
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
@@ -163,9 +179,9 @@ class Store(StoreJobs):
     def counts(
         self,
         *,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        tag: str | None = None,
+        destination: str | Unset = UNSET,
+        deliver_conn_id: str | Unset = UNSET,
+        tag: str | Unset = UNSET,
         overdue: timedelta = timedelta(minutes=1),
         hours: int = 24,
         minutes: int = 0,
@@ -184,7 +200,8 @@ class Store(StoreJobs):
         :param by_destination: count by destination too.
         :raises ValueError: ``hours``, ``minutes`` or ``overdue`` is out of range.
         """
-        wanted = self._filter({"destination": destination, "deliver_conn_id": deliver_conn_id, "tag": tag})
+        criteria = passed(destination=destination, deliver_conn_id=deliver_conn_id, tag=tag)
+        wanted = self._filter(cast(FilterArgs, criteria))
         with self._ready():
             return counts.count(
                 self.engine,
@@ -216,7 +233,7 @@ class Store(StoreJobs):
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=who, because=because)
 
-    def cancel(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.
 
         The ids are remembered, so that a late retry of the task that stored them does not store them again. A cancelled
@@ -230,7 +247,7 @@ class Store(StoreJobs):
         return self._change(Cancel(self.cancel_grace()), ids, **options)
 
     def restore(
-        self, ids: Iterable[str] | None = None, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
+        self, ids: Iterable[str] | Unset = UNSET, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
     ) -> Outcomes:
         """Take cancels back, and return the outcome for each id.
 
@@ -247,7 +264,7 @@ class Store(StoreJobs):
 
     def reschedule(
         self,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         due_at: datetime | None = None,
         *,
         delay: timedelta | float | None = None,
@@ -281,7 +298,7 @@ class Store(StoreJobs):
             change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
         )
 
-    def retry(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def retry(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Let failed messages wait again with no failures counted; due messages are dispatched at once.
 
         Expired messages do not change, because they would expire again.
@@ -293,7 +310,7 @@ class Store(StoreJobs):
             raise ValueError(f"retry: state={options['state']!r}: only failed messages are retried")
         return self._change(Retry(), ids, **options)
 
-    def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def erase(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
         Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
@@ -416,7 +433,7 @@ class Store(StoreJobs):
     def _change(
         self,
         change: MessageChange,
-        ids: Iterable[str] | None,
+        ids: Iterable[str] | Unset,
         *,
         limit: int | None = None,
         after: str | None = None,
@@ -425,14 +442,14 @@ class Store(StoreJobs):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        wanted = self._filter_of(change, filters)
-        if ids is not None and wanted.criteria:
+        wanted, chosen = self._filter_of(change, filters), _ids(ids)
+        if chosen is not None and wanted.criteria:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
-        if ids is None and not wanted.criteria:
+        if chosen is None and not wanted.criteria:
             raise ValueError(f"{change.action}: give ids, tag= or another filter; a filter needs a criterion")
-        if ids is not None and not (limit is None and after is None):
+        if chosen is not None and not (limit is None and after is None):
             raise ValueError(f"{change.action}: limit= and after= are for a filter")
-        who, chosen = actor or self.actor(), _ids(ids)
+        who = actor or self.actor()
         changes = self._changes
         with self._ready():
             if chosen is not None:
@@ -442,8 +459,12 @@ class Store(StoreJobs):
             )
 
 
-def _ids(ids: Iterable[str] | None) -> Sequence[str] | None:
-    """Return ids as a list, also a single text, which would be an id for each letter."""
-    if ids is None:
+def _ids(ids: Iterable[str] | Unset) -> Sequence[str] | None:
+    """Return ids as a list, also a single text, which would be an id for each letter; None: they were not passed.
+
+    :raises NullCriterion: they were passed, and are None.
+    """
+    chosen = passed(ids=ids).get("ids")
+    if chosen is None:
         return None
-    return [ids] if isinstance(ids, str) else [*ids]
+    return [chosen] if isinstance(chosen, str) else [*chosen]

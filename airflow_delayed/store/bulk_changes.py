@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, or_, select
 
-from airflow_delayed.store import audit, cancelled
+from airflow_delayed.store import audit, cancelled, leases
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, locate
 from airflow_delayed.store.database import IDS, slices
@@ -197,19 +197,26 @@ class BulkChanges:
             return and_(past.c.At < before, or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now))
 
         if dry_run:
-            many = self._reading(lambda connection: count_rows(connection, past, old(self._database_time(connection))))
+            ids = past.c.Id >= leases.FIRST_ID
+            many = self._reading(lambda one: count_rows(one, past, ids, old(self._database_time(one))))
             found.count(Outcome.FORGOTTEN, many) if many else None
             return
 
         def work(connection: Connection) -> tuple[int, int, int]:
             now = self._database_time(connection)
             some = select(past.c.Id).where(old(now)).order_by(past.c.At).limit(IDS)
-            ids = list(connection.execute(some).scalars())
-            forget = dialect_of(connection).delete_rows(past, sorted(ids)).where(old(now))
-            gone = connection.execute(forget).rowcount if ids else 0
-            cancelled.forget_ids(connection, self._tables, sorted(ids))
+            names = sorted(connection.execute(some).scalars())
+            ids = [name for name in names if name >= leases.FIRST_ID]
+            marks = names[: len(names) - len(ids)]
+            _, gone = (
+                connection.execute(dialect_of(connection).delete_rows(past, each).where(old(now))).rowcount
+                if each
+                else 0
+                for each in (marks, ids)
+            )
+            cancelled.forget_ids(connection, self._tables, ids)
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
-            return len(ids), gone, entry.write(connection, self._tables, counts, now)
+            return len(names), gone, entry.write(connection, self._tables, counts, now)
 
         while True:
             seen, gone, seq = self._changing(work)

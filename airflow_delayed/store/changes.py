@@ -324,7 +324,9 @@ def locate(
         found[message_id] = Location(message_id=message_id, leased=True)
     past = tables.past
     for some in slices(asked):
-        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(past.c.Id.in_(some))
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(
+            past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        )
         for note in connection.execute(noted):
             one = found.get(note.Id)
             if one is None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,32 @@ def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, argum
     assert done.code == 1
     assert text in done.err
     assert done.out == ""
+
+
+TEXTS = ["--tag", "--destination", "--deliver-conn-id"]
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [
+        *product(
+            ["cancel", "restore", "reschedule", "retry", "erase", "list"], [*TEXTS, "--due-from", "--due-until", "id"]
+        ),
+        *product(["counts"], TEXTS),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set_changes_nothing(
+    hook: DelayedStoreHook, delayed, command: str, option: str
+):
+    before = {one.message_id: one.due_at for one in hook.list()}
+    more = {"reschedule": ["--delay", "5"], "list": [], "counts": []}.get(command, [])
+    more += ["--yes"] if command not in ("list", "counts") else []
+    other = ["--destination", "q"] if option != "--destination" else ["--tag", "t"]
+    done = delayed(command, *([""] if option == "id" else [option, "", *other]), *more)
+    assert (done.code, done.out) == (1, "")
+    text = f"{option}: '' is not a time" if "due" in option else f"{option} is empty, so nothing is changed"
+    assert (text if option != "id" else "an id of a message is empty, so nothing is changed") in done.err
+    assert {one.message_id: one.due_at for one in hook.list()} == before
 
 
 def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
