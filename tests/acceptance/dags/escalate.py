@@ -57,7 +57,7 @@ with DAG(
 ):
 
     @task
-    def late(run_id: str = "") -> list[str]:
+    def late(run_id: str | None = None) -> list[str]:
         """Go on until the missed deadline has stored its message."""
         with closing(DelayedStoreHook("escalate_store")) as store:
             for _ in range(600):
