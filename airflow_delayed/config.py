@@ -144,6 +144,11 @@ def page_home_card() -> bool:
     return _switch("page_home_card")
 
 
+def listener() -> bool:
+    """Return whether notifiers hear of states that a person sets, and of callbacks that were lost."""
+    return _switch("listener")
+
+
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
     return _switch("sqlite_on_shared_disk")

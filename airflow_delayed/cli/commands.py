@@ -37,13 +37,16 @@ COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "t
 def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
     with _store(args) as store:
+        selection = _selection(args)
+        if "ids" in selection:
+            selection["ids"] = [name for text in selection["ids"] for name in _ids(store, text)]
         if set(args.state or ()) & set(LEFT):
-            page = store.page(**_selection(args), limit=args.limit or _ALL, after=args.after)
+            page = store.page(**selection, limit=args.limit or _ALL, after=args.after)
             show([asdict(one) for one in page.remembered], args.output, LEFT_COLUMNS)
             if page.next:
                 print(f"There may be more: --after {page.next}", file=sys.stderr)
             return
-        found = list(store.list(**_selection(args), limit=args.limit or None, after=args.after))
+        found = list(store.list(**selection, limit=args.limit or None, after=args.after))
         rows = [asdict(one) for one in found]
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
@@ -57,10 +60,15 @@ def list_(args: Namespace) -> None:
 def get_(args: Namespace) -> None:
     """``airflow delayed get``."""
     with _store(args) as store:
-        known = store.get(args.message_id)
-        if known is None:
+        found = [known for name in _ids(store, args.message_id) if (known := store.get(name)) is not None]
+        if not found:
             raise SystemExit(f"The store {args.store_conn_id} has no message {args.message_id}.")
-        show([asdict(known)], args.output)
+        show([asdict(known) for known in found], args.output)
+
+
+def _ids(store: DelayedStoreHook, text: str) -> list[str]:
+    """Return an argument as it is, and the ids in the store whose key it is."""
+    return [text, *store.ids_of(text)]
 
 
 @suppress_logs_and_warning
@@ -240,6 +248,43 @@ def _rate(text: str) -> tuple[str, float | None]:
         raise SystemExit(
             f"{text!r} is no rate: write destination=messages a second, such as sms=50, or sms=none for no limit"
         ) from None
+
+
+@suppress_logs_and_warning
+def arm_(args: Namespace) -> None:
+    """``airflow delayed arm``."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.cli import get_bagged_dag
+
+    from airflow_delayed.compat import AirflowException
+    from airflow_delayed.notifications.dag_notifiers import notifiers_of
+    from airflow_delayed.notifications.missed_run import MissedRunNotifier
+
+    # as Airflow's own commands: connections are those of its database too
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    try:
+        model = DagModel.get_dagmodel(args.dag_id)
+        if model is None:
+            raise SystemExit(f"Airflow's database has no DAG {args.dag_id!r}: has the DAG processor read its file?")
+        dag = get_bagged_dag([model.bundle_name], args.dag_id)
+        found = [one for _, _, one in notifiers_of(dag) if isinstance(one, MissedRunNotifier)]
+        if not found:
+            raise SystemExit(f"DAG {args.dag_id!r} has no MissedRunNotifier as its on_success_callback.")
+        armed = [one.arm_first(dag, model.next_dagrun_create_after, args.key) for one in found]
+    except (DelayedError, ValueError, AirflowException) as error:
+        raise SystemExit(str(error)) from None
+    names = ("outcome", "message_id", "due_at")
+    show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
+    if model.is_paused:
+        print(
+            f"DAG {args.dag_id!r} is paused: its message is delivered unless it is unpaused and ends well by then",
+            file=sys.stderr,
+        )
+    for conn_id in dict.fromkeys(str(one.store_conn_id) for one in found):
+        with closing(DelayedStoreHook(conn_id)) as store:
+            for finding in store.health():
+                if finding.code == "no-service":
+                    print(finding, file=sys.stderr)
 
 
 @suppress_logs_and_warning

@@ -19,7 +19,12 @@ _STORE_CONN_ID = Arg(("--store-conn-id",), help="The store's connection, of a SQ
 _TABLE = Arg(("--table",), help="The store's table (default: delayed_messages)", default="delayed_messages")
 _SCHEMA = Arg(("--schema",), help="The table's schema; by default the connection's own")
 _IDS = Arg(("message_id",), help="The ids of messages, instead of a filter", nargs="*")
-_ID = Arg(("message_id",), help="The id of a message")
+_LISTED_IDS = Arg(
+    ("message_id",),
+    help="The ids of messages, or their keys: the values of id_columns, such as order_id=1001",
+    nargs="*",
+)
+_ID = Arg(("message_id",), help="The id of a message, or its key: the values of id_columns, such as order_id=1001")
 _TAG = Arg(("--tag",), help="Only messages with this tag")
 _DESTINATION = Arg(("--destination",), help="Only messages to this queue")
 _DELIVER_CONN_ID = Arg(
@@ -164,6 +169,8 @@ _REDRIVE = Arg(("--redrive",), help="Send on what is parked, once its cause is r
 _CHECK = Arg(("--dry-run",), help="Change nothing; show what is there, missing or wrong, and end", action="store_true")
 _BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
 
+_DAG_ID = Arg(("dag_id",), help="The DAG")
+_KEY = Arg(("--key",), help="In place of the notifier's own key, which a run's params may make")
 _INSTALLED = Arg(("--conn-id",), help="The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
 _QUEUE = Arg(
     ("--queue",), help="A destination to make if it is missing, in a store a queue table; also several", action="append"
@@ -200,7 +207,9 @@ def get_delayed_commands() -> list[CLICommand]:
             name="delayed",
             help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
             subcommands=(
-                _command("list", "List messages by due time", (*_STORE, _IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)),
+                _command(
+                    "list", "List messages by due time", (*_STORE, _LISTED_IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)
+                ),
                 _command("get", "Show a message", (*_STORE, _ID, *_SHOWN)),
                 _command(
                     "counts",
@@ -251,6 +260,13 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
+                ),
+                _command(
+                    "arm",
+                    "Let the message wait that a MissedRunNotifier has about a DAG's next run",
+                    (_DAG_ID, _KEY, *_SHOWN),
+                    "It is delivered unless a run ends well in time; each good end lets the next one wait. Run it once"
+                    " for a new DAG, and after a message was cancelled or a schedule changed.",
                 ),
                 ActionCommand(
                     name="install",

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.identity import NOTIFIER, Origin, key_id
-from airflow_delayed.message import from_microseconds, parse_moment, utcnow
+from airflow_delayed.message import EPOCH, from_microseconds, parse_moment, utcnow
 from airflow_delayed.store.policy import MAX_TAG
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ class CallbackRun:
         if ti is not None:
             names = ("task_id", "map_index", "try_number")
             task = {name: value for name in names if (value := getattr(ti, name, None)) is not None}
-            task |= {"try_id": ti.id, "task_start_date": _moment(ti, "start_date")}
-            task |= {"task_end_date": _moment(ti, "end_date")}
+            task |= {"try_id": ti.id, "task_start_date": moment_of(ti, "start_date")}
+            task |= {"task_end_date": moment_of(ti, "end_date")}
         return cls.of_run(
             dag_id=_field(run, "dag_id") or context["dag"].dag_id,
             run_id=run_id,
             run_type=_field(run, "run_type"),
-            run_after=_moment(run, "run_after"),
-            start_date=_moment(run, "start_date"),
-            end_date=_moment(run, "end_date"),
+            run_after=moment_of(run, "run_after"),
+            start_date=moment_of(run, "start_date"),
+            end_date=moment_of(run, "end_date"),
             reason="deadline" if deadline is not None else context.get("reason"),
             deadline=deadline,
             **task,
@@ -109,7 +109,8 @@ class CallbackRun:
         - Otherwise the failure begins at this moment, and no other has its name.
 
         :param run_type: ``scheduled``, ``manual``, ``backfill`` or another of Airflow's; by default by the id.
-        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success.
+        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success, but
+            a deadline to be earlier.
         :param end_date: of the run; None while it goes on.
         :param try_id: the task instance's ``id``, of which each try has another.
         :param task_start_date: of the task instance, as ``task_end_date``.
@@ -118,6 +119,9 @@ class CallbackRun:
         name = None if try_id is None else str(try_id)
         if deadline is not None:
             failed_at = parse_moment("deadline_time", deadline["deadline_time"])
+            # Airflow deletes the deadlines of a run that succeeds, so each success ends one that passed before the run
+            # had begun
+            start_date = start_date or EPOCH
             failure = f"deadline {deadline['id']}"
         elif end_date is not None:
             failed_at, failure = end_date, f"end {end_date.isoformat()}"
@@ -160,8 +164,9 @@ class CallbackRun:
             name=name,
             run_id=self.run_id,
             tag=tag_of(self.dag_id, key) if replaced else own,
-            # of a failure whose run Airflow did not pass, or whose key could not be rendered
-            other_tags=(own, name),
+            # of a failure whose run Airflow did not pass, or whose key could not be rendered; and of a scheduled run
+            # that a backfill has made its own
+            other_tags=(own, name, tag_of(self.dag_id, key)) if per == "dag" else (own, name),
             started_at=self.task_started_at if task else self.started_at,
             run_after=self.run_after if replaced else None,
             ended_at=self.task_ended_at if task else self.ended_at,
@@ -209,10 +214,10 @@ class CallbackRun:
         return f"DAG {self.dag_id}, run {self.run_id}"
 
 
-def tag_of(dag_id: str, key: str | None, *parts: str) -> str:
+def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = NOTIFIER) -> str:
     """Return the tag of the messages about a DAG, narrowed by a key, a run of it, or a task instance."""
     # no name of a DAG has an at sign or a slash
-    of_dag = f"{NOTIFIER}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
+    of_dag = f"{begins}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")
     tag = "/".join([of_dag, *map(_escaped, parts)])
     return tag if len(tag) <= MAX_TAG else f"{tag[:200]}#{key_id(('tag',), (tag,))}"
 
@@ -258,6 +263,7 @@ def _field(run: Any, name: str) -> Any:
     return run.get(name) if isinstance(run, Mapping) else getattr(run, name, None)
 
 
-def _moment(run: Any, name: str) -> datetime | None:
+def moment_of(run: Any, name: str) -> datetime | None:
+    """Return a time of a run or a task instance; None: it has none."""
     value = _field(run, name)
     return None if value is None else parse_moment(name, value)

@@ -30,10 +30,10 @@ from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context
+    from airflow.sdk import DAG, Context
 
     from airflow_delayed.hooks.store import DelayedStoreHook
-    from airflow_delayed.store.api import ArmOutcome, Escalation, RunAttempt, TakenBack
+    from airflow_delayed.store.api import ArmOutcome, Escalation, RunAttempt, RunFailure, TakenBack
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,10 @@ class StoreNotifier(BaseNotifier, ABC):
     template_fields: Sequence[str] = ("store_conn_id", "key")
     #: The fields without which the work is done all the same.
     optional_fields: Sequence[str] = ("key",)
+    #: The arguments that are kept for the listener; no body, and no header.
+    kept_arguments: Sequence[str] = ("store_conn_id", "per", "key")
+    #: Whether it stores a message, of which a callback knows more than the listener.
+    stores: bool = False
 
     def __init__(self, *, store_conn_id: str | None, per: Per, key: str | None, context: Context | None) -> None:
         super().__init__(context)
@@ -106,7 +110,7 @@ class StoreNotifier(BaseNotifier, ABC):
             raise
 
     def _call(self, run: CallbackRun, context: Mapping[str, Any] | None) -> Any:
-        store_conn_id, work, conn_ids = self._work(run, _context_of(run) if context is None else context)
+        store_conn_id, work, conn_ids = self._work(run, context_of(run) if context is None else context)
         return calls_of(store_conn_id).call(work, conn_ids)
 
     def _work(
@@ -136,7 +140,7 @@ class StoreNotifier(BaseNotifier, ABC):
         rendered = RenderedFields({name: getattr(self, name) for name in self.template_fields})
         values = cast("dict[str, Any]", rendered.values)
         for name, written in values.items():
-            if not _is_template(written):
+            if not is_template(written):
                 continue
             try:
                 values[name] = self.render_template(written, cast("Any", context), env)
@@ -160,35 +164,30 @@ class StoreNotifier(BaseNotifier, ABC):
     ) -> Callable[[DelayedStoreHook], Any]:
         """Return the work in the store."""
 
+    def check_dag(self, dag: DAG, task_id: str | None, state: str) -> None:
+        """Check whether this is a callback that the DAG can have, when the DAG is parsed.
 
-class DelayedNotifier(StoreNotifier):
-    """Stores a message that is due some time after a failure, unless a :class:`DelayedCancelNotifier` takes it back.
+        :param task_id: the task whose callback it is; None: it is the DAG's.
+        :param state: "success" or "failed".
+        :raises AirflowClusterPolicyViolation: it is not.
+        """
 
-    As ``on_failure_callback`` it escalates what is still red after a delay. The message waits in the store until it is
-    due, whatever the lookahead of the dispatcher is, and can be taken back until then; so it arrives late by the time
-    between two dispatches. While a message of the same notifier waits, a further failure joins it: its due time stays,
-    for what is red goes on being red since the first failure. A failure whose run has succeeded in the meantime stores
-    nothing, in whatever order Airflow makes its callbacks.
+    def kept(self) -> dict[str, Any] | None:
+        """Return this notifier for the listener, as JSON can have it; None: it is of a class of the DAG's author."""
+        if not type(self).__module__.startswith("airflow_delayed."):
+            return None
+        values = {name: getattr(self, name) for name in self.kept_arguments}
+        spans = {name: one.total_seconds() for name, one in values.items() if isinstance(one, timedelta)}
+        return {"class": type(self).__name__, "arguments": {**values, **spans}}
 
-    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``; or ``store_conn_id``, where
-        the destination is a queue table in that database.
-    :param store_conn_id: a SQL connection, in whose store the message waits, until a StoreDispatchOperator with
-        ``conn_id`` in its ``deliver_conn_ids`` dispatches it.
-    :param destination: the queue.
-    :param delay: a timedelta or seconds, counted from the failure: the end of the run; for a task's callback, the end
-        of its last try; for a DeadlineAlert, the deadline.
-    :param value: the body: text, bytes, or a list or dictionary for JSON. By default JSON with ``dag_id``, ``run_id``,
-        ``failed_at`` and more of the failures; the header ``airflow-escalation`` always has these. A DeadlineAlert
-        stores its arguments in the clear in Airflow's database: pass no secret there, see the page "Notifiers" of the
-        documentation.
-    :param headers: text by text.
-    :param per: "run": a success takes back the message of its own run alone. "dag": for a DAG whose later run replaces
-        the earlier one: a success of a scheduled run takes back what older scheduled runs have stored, too; a run that
-        is not scheduled is still by itself. "task": each task instance by itself, for callbacks of tasks.
-    :param key: narrows the runs that belong together, such as ``"{{ params.customer }}"``.
-    :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
-    :raises ValueError: an argument is missing or wrong.
-    """
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any]) -> StoreNotifier:
+        """Return the notifier of :meth:`kept`."""
+        return cls(**kept["arguments"])
+
+
+class MessageNotifier(StoreNotifier, ABC):
+    """The base of the notifiers that store a message; the parameters are those of :class:`DelayedNotifier`."""
 
     template_fields: Sequence[str] = (
         *StoreNotifier.template_fields,
@@ -199,6 +198,8 @@ class DelayedNotifier(StoreNotifier):
         "headers",
     )
     optional_fields: Sequence[str] = (*StoreNotifier.optional_fields, "value", "headers")
+    kept_arguments: Sequence[str] = (*StoreNotifier.kept_arguments, "conn_id", "destination", "delay")
+    stores = True
 
     def __init__(
         self,
@@ -219,8 +220,9 @@ class DelayedNotifier(StoreNotifier):
         self.delay = delay
         self.value = value
         self.headers = headers
-        self._literal = value is not None and not _is_template(value)
-        if not _is_template(delay):
+        self._literal = value is not None and not is_template(value)
+        self._kept_id: str | None = None
+        if not is_template(delay):
             delay_of(delay)
         if context is None:
             # after a deadline an error would lose the escalation
@@ -235,39 +237,24 @@ class DelayedNotifier(StoreNotifier):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ValueError(f"{type(self).__name__}: {name}= must be the id of a connection")
         try:
-            if not _is_template(self.destination):
+            if not is_template(self.destination):
                 _check_destination(self.destination, in_store=self.conn_id == self.store_conn_id)
             if self.value is not None:
                 body_of(self.value)
-            if self.headers is not None and not _is_template(self.headers):
+            if self.headers is not None and not is_template(self.headers):
                 check_headers(self.headers)
         except InvalidMessage as error:
             name = {"body": "value"}.get(error.column, error.column)
             raise ValueError(f"{type(self).__name__}: {name}= {error.problem}") from None
 
-    def arm(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> ArmOutcome:
-        """Do what a callback of this failure does, for 10 seconds at most, and return what became of it.
-
-        :param context: to render the templates with; by default they have the names ``run_id``, ``dag_run`` and ``ti``
-            with what is known of the run.
-        :raises DelayedError: the store refuses, or does not answer in time.
-        """
-        return cast("ArmOutcome", self._call(run, context))
-
     def conn_ids(self, rendered: RenderedFields) -> Sequence[str]:
         """Return the store's connection, and the one that delivers."""
         return (*super().conn_ids(rendered), rendered["conn_id"])
 
-    def work(
-        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
+    def _arming(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields
     ) -> Callable[[DelayedStoreHook], ArmOutcome]:
-        """Return what stores the message."""
-        if "deadline" in context and self._literal:
-            log.warning(
-                "%s: the body of this notifier is no template, and Airflow keeps the arguments of a DeadlineAlert in"
-                " the clear; leave value= out, or write a template that names the place of the content",
-                run,
-            )
+        """Return what stores the message for a failed run."""
         wanted = self._escalation(run, attempt, rendered)
         conn_id, store_conn_id = rendered["conn_id"], rendered["store_conn_id"]
 
@@ -300,9 +287,9 @@ class DelayedNotifier(StoreNotifier):
         except InvalidMessage as error:
             headers = {}
             problems.append(f"headers= {error.problem}")
-        failure = run.described(attempt, conf.get("api", "base_url", fallback="") or "", "; ".join(problems) or None)
+        failure = self._described(run, attempt, rendered, "; ".join(problems) or None)
         named = key_id(("run", "failure"), (attempt.name, run.failure_of(self.per)))
-        beginning = f"{ids_of(attempt.tag)}{self._own_id()}-"
+        beginning = self._beginning(attempt)
         message = DelayedMessage(
             destination=rendered["destination"],
             body=RunFailures([failure], 1).body() if body is None else body,
@@ -313,10 +300,34 @@ class DelayedNotifier(StoreNotifier):
         )
         return Escalation(attempt=attempt, message=message, failure=failure, beginning=beginning)
 
+    def _described(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, problem: str | None
+    ) -> RunFailure:
+        """Return the failure as the message has it."""
+        return run.described(attempt, base_url(), problem)
+
+    def _beginning(self, attempt: RunAttempt) -> str:
+        """Return how the ids of messages begin of which one waits at a time."""
+        return f"{ids_of(attempt.tag)}{self._own_id()}-"
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return this notifier for the listener: without value and headers, and with the id that it has by them."""
+        kept = super().kept()
+        return kept and {**kept, "own_id": self._own_id()}
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any]) -> StoreNotifier:
+        """Return the notifier of :meth:`kept`: its messages have the same ids, and the default body."""
+        made = cls(**kept["arguments"])
+        made._kept_id = kept["own_id"]
+        return made
+
     def _own_id(self) -> str:
         """Return what tells this notifier from others of the DAG: by all arguments, as the author wrote them."""
+        if self._kept_id is not None:
+            return self._kept_id
         written = {name: getattr(self, name) for name in (*self.template_fields, "per")}
-        if not _is_template(self.delay):
+        if not is_template(self.delay):
             written["delay"] = str(delay_of(self.delay))
         return key_id(("notifier",), (json.dumps(written, sort_keys=True, default=repr),))[:8]
 
@@ -346,6 +357,57 @@ class DelayedNotifier(StoreNotifier):
                 wanted = self._escalation(run, attempt, plain)
                 transport.check(wanted.message, wanted.message.due_at)
         return wanted
+
+
+class DelayedNotifier(MessageNotifier):
+    """Stores a message that is due some time after a failure, unless a :class:`DelayedCancelNotifier` takes it back.
+
+    As ``on_failure_callback`` it escalates what is still red after a delay. The message waits in the store until it is
+    due, whatever the lookahead of the dispatcher is, and can be taken back until then; so it arrives late by the time
+    between two dispatches. While a message of the same notifier waits, a further failure joins it: its due time stays,
+    for what is red goes on being red since the first failure. A failure whose run has succeeded in the meantime stores
+    nothing, in whatever order Airflow makes its callbacks.
+
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``; or ``store_conn_id``, where
+        the destination is a queue table in that database.
+    :param store_conn_id: a SQL connection, in whose store the message waits, until a StoreDispatchOperator with
+        ``conn_id`` in its ``deliver_conn_ids`` dispatches it.
+    :param destination: the queue.
+    :param delay: a timedelta or seconds, counted from the failure: the end of the run; for a task's callback, the end
+        of its last try; for a DeadlineAlert, the deadline.
+    :param value: the body: text, bytes, or a list or dictionary for JSON. By default JSON with ``dag_id``, ``run_id``,
+        ``failed_at`` and more of the failures; the header ``airflow-escalation`` always has these. A DeadlineAlert
+        stores its arguments in the clear in Airflow's database: pass no secret there, see the page "Notifiers" of the
+        documentation.
+    :param headers: text by text.
+    :param per: "run": a success takes back the message of its own run alone. "dag": for a DAG whose later run replaces
+        the earlier one: a success of a scheduled run takes back what older scheduled runs have stored, too; a run that
+        is not scheduled is still by itself. "task": each task instance by itself, for callbacks of tasks.
+    :param key: narrows the runs that belong together, such as ``"{{ params.customer }}"``.
+    :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
+    :raises ValueError: an argument is missing or wrong.
+    """
+
+    def arm(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> ArmOutcome:
+        """Do what a callback of this failure does, for 10 seconds at most, and return what became of it.
+
+        :param context: to render the templates with; by default they have the names ``run_id``, ``dag_run`` and ``ti``
+            with what is known of the run.
+        :raises DelayedError: the store refuses, or does not answer in time.
+        """
+        return cast("ArmOutcome", self._call(run, context))
+
+    def work(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
+    ) -> Callable[[DelayedStoreHook], ArmOutcome]:
+        """Return what stores the message."""
+        if "deadline" in context and self._literal:
+            log.warning(
+                "%s: the body of this notifier is no template, and Airflow keeps the arguments of a DeadlineAlert in"
+                " the clear; leave value= out, or write a template that names the place of the content",
+                run,
+            )
+        return self._arming(run, attempt, rendered)
 
 
 class DelayedCancelNotifier(StoreNotifier):
@@ -402,6 +464,11 @@ class DelayedCancelNotifier(StoreNotifier):
         return take_back
 
 
+def base_url() -> str:
+    """Return the address of Airflow for links; empty: it is not configured."""
+    return conf.get("api", "base_url", fallback="") or ""
+
+
 def _report(run: CallbackRun, outcome: str, message_id: str, message: DelayedMessage) -> None:
     texts = {
         "stored": f"{message_id} to {message.destination} is due {message.due_at.isoformat()}",
@@ -412,7 +479,7 @@ def _report(run: CallbackRun, outcome: str, message_id: str, message: DelayedMes
     log.info("%s: %s", run, texts[outcome])
 
 
-def _context_of(run: CallbackRun) -> Mapping[str, Any]:
+def context_of(run: CallbackRun) -> Mapping[str, Any]:
     """Return what templates can name of a run without Airflow's context."""
     names = ("dag_id", "run_id", "run_type", "run_after")
     fields = {name: getattr(run, name) for name in names}
@@ -447,10 +514,10 @@ def _undefined(error: Exception) -> str:
     return str(error) if isinstance(error, UndefinedError) else "look at its template"
 
 
-def _is_template(value: object) -> bool:
+def is_template(value: object) -> bool:
     """Return whether a text, or one in a list or dictionary, is a template."""
     if isinstance(value, Mapping):
-        return any(map(_is_template, (*value, *value.values())))
+        return any(map(is_template, (*value, *value.values())))
     if isinstance(value, list | tuple):
-        return any(map(_is_template, value))
+        return any(map(is_template, value))
     return isinstance(value, str) and ("{{" in value or "{%" in value)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -176,6 +177,12 @@ class StoreCalls:
             return work(hook)
 
     @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Let the calls within the block share one connection, whether or not they follow each other at once."""
+        with self._shared_hook():
+            yield
+
+    @contextmanager
     def _shared_hook(self) -> Iterator[DelayedStoreHook]:
         """Yield the hook of all calls that are at work; the last of them closes it."""
         from airflow_delayed.hooks.store import DelayedStoreHook
@@ -237,7 +244,9 @@ class StoreCalls:
         """Count a call that the store does not answer, and return the error for it."""
         one.is_dropped = True
         self._dropped += 1
-        metrics.count_dropped(self._conn_id)
+        with suppress(Exception):
+            # what counts may be misconfigured, and no callback waits for that
+            metrics.count_dropped(self._conn_id)
         return DelayedError(
             f"connection {self._conn_id!r} did not answer an earlier notifier of this process, and is not asked again"
             f" before {SILENCE:g} seconds are over; {self._dropped} callbacks were dropped for that reason. Look"
@@ -246,8 +255,18 @@ class StoreCalls:
 
 
 _calls: dict[str, StoreCalls] = {}
+#: What a fork has from its parent. It neither uses nor closes that, for the connections are the parent's.
+_inherited: list[object] = []
 
 
 def calls_of(conn_id: str) -> StoreCalls:
     """Return the calls of a store, the same for all notifiers of this process."""
     return _calls.setdefault(conn_id, StoreCalls(conn_id))
+
+
+def _begin_in_fork() -> None:
+    _inherited.append(dict(_calls))
+    _calls.clear()
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)

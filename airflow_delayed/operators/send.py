@@ -18,7 +18,7 @@ from airflow_delayed.addresses import shown
 from airflow_delayed.clock import pause
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError, Interrupted
+from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
@@ -315,16 +315,17 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                 route = arguments.route(context, closing, self.log)
                 if route.store is not None and not self.only_plan:
                     self.stored_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+                unready = reporting.missing_tables(route)
                 began = load_first_try(
                     context,
                     self.clock(),
                     retries=self.retries or 0,
                     new_ids=new_ids,
-                    keep=not self.only_plan,
+                    keep=not self.only_plan and unready is None,
                     deferred=deferred,
-                    store=route.store,
+                    store=route.store if unready is None else None,
                 )
-                if self.cancel_on_kill and not self.only_plan:
+                if self.cancel_on_kill and not self.only_plan and unready is None:
                     from airflow_delayed.operators.withdrawal import Withdrawal
 
                     assert route.store is not None
@@ -332,7 +333,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                     closing.enter_context(self._withdrawal)
                     if self.stopped:
                         self._withdrawal.note_kill()
-                summary = self._execute(context, arguments, began, route, spool)
+                summary = self._execute(context, arguments, began, route, spool, unready)
                 if self._withdrawal is not None and self._withdrawal.killed():
                     raise Interrupted(summary["sent"], summary["stored"], "the task was ended")
         except InputError as error:
@@ -362,7 +363,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             )
 
     def _execute(
-        self, context: Context, arguments: SendArguments, began: FirstTry, route: Route, spool: Spool
+        self,
+        context: Context,
+        arguments: SendArguments,
+        began: FirstTry,
+        route: Route,
+        spool: Spool,
+        unready: TopologyError | None,
     ) -> dict[str, Any]:
         wanted, rules = arguments.rules(context, began.anchor)
 
@@ -379,6 +386,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                 log=self.log,
                 way=arguments.way,
                 stopped=lambda: self.stopped,
+                asks=unready is None,
             )
 
         clock = self.clock
@@ -386,6 +394,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             clock = self._wait(context, arguments, arguments.capped_lead(route, self.log), began, route, read)
         sending = read(clock)
         found = self._preflight(context, arguments, sending, route)
+        if unready is not None:
+            # there are no rows, or the tables were made a moment ago
+            raise unready
         if began.cleared_state and arguments.past_due == "skip" and found.past_due:
             raise InputError(
                 f"{found.past_due:,} rows were due more than {arguments.max_past} before this try, and would be"

@@ -10,14 +10,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException
-from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.errors import DelayedError, InputError, SourceError, TransportUnavailable
+from airflow_delayed.delivery import Clock, Delivery, TopologyReport
+from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
@@ -29,6 +28,11 @@ from airflow_delayed.operators.task_state import FirstTry, earlier_success, load
 from airflow_delayed.route import Route
 from airflow_delayed.sources.paths import file_system
 from airflow_delayed.spark.reporting import check_manifest
+
+try:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+except ModuleNotFoundError:
+    raise MissingExtra("DelayedSparkSendOperator", "apache-airflow-providers-apache-spark", "spark") from None
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -294,20 +298,20 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         :return: whether all could be seen from here.
         """
         seen = True
+        reports: dict[str, TopologyReport] = {}
         destinations = [arguments.destination] if arguments.destination else []
         transports: list[tuple[str, Delivery, list[str]]] = [(arguments.conn_id, route.delivery, destinations)]
         if arguments.store_conn_id and route.store is not None:
             transports.append((arguments.store_conn_id, route.store, []))
         for conn_id, transport, names in transports:
             try:
-                report = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
+                reports[conn_id] = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 seen = False
-                continue
             finally:
                 transport.close()
-            reporting.require_ready(conn_id, report)
+        reporting.require_ready(reports)
         return seen
 
     def _submit(
@@ -324,7 +328,15 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
             file = FILE
         self.application = job.__file__
         self.application_args = arguments.application_arguments(context, began, manifest, connections_file=file)
-        super().execute(context)
+        try:
+            super().execute(context)
+        except FileNotFoundError as error:
+            # the provider alone brings a Spark that can only talk to another one
+            raise DelayedError(
+                f"Spark cannot be started on this worker, which has no {error.filename}: pip install"
+                " 'apache-airflow-providers-apache-spark[pyspark]', or name the worker's own in the extra spark-binary"
+                f" of connection {self._conn_id!r}"
+            ) from error
 
     def _read(self, manifest: str) -> Mapping[str, Any]:
         fs, path = file_system(manifest)

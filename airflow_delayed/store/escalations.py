@@ -39,7 +39,7 @@ from airflow_delayed.store.enqueue import enqueue_rows, known, message_rows
 from airflow_delayed.store.filters import BOTH, MessageFilter
 from airflow_delayed.store.jobs import StoreJobs
 from airflow_delayed.store.outcomes import Outcome, Outcomes
-from airflow_delayed.store.records import check_queue_name, insert_new_rows, to_message, to_row
+from airflow_delayed.store.records import check_queue_name, delivered_by, insert_new_rows, to_message, to_row
 from airflow_delayed.store.schema import Tables
 
 #: The header with the failures: JSON, an object with their number ("failures") and the newest of them ("latest").
@@ -151,7 +151,8 @@ class RunFailures:
         """Return those of a message's headers; none if the header is missing or malformed: any success ends them."""
         try:
             plain = json.loads(headers[HEADER])
-            return cls([RunFailure.of(one) for one in plain["latest"]], int(plain["failures"]))
+            latest = [RunFailure.of(one) for one in plain["latest"]]
+            return cls(latest, int(plain["failures"])) if latest else cls()
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InvalidMessage):
             return cls()
 
@@ -274,7 +275,7 @@ def _arm(
     joined = _mark_id("failure", message.message_id)
     if known(connection, tables, [message.message_id]) or _marks(connection, tables, [joined]):
         return ArmOutcome.KNOWN, message.message_id
-    for waiting in _lock_waiting(connection, tables, wanted, now):
+    for waiting in _lock_waiting(connection, tables, wanted, deliver_conn_id, now):
         failures = RunFailures.of(waiting.headers)
         _rewrite(connection, tables.messages, waiting, failures, failures.and_also(wanted.failure), deliver_conn_id)
         _insert_marks(connection, tables, [joined], now)
@@ -384,11 +385,17 @@ def _marks(
 # messages
 
 
-def _lock_waiting(connection: Connection, tables: Tables, wanted: Escalation, now: datetime) -> list[DelayedMessage]:
-    """Lock and return the messages of the same notifier that wait and can be taken back, the first by due time."""
-    table = tables.messages
+def _lock_waiting(
+    connection: Connection, tables: Tables, wanted: Escalation, deliver_conn_id: str | None, now: datetime
+) -> list[DelayedMessage]:
+    """Lock and return the messages of the same notifier that wait and can be taken back, the first by due time.
+
+    A notifier whose templates name another destination for another failure has a message for each of them.
+    """
+    table, message = tables.messages, wanted.message
     own = table.c.Id.startswith(wanted.beginning, autoescape=True)
-    found = select(table.c.Id).where(table.c.Tag == wanted.attempt.tag, own, table.c.Time > now)
+    same = (table.c.Destination == message.destination, delivered_by(table, deliver_conn_id))
+    found = select(table.c.Id).where(table.c.Tag == message.tag, own, *same, table.c.Time > now)
     locked = _lock(connection, tables, table, found, now)
     free = [message for message, _, leased in locked if not leased and message.due_at > now]
     return sorted(free, key=lambda message: message.due_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage, event_payload
+from airflow_delayed.rabbitmq.transport import require_client
 from airflow_delayed.triggers.message_stream import (
     BODY_LIMIT,
     PAUSE,
@@ -14,6 +14,9 @@ from airflow_delayed.triggers.message_stream import (
     MessageProducer,
     MessageStreamTrigger,
 )
+
+require_client()
+from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage, event_payload  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.triggers.shared_stream import AdvanceOutcome

@@ -21,6 +21,7 @@ from support.standing import give_up, mark_dispatched
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import key_id
 from airflow_delayed.store.schema import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -114,6 +115,18 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     columns = delayed("list", "m3", "-o", "plain").out.split()
     assert ["deliver_conn_id" in columns, "broker" in columns] == [True, True]
     assert delayed("dispatchers", "-o", "json").rows == []
+
+
+def test_a_message_is_found_by_the_columns_of_its_id(hook: DelayedStoreHook, delayed):
+    ids = [key_id(["order_id"], [value]) for value in (1001, 1002)]
+    hook.send(message(name, LATER) for name in ids)
+    (known,) = delayed("get", "order_id=1001", "-o", "json").rows
+    assert known["message_id"] == ids[0]
+    rows = delayed("list", "order_id=1001", "order_id=1002", "m0", "-o", "json").rows
+    assert {one["message_id"] for one in rows} == {*ids, "m0"}
+    # never all of them
+    assert delayed("list", "order_id=1003", "-o", "json").rows == []
+    assert "has no message order_id=1003" in delayed("get", "order_id=1003").err
 
 
 @pytest.mark.parametrize("output", ["table", "plain"])
@@ -285,6 +298,9 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
             "airflow_delayed",
             "airflow_delayed.cli",
             "airflow_delayed.cli.definition",
+            # which imports nothing else
+            "airflow_delayed.notifications",
+            "airflow_delayed.notifications.dag_policy",
             "airflow_delayed.provider_info",
         ],
     }

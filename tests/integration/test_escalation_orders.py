@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from itertools import permutations, product
+from random import Random
+from threading import Barrier
 from typing import NamedTuple
 
 import pytest
-from support.stores import Store, on_postgres_too
+from support.lengths import length
+from support.stores import DATABASES, Store, on_postgres_too
 from support.stores import plain_store_fixture as plain_store_fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -146,3 +150,23 @@ def test_a_message_waits_for_what_is_red_in_whatever_order_callbacks_come(
         for one in every if number % 10 == 0 else ():
             scene.call(one)
             assert scene.named(tag) == (named, due), every
+
+
+@pytest.mark.parametrize("store", DATABASES, indirect=True)
+def test_callbacks_at_the_same_moment_end_as_in_any_order(store: Store) -> None:
+    hook = store.installed()
+    chance = Random(31)
+    with ThreadPoolExecutor(9) as pool:
+        for number in range(length("histories of nine callbacks at once", 6, 100)):
+            every = [Attempt(run, count, chance.random() < 0.6) for run in range(3) for count in range(3)]
+            chance.shuffle(every)
+            scene, begin = Scene(hook, f"dag{number}", replaces=True), Barrier(len(every))
+
+            def call(one: Attempt, scene: Scene = scene, begin: Barrier = begin) -> None:
+                begin.wait()
+                scene.call(one)
+
+            list(pool.map(call, every))
+            red = [one for one in every if one.red and not any(other.ends(one, replaces=True) for other in every)]
+            named, _ = scene.named(scene.dag_id)
+            assert sorted(named) == sorted((one.run, one.ended) for one in red), every

@@ -104,6 +104,29 @@ def test_a_success_that_comes_before_its_failure_s_callback_ends_it(reachable: S
     assert etl.waiting == [50]
 
 
+def test_a_scheduled_run_that_a_backfill_plays_again_ends_its_own_failure(etl: Etl) -> None:
+    """Airflow clears the same run, and makes its type that of the backfill."""
+    etl.red("1", 0)
+    etl.green("1", 5, kind="backfill", lasted=2)
+    assert etl.waiting == []
+    etl.red("2", 10)
+    etl.red("2", 15, kind="backfill", lasted=2)
+    etl.green("2", 20, kind="backfill", lasted=2)
+    assert etl.waiting == []
+
+
+def test_a_deadline_that_passed_before_its_run_had_begun_is_ended_by_its_success(etl: Etl) -> None:
+    run = {"dag_id": "etl", "dag_run_id": "a", "run_type": "manual", "start_date": None, "end_date": None}
+    missed = {"id": "0199", "deadline_time": etl.began}
+    etl.on_failure({"dag_run": run, "deadline": missed})
+    assert etl.waiting == [30]
+    etl.green("a", 5, kind="manual")
+    assert etl.waiting == []
+    # the triggerer stood still meanwhile
+    etl.on_failure({"dag_run": {**run}, "deadline": {**missed, "id": "0200"}})
+    assert etl.waiting == []
+
+
 def test_a_failure_whose_start_airflow_does_not_pass_is_not_lost(etl: Etl) -> None:
     etl.green("a", 5)
     etl.on_failure({"dag": etl.dag, "run_id": "a", "reason": "timed_out"})
@@ -213,6 +236,19 @@ def test_what_is_past_due_or_on_its_way_is_not_joined(etl: Etl) -> None:
 
     etl.dispatch(40, Sending())
     assert (etl.waiting, etl.stands_for) == ([41], [["5"]])
+
+
+def test_a_failure_for_another_desk_has_a_message_of_its_own(reachable: Store, broker: str) -> None:
+    etl = of(reachable, per="run")
+    notifier = etl.notifier(destination="desk-{{ ti.task_id }}")
+    for minutes, task in enumerate(("extract", "billing", "extract")):
+        etl.red("a", minutes, notifier, task=task)
+    assert [(one.destination, found["failures"]) for one, found in zip(etl.hook.list(), etl.headers, strict=True)] == [
+        ("desk-extract", 2),
+        ("desk-billing", 1),
+    ]
+    etl.green("a", 5)
+    assert etl.waiting == []
 
 
 def test_two_notifiers_that_differ_in_anything_store_both(reachable: Store, broker: str) -> None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.etl import arm, take_back
 from support.stores import Store, Transport, message, run_sql
 
 from airflow_delayed.errors import DelayedError
@@ -20,6 +21,7 @@ from airflow_delayed.identity import Origin
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
 USERS = ("installer", "sender", "dispatcher", "editor", "viewer")
 
 
@@ -203,6 +205,16 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     list(job)
     assert [one.stopped_by for one in viewing.jobs()] == ["editor"]
     assert len(list(viewing.audit())) == 10
+
+
+def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
+    world.before()
+    world.store("installer").hook().install([])
+    world.after()
+    sending, editing = world.store("sender").hook(), world.store("editor").hook()
+
+    assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
+    assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
 
 
 def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):

@@ -14,9 +14,11 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
-from support.stores import Store, Transport
+from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
+from support.stores import Store, Transport, message
 
 HALF_AN_HOUR = timedelta(minutes=30)
 HEADER = "airflow-escalation"
@@ -108,6 +110,25 @@ class Etl:
         dispatcher.once()
         dispatcher.close()
         return [one.body for one in transport.sent]
+
+
+def _attempt(started_at: datetime) -> RunAttempt:
+    return RunAttempt(name="d/r", run_id="r", tag="notifier:d/r", started_at=started_at)
+
+
+def arm(store: DelayedStoreHook, started_at: datetime) -> str:
+    """Arm for a failure of an attempt, without a notifier, and return what became of it."""
+    failure = RunFailure(dag_id="d", run_id="r", started_at=started_at, failed_at=started_at)
+    due = utcnow() + HALF_AN_HOUR
+    due = message(f"e-{started_at.timestamp()}", due, tag="notifier:d/r")
+    wanted = Escalation(attempt=_attempt(started_at), message=due, failure=failure, beginning="e-")
+    origin = Origin(dag_id="d", run_id="r", task_id="")
+    return store.arm(wanted, deliver_conn_id="broker", origin=origin)[0].value
+
+
+def take_back(store: DelayedStoreHook, started_at: datetime) -> int:
+    """Take back for a success of an attempt, and return how many messages were cancelled."""
+    return store.take_back(_attempt(started_at), actor="d").outcomes.changed
 
 
 @pytest.fixture(name="broker")

@@ -49,6 +49,7 @@ GROUPS = {
         "tests/integration/test_docs_store.py",
         "tests/integration/test_docs_store_nservicebus.py",
         "tests/integration/test_docs_testing.py",
+        "tests/integration/test_escalation_example.py",
         "tests/integration/test_install_topology_dag.py",
         "tests/integration/test_links.py",
         "tests/integration/test_metrics.py",

@@ -106,6 +106,14 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
     return execute
 
 
+def test_a_worker_without_spark(run, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    connect("spark_default", conn_type="spark", host="local[1]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    operator = DelayedSparkSendOperator(**MINIMAL, clock=lambda: NOW)
+    with pytest.raises(DelayedError, match=r"this worker, which has no spark-submit: pip install '[a-z-]*\[pyspark\]'"):
+        operator.execute(context())
+
+
 def test_the_job_gets_what_the_arguments_say(run) -> None:
     result, hook = run(
         destination="mail",
