@@ -179,7 +179,7 @@ def test_what_is_given_up_goes_to_the_error_destination_through_its_own_connecti
     assert copy.headers["x"] == "1"
     assert copy.headers["NServiceBus.FailedQ"] == "gone"
     assert copy.headers["NServiceBus.ExceptionInfo.Message"] == "connection 'broker' has no destination gone; make it"
-    assert store.past(hook) == {"a": "dispatched", "b": "dispatched"}
+    assert store.past(hook) == {"a": "dead-lettered", "b": "dispatched"}
 
 
 def test_what_is_given_up_when_the_connection_is_lost_goes_to_the_error_destination_later(store: Store):
