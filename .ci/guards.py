@@ -46,7 +46,7 @@ TEST_DOORS = {
     "cli": "*",
     "decorators": "*",
     "hooks": "*",
-    "notifications": "notifiers",
+    "notifications": "callback_run listener missed_run notifiers store_calls",
     "operators": "change custom_dispatch dispatch send spark spark_connections topology",
     "rabbitmq": "bridge consumer levels publisher topology transport",
     "sensors": "*",

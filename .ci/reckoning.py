@@ -50,10 +50,13 @@ def consuming(queue: str, endpoint: str, folder: Path) -> Iterator[Consumer]:
 
 def computed(folder: Path) -> dict[str, float]:
     """Return when each reminder in a folder of Parquet files is due (seconds since 1970), by its body."""
-    import pyarrow.dataset
+    import pyarrow as pa
+    import pyarrow.parquet
 
-    rows = pyarrow.dataset.dataset(folder, format="parquet").to_table(columns=["value", "due_at"]).to_pylist()
-    due = {row["value"]: row["due_at"].timestamp() for row in rows}
+    rows = pyarrow.parquet.read_table(folder, columns=["value", "due_at"], coerce_int96_timestamp_unit="us")
+    # of Spark's timestamps pyarrow reads UTC, and no time zone
+    moments = rows["due_at"].cast(pa.timestamp("us", tz="UTC")).to_pylist()
+    due = {value: moment.timestamp() for value, moment in zip(rows["value"].to_pylist(), moments, strict=True)}
     if len(due) != len(rows):
         raise ValueError(f"{folder} has {len(rows) - len(due)} reminders that say the same")
     return due

@@ -13,6 +13,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    AirflowTaskTimeout,
     TaskDeferred,
     conf,
 )
@@ -37,10 +38,12 @@ __all__ = [
     "AirflowFailException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
+    "AirflowTaskTimeout",
     "NeedsAirflow",
     "TaskDeferred",
     "TryStates",
     "conf",
+    "core_timetable",
     "limits",
     "stats",
 ]
@@ -99,6 +102,16 @@ class TryStates(dict[str, Any]):
     def delete(self, key: str) -> None:
         """Delete a value."""
         self.pop(key, None)
+
+
+def core_timetable(dag: Any) -> Any:
+    """Return the timetable of a DAG as the scheduler has it, which computes the times of runs."""
+    try:
+        from airflow.serialization.encoders import coerce_to_core_timetable
+    except ImportError:
+        # Airflow 3.1, where a DAG's file has the scheduler's
+        return dag.timetable
+    return coerce_to_core_timetable(dag.timetable)
 
 
 def stats() -> Any:

@@ -144,6 +144,11 @@ def page_home_card() -> bool:
     return _switch("page_home_card")
 
 
+def listener() -> bool:
+    """Return whether notifiers hear of states that a person sets, and of callbacks that were lost."""
+    return _switch("listener")
+
+
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
     return _switch("sqlite_on_shared_disk")
@@ -166,7 +171,8 @@ def _span(option: str) -> timedelta:
     try:
         return delay_of(text, option)
     except (InvalidMessage, OverflowError):
-        raise InvalidOption(option, text, "give a number of seconds, 0 or more") from None
+        advice = "give a number of seconds, 0 or more, or an ISO 8601 duration such as PT10M"
+        raise InvalidOption(option, text, advice) from None
 
 
 def _names(option: str) -> tuple[str, ...]:

@@ -75,6 +75,16 @@ class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 
 
+class NullCriterion(InputError):
+    """A criterion of a filter was passed, and is None."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}= is None, which would select more messages, so nothing is changed: did a template, another task,"
+            f" or a column of a row return nothing? To select whatever the {name} is, leave {name}= out"
+        )
+
+
 class InvalidMessage(InputError):
     """A message breaks a rule. ``column`` is the wrong field."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
@@ -21,8 +21,12 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
+from airflow_delayed.criteria import UNSET, passed
 from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds, parse_moment
+
+#: How the tags of messages of DelayedNotifier and MissedRunNotifier begin.
+NOTIFIER, MISSED_RUN = "notifier:", "missed-run:"
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
@@ -238,9 +242,10 @@ _ORIGIN = b"delayed origin 1"
 class Origin:
     """The run of a task that a message comes from; all tries of it are one.
 
+    :param task_id: empty for a message about the DAG's run itself.
     :param map_index: -1 for a task that is not mapped.
     :param iteration: of a task loop, counted from 1; None outside of loops.
-    :raises ValueError: a name is empty or has over 250 characters.
+    :raises ValueError: another name is empty, or one has over 250 characters.
     """
 
     dag_id: str
@@ -252,7 +257,7 @@ class Origin:
     def __post_init__(self) -> None:
         for name in ("dag_id", "run_id", "task_id"):
             value = getattr(self, name)
-            if not 0 < len(value) <= MAX_NAME or "\0" in value:
+            if not (name == "task_id" or value) or len(value) > MAX_NAME or "\0" in value:
                 raise ValueError(f"{name} must have 1 to {MAX_NAME} characters, none of them null")
 
     @property
@@ -272,9 +277,16 @@ class SentBy:
     """A filter of runs of tasks: all those of a DAG, or only those with the given names.
 
     :param map_index: -1 for a task that is not mapped.
+    :raises NullCriterion: a parameter was passed and is None; one that was not passed is None afterwards.
     """
 
     dag_id: str
-    run_id: str | None = None
-    task_id: str | None = None
-    map_index: int | None = None
+    run_id: str | None = UNSET  # type: ignore[assignment]
+    task_id: str | None = UNSET  # type: ignore[assignment]
+    map_index: int | None = UNSET  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in fields(self)]
+        criteria = passed(**{name: getattr(self, name) for name in names})
+        for name in names:
+            object.__setattr__(self, name, criteria.get(name))

@@ -16,7 +16,7 @@ from typing import Any
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
-from airflow_delayed.errors import DelayedError, one_line
+from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
@@ -37,14 +37,16 @@ COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "t
 def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
     with _store(args) as store:
-        ids = [name for text in args.message_id for name in _ids(store, text)] or None
+        selection = _selection(args)
+        if "ids" in selection:
+            selection["ids"] = [name for text in selection["ids"] for name in _ids(store, text)]
         if set(args.state or ()) & set(LEFT):
-            page = store.page(**_filter(args), ids=ids, limit=args.limit or _ALL, after=args.after)
+            page = store.page(**selection, limit=args.limit or _ALL, after=args.after)
             show([asdict(one) for one in page.remembered], args.output, LEFT_COLUMNS)
             if page.next:
                 print(f"There may be more: --after {page.next}", file=sys.stderr)
             return
-        found = list(store.list(**_filter(args), ids=ids, limit=args.limit or None, after=args.after))
+        found = list(store.list(**selection, limit=args.limit or None, after=args.after))
         rows = [asdict(one) for one in found]
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
@@ -74,9 +76,7 @@ def counts_(args: Namespace) -> None:
     """``airflow delayed counts``."""
     with _store(args) as store:
         found = store.counts(
-            tag=args.tag,
-            destination=args.destination,
-            deliver_conn_id=args.deliver_conn_id,
+            **_texts(args),
             overdue=timedelta(seconds=args.overdue),
             hours=args.hours,
             by_destination=args.by_destination,
@@ -95,7 +95,7 @@ def counts_(args: Namespace) -> None:
 def cancel_(args: Namespace) -> None:
     """``airflow delayed cancel``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.cancel(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.cancel(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -104,7 +104,7 @@ def restore_(args: Namespace) -> None:
     with _store(args) as store:
 
         def work(**options: Any) -> Outcomes:
-            return store.restore(args.message_id or None, overdue_ok=args.overdue_ok, **_filter(args), **options)
+            return store.restore(overdue_ok=args.overdue_ok, **_selection(args), **options)
 
         _change(args, work)
 
@@ -116,7 +116,7 @@ def reschedule_(args: Namespace) -> None:
         due_at = None if args.due_at is None else parse_moment("--due-at", args.due_at)
 
         def work(**options: Any) -> Outcomes:
-            return store.reschedule(args.message_id or None, due_at, delay=args.delay, **_filter(args), **options)
+            return store.reschedule(due_at=due_at, delay=args.delay, **_selection(args), **options)
 
         _change(args, work)
 
@@ -125,7 +125,7 @@ def reschedule_(args: Namespace) -> None:
 def retry_(args: Namespace) -> None:
     """``airflow delayed retry``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.retry(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.retry(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -140,7 +140,7 @@ def purge_(args: Namespace) -> None:
 def erase_(args: Namespace) -> None:
     """``airflow delayed erase``."""
     with _store(args) as store:
-        _change(args, lambda **options: store.erase(args.message_id or None, **_filter(args), **options))
+        _change(args, lambda **options: store.erase(**_selection(args), **options))
 
 
 @suppress_logs_and_warning
@@ -251,6 +251,43 @@ def _rate(text: str) -> tuple[str, float | None]:
 
 
 @suppress_logs_and_warning
+def arm_(args: Namespace) -> None:
+    """``airflow delayed arm``."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.cli import get_bagged_dag
+
+    from airflow_delayed.compat import AirflowException
+    from airflow_delayed.notifications.dag_notifiers import notifiers_of
+    from airflow_delayed.notifications.missed_run import MissedRunNotifier
+
+    # as Airflow's own commands: connections are those of its database too
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    try:
+        model = DagModel.get_dagmodel(args.dag_id)
+        if model is None:
+            raise SystemExit(f"Airflow's database has no DAG {args.dag_id!r}: has the DAG processor read its file?")
+        dag = get_bagged_dag([model.bundle_name], args.dag_id)
+        found = [one for _, _, one in notifiers_of(dag) if isinstance(one, MissedRunNotifier)]
+        if not found:
+            raise SystemExit(f"DAG {args.dag_id!r} has no MissedRunNotifier as its on_success_callback.")
+        armed = [one.arm_first(dag, model.next_dagrun_create_after, args.key) for one in found]
+    except (DelayedError, ValueError, AirflowException) as error:
+        raise SystemExit(str(error)) from None
+    names = ("outcome", "message_id", "due_at")
+    show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
+    if model.is_paused:
+        print(
+            f"DAG {args.dag_id!r} is paused: its message is delivered unless it is unpaused and ends well by then",
+            file=sys.stderr,
+        )
+    for conn_id in dict.fromkeys(str(one.store_conn_id) for one in found):
+        with closing(DelayedStoreHook(conn_id)) as store:
+            for finding in store.health():
+                if finding.code == "no-service":
+                    print(finding, file=sys.stderr)
+
+
+@suppress_logs_and_warning
 def upgrade_(args: Namespace) -> None:
     """``airflow delayed upgrade``."""
     with _store(args) as store:
@@ -272,14 +309,41 @@ def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
         raise SystemExit(str(error)) from None
 
 
-def _filter(args: Namespace) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in ("tag", "destination", "deliver_conn_id")}
+def _selection(args: Namespace) -> dict[str, Any]:
+    """Return the ids and the criteria of the filter, without those whose option is absent.
+
+    :raises InputError: an option or an id is empty, as a variable of the shell may be that was never set.
+    """
+    selection = _texts(args)
     for name in ("due_from", "due_until"):
+        if (text := getattr(args, name)) is not None:
+            selection[name] = parse_moment(_option(name), text)
+    if getattr(args, "state", None) is not None:
+        selection["state"] = args.state
+    if args.message_id:
+        if not all(args.message_id):
+            raise InputError("an id of a message is empty, so nothing is changed: is a variable of the shell not set?")
+        selection["ids"] = args.message_id
+    return selection
+
+
+def _texts(args: Namespace) -> dict[str, Any]:
+    """Return the criteria that are texts."""
+    texts: dict[str, Any] = {}
+    for name in ("tag", "destination", "deliver_conn_id"):
         text = getattr(args, name)
-        given[name] = None if text is None else parse_moment(f"--{name.replace('_', '-')}", text)
-    if hasattr(args, "state"):
-        given["state"] = args.state
-    return given
+        if text is not None and not text.strip():
+            raise InputError(
+                f"{_option(name)} is empty, so nothing is changed: is a variable of the shell not set? To select"
+                f" whatever the {name} is, leave {_option(name)} out"
+            )
+        if text is not None:
+            texts[name] = text
+    return texts
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:

@@ -64,7 +64,7 @@ _OVERDUE = Arg(
 _HOURS = Arg(("--hours",), help="Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
 _BY_DESTINATION = Arg(("--by-destination",), help="Count by destination, which reads all rows", action="store_true")
 _DUE_AT = Arg(("--due-at",), help="The new due time: 2026-01-31T09:30:00+01:00")
-_DELAY = Arg(("--delay",), help="Due in so many seconds from now, instead of --due-at", type=float)
+_DELAY = Arg(("--delay",), help="Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
 _OLDER_THAN = Arg(("--older-than",), help="Only messages in that state for more days", type=float, required=True)
 _REASON = Arg(
     ("--reason",),
@@ -169,6 +169,8 @@ _REDRIVE = Arg(("--redrive",), help="Send on what is parked, once its cause is r
 _CHECK = Arg(("--dry-run",), help="Change nothing; show what is there, missing or wrong, and end", action="store_true")
 _BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
 
+_DAG_ID = Arg(("dag_id",), help="The DAG")
+_KEY = Arg(("--key",), help="In place of the notifier's own key, which a run's params may make")
 _INSTALLED = Arg(("--conn-id",), help="The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
 _QUEUE = Arg(
     ("--queue",), help="A destination to make if it is missing, in a store a queue table; also several", action="append"
@@ -258,6 +260,13 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
+                ),
+                _command(
+                    "arm",
+                    "Let the message wait that a MissedRunNotifier has about a DAG's next run",
+                    (_DAG_ID, _KEY, *_SHOWN),
+                    "It is delivered unless a run ends well in time; each good end lets the next one wait. Run it once"
+                    " for a new DAG, and after a message was cancelled or a schedule changed.",
                 ),
                 ActionCommand(
                     name="install",

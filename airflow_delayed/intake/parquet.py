@@ -97,7 +97,8 @@ class ParquetFiles(FileSource):
                 check_footer(file, handle)
                 # Spark's INT96 as nanoseconds would wrap around in the year 2262
                 yield handle, pq.ParquetFile(handle, coerce_int96_timestamp_unit="us")
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+            # a column's name may be no text
             text = without_secrets(str(error), file.path)
             raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
 

@@ -54,6 +54,7 @@ _AGREED = pa.scalar(datetime(1900, 1, 1, tzinfo=UTC), pa.timestamp("us", tz="UTC
 _BEFORE_1900 = (
     "is before 1900, in a file whose times are of an old calendar or may be (Spark's rebase mode LEGACY, or a Spark"
     " before 3.1); write it with Spark 3.1 or later and spark.sql.parquet.int96RebaseModeInWrite=CORRECTED"
+    " (for TIMESTAMP_MICROS datetimeRebaseModeInWrite)"
 )
 
 

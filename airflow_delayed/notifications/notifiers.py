@@ -6,47 +6,72 @@ or by the executor (sync). None of these fails a task, so an error is logged and
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from airflow.sdk import BaseNotifier
 
 from airflow_delayed import delivery
-from airflow_delayed.errors import InputError, explained
+from airflow_delayed.compat import conf
+from airflow_delayed.errors import InputError, InvalidMessage, LimitExceeded, explained
 from airflow_delayed.identity import key_id
 from airflow_delayed.intake.rows import body_of
-from airflow_delayed.message import DelayedMessage, delay_of, due_after
-from airflow_delayed.notifications.callback_run import CallbackRun, ids_of
+from airflow_delayed.message import DelayedMessage, check_headers, check_text, delay_of, due_after
+from airflow_delayed.notifications.callback_run import CallbackRun, Per, ids_of
+from airflow_delayed.notifications.store_calls import calls_of
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context
+    from airflow.sdk import DAG, Context
 
     from airflow_delayed.hooks.store import DelayedStoreHook
+    from airflow_delayed.store.api import ArmOutcome, Escalation, RunAttempt, RunFailure, TakenBack
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a notifier takes at most: Airflow ends the process of a DAG's callbacks after 50.
-SECONDS = 10.0
-#: The states of a message that failed for good or expired: it does not stand for a later failure.
-GIVEN_UP = ("failed", "expired")
+
+@dataclass(frozen=True, slots=True)
+class RenderedFields:
+    """The template fields of a notifier for one run.
+
+    :param problems: of the fields that could not be rendered, and are None.
+    """
+
+    values: Mapping[str, Any]
+    problems: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
 
 
 class StoreNotifier(BaseNotifier, ABC):
     """The base of the notifiers: work in a store, by a thread that is waited for at most 10 seconds.
 
+    One notifier may be called for several runs at once: its fields stay as the DAG's author wrote them.
+
     :param store_conn_id: the SQL connection of the store.
-    :param per: "dag": a success of any run takes back the messages of all runs; "run": only of the same run.
+    :param per: "run", "dag" or "task".
+    :param key: narrows the runs that belong together; rendered.
     :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
     """
 
-    def __init__(self, *, store_conn_id: str | None, per: Literal["dag", "run"], context: Context | None) -> None:
+    template_fields: Sequence[str] = ("store_conn_id", "key")
+    #: The fields without which the work is done all the same.
+    optional_fields: Sequence[str] = ("key",)
+    #: The arguments that are kept for the listener; no body, and no header.
+    kept_arguments: Sequence[str] = ("store_conn_id", "per", "key")
+    #: Whether it stores a message, of which a callback knows more than the listener.
+    stores: bool = False
+
+    def __init__(self, *, store_conn_id: str | None, per: Per, key: str | None, context: Context | None) -> None:
         super().__init__(context)
         if store_conn_id is None:
             raise ValueError(
@@ -54,102 +79,127 @@ class StoreNotifier(BaseNotifier, ABC):
                 " once, and nobody could take it back. Install the store's tables there (TopologyInstallOperator), and"
                 " let a StoreDispatchOperator run"
             )
-        if per not in ("dag", "run"):
-            raise ValueError(f"per={per!r} is neither 'dag' nor 'run'")
+        if per not in get_args(Per):
+            raise ValueError(f"per={per!r} is none of {', '.join(map(repr, get_args(Per)))}")
+        if key is not None and (not isinstance(key, str) or not key):
+            raise ValueError(f"key={key!r} must be text that is not empty, such as '{{{{ params.customer }}}}'")
         self.store_conn_id = store_conn_id
         self.per = per
-        self._templates: dict[str, Any] | None = None
+        self.key = key
 
     def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
-        """Render the fields as the DAG's author wrote them: Airflow calls one notifier for several runs."""
-        if self._templates is None:
-            self._templates = {name: getattr(self, name) for name in self.template_fields}
-        for name, template in self._templates.items():
-            setattr(self, name, template)
-        if jinja_env is None and not hasattr(context.get("dag"), "get_template_env"):
-            # a deadline has no DAG, and dag.test() passes the scheduler's
-            jinja_env = self.get_template_env()
-        super().render_template_fields(context, jinja_env)
+        """Do nothing: the fields are rendered for each run, and kept as their author wrote them."""
 
     def notify(self, context: Context) -> None:
         """Do the work, for 10 seconds at most; Airflow's ``__call__`` logs what is raised.
 
         :raises DelayedError: the store refuses, or does not answer in time.
         """
-        from airflow_delayed.hooks.store import result_of
-
-        self._look_up()
-        answer = self._begin(context)
-        wait([answer], SECONDS)
-        result_of(answer, SECONDS, self.store_conn_id)
+        self._call(CallbackRun.of(context), context)
 
     async def async_notify(self, context: Context) -> None:
         """Do the work, for 10 seconds at most, and log what is raised.
 
         :raises DelayedError: the store refuses, or does not answer in time.
         """
-        from airflow_delayed.hooks.store import in_thread, result_of
-
         try:
-            await asyncio.wrap_future(in_thread(self._look_up))
-            answer = self._begin(context)
-            waiting = asyncio.wrap_future(answer)
-            # else asyncio would log that nobody asked for an error that came too late
-            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait([waiting], timeout=SECONDS)
-            result_of(answer, SECONDS, self.store_conn_id)
+            store_conn_id, work, conn_ids = self._work(CallbackRun.of(context), context)
+            await calls_of(store_conn_id).call_async(work, conn_ids)
         except Exception as error:
             log.error("Failed to send notification (async): %s", explained(error))
             raise
 
-    def _look_up(self) -> None:
-        """Let Airflow find the connections before the time begins.
+    def _call(self, run: CallbackRun, context: Mapping[str, Any] | None) -> Any:
+        store_conn_id, work, conn_ids = self._work(run, context_of(run) if context is None else context)
+        return calls_of(store_conn_id).call(work, conn_ids)
 
-        The DAG processor makes an API of its own for the first one, which took 20 seconds on a busy machine.
-        """
-        for conn_id in self.conn_ids():
-            delivery.type_of(conn_id)
+    def _work(
+        self, run: CallbackRun, context: Mapping[str, Any]
+    ) -> tuple[str, Callable[[DelayedStoreHook], Any], Sequence[str]]:
+        """Return the store, the work in it and the connections that the work needs."""
+        rendered = self.rendered(context)
+        # without its key a run is by itself
+        alone = self.per == "dag" and self.key is not None and rendered["key"] is None
+        attempt = run.attempt("run" if alone else self.per, rendered["key"])
+        for problem in rendered.problems:
+            log.warning("%s: %s", run, problem)
+        return rendered["store_conn_id"], self.work(run, attempt, rendered, context), self.conn_ids(rendered)
 
-    def conn_ids(self) -> Sequence[str]:
+    def conn_ids(self, rendered: RenderedFields) -> Sequence[str]:
         """Return the connections that the work needs."""
-        return (self.store_conn_id,)
+        return (rendered["store_conn_id"],)
 
-    def _begin(self, context: Context) -> Future[None]:
-        from airflow_delayed.hooks.store import in_thread
+    def rendered(self, context: Mapping[str, Any]) -> RenderedFields:
+        """Return the fields for one run.
 
-        return in_thread(lambda: self.work(context))
+        :raises InputError: a field without which nothing can be done cannot be rendered.
+        """
+        dag: Any = context.get("dag")
+        # a deadline has no DAG, and dag.test() passes the scheduler's
+        env = self.get_template_env(dag if hasattr(dag, "get_template_env") else None)
+        rendered = RenderedFields({name: getattr(self, name) for name in self.template_fields})
+        values = cast("dict[str, Any]", rendered.values)
+        for name, written in values.items():
+            if not is_template(written):
+                continue
+            try:
+                values[name] = self.render_template(written, cast("Any", context), env)
+                if name == "key":
+                    # a number, where the DAG renders native types
+                    values[name] = str(values[name])
+                    if not values[name]:
+                        raise InvalidMessage("key", "is empty")
+            except Exception as error:
+                # the type alone, for the text of an error may show a secret
+                problem = f"{name}= cannot be rendered ({type(error).__name__})"
+                if name not in self.optional_fields:
+                    raise InputError(f"{problem}, and without it nothing can be stored: {_undefined(error)}") from None
+                values[name] = None
+                rendered.problems.append(problem)
+        return rendered
 
     @abstractmethod
-    def work(self, context: Mapping[str, Any]) -> None:
-        """Do the work in the store."""
+    def work(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
+    ) -> Callable[[DelayedStoreHook], Any]:
+        """Return the work in the store."""
+
+    def check_dag(self, dag: DAG, task_id: str | None, state: str) -> None:
+        """Check whether this is a callback that the DAG can have, when the DAG is parsed.
+
+        :param task_id: the task whose callback it is; None: it is the DAG's.
+        :param state: "success" or "failed".
+        :raises AirflowClusterPolicyViolation: it is not.
+        """
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return this notifier for the listener, as JSON can have it; None: it is of a class of the DAG's author."""
+        if not type(self).__module__.startswith("airflow_delayed."):
+            return None
+        values = {name: getattr(self, name) for name in self.kept_arguments}
+        spans = {name: one.total_seconds() for name, one in values.items() if isinstance(one, timedelta)}
+        return {"class": type(self).__name__, "arguments": {**values, **spans}}
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any]) -> StoreNotifier:
+        """Return the notifier of :meth:`kept`."""
+        return cls(**kept["arguments"])
 
 
-class DelayedNotifier(StoreNotifier):
-    """Stores a message that is due some time after a failure, unless a :class:`DelayedCancelNotifier` takes it back.
+class MessageNotifier(StoreNotifier, ABC):
+    """The base of the notifiers that store a message; the parameters are those of :class:`DelayedNotifier`."""
 
-    As ``on_failure_callback`` it escalates what is still red after a delay. The message waits in the store until it is
-    due, whatever the lookahead of the dispatcher is, and can be taken back until then; so it arrives late by the time
-    between two dispatches. While a message of the same notifier waits, a further failure stores none: what is red goes
-    on being red since the first failure. A message that was taken back never comes back, but the next failure stores
-    another.
-
-    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``; or ``store_conn_id``, where
-        the destination is a queue table in that database.
-    :param store_conn_id: a SQL connection, in whose store the message waits, until a StoreDispatchOperator with
-        ``conn_id`` in its ``deliver_conn_ids`` dispatches it.
-    :param destination: the queue.
-    :param delay: a timedelta or seconds, counted from the failure: the end of the run; for a task's callback, the end
-        of its last try; for a DeadlineAlert, the deadline.
-    :param value: the body: text, bytes, or a list or dictionary for JSON. By default JSON with ``dag_id``, ``run_id``
-        and ``failed_at``. A DeadlineAlert stores its arguments in the clear in Airflow's database: pass no secret
-        there, see the page "Notifiers" of the documentation.
-    :param headers: text by text.
-    :param per: "dag", or "run" if each run is red by itself and no other one's success ends that.
-    :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
-    :raises ValueError: an argument is missing or wrong.
-    """
-
-    template_fields: Sequence[str] = ("conn_id", "store_conn_id", "destination", "delay", "value", "headers")
+    template_fields: Sequence[str] = (
+        *StoreNotifier.template_fields,
+        "conn_id",
+        "destination",
+        "delay",
+        "value",
+        "headers",
+    )
+    optional_fields: Sequence[str] = (*StoreNotifier.optional_fields, "value", "headers")
+    kept_arguments: Sequence[str] = (*StoreNotifier.kept_arguments, "conn_id", "destination", "delay")
+    stores = True
 
     def __init__(
         self,
@@ -160,141 +210,314 @@ class DelayedNotifier(StoreNotifier):
         store_conn_id: str | None = None,
         value: Any = None,
         headers: Mapping[str, str] | None = None,
-        per: Literal["dag", "run"] = "dag",
+        per: Per = "run",
+        key: str | None = None,
         context: Context | None = None,
     ) -> None:
-        super().__init__(store_conn_id=store_conn_id, per=per, context=context)
+        super().__init__(store_conn_id=store_conn_id, per=per, key=key, context=context)
         self.conn_id = conn_id
         self.destination = destination
         self.delay = delay
         self.value = value
         self.headers = headers
-        self._literal = value is not None and not _is_template(value)
-        if not _is_template(delay):
+        self._literal = value is not None and not is_template(value)
+        self._kept_id: str | None = None
+        if not is_template(delay):
             delay_of(delay)
+        if context is None:
+            # after a deadline an error would lose the escalation
+            self._check_literals()
 
-    def conn_ids(self) -> Sequence[str]:
+    def _check_literals(self) -> None:
+        """Check what is no template, while the DAG is parsed.
+
+        :raises ValueError: an argument cannot be what it is for.
+        """
+        for name in ("conn_id", "store_conn_id"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{type(self).__name__}: {name}= must be the id of a connection")
+        try:
+            if not is_template(self.destination):
+                _check_destination(self.destination, in_store=self.conn_id == self.store_conn_id)
+            if self.value is not None:
+                body_of(self.value)
+            if self.headers is not None and not is_template(self.headers):
+                check_headers(self.headers)
+        except InvalidMessage as error:
+            name = {"body": "value"}.get(error.column, error.column)
+            raise ValueError(f"{type(self).__name__}: {name}= {error.problem}") from None
+
+    def conn_ids(self, rendered: RenderedFields) -> Sequence[str]:
         """Return the store's connection, and the one that delivers."""
-        return (*super().conn_ids(), self.conn_id)
+        return (*super().conn_ids(rendered), rendered["conn_id"])
 
-    def work(self, context: Mapping[str, Any]) -> None:
-        """Store the message, unless one waits already."""
-        run = CallbackRun.of(context)
+    def _arming(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields
+    ) -> Callable[[DelayedStoreHook], ArmOutcome]:
+        """Return what stores the message for a failed run."""
+        wanted = self._escalation(run, attempt, rendered)
+        conn_id, store_conn_id = rendered["conn_id"], rendered["store_conn_id"]
+
+        def arm(store: DelayedStoreHook) -> ArmOutcome:
+            fitting = wanted if conn_id == store_conn_id else self._fitting(run, attempt, rendered, wanted)
+            outcome, message_id = store.arm(fitting, deliver_conn_id=conn_id, origin=run.origin)
+            _report(run, outcome.value, message_id, fitting.message)
+            if outcome.value == "stored" and not store.is_served(conn_id):
+                log.warning(
+                    "no dispatcher of store %r was there within a day for connection %r: let a StoreDispatchOperator"
+                    " with this connection in its deliver_conn_ids run",
+                    store_conn_id,
+                    conn_id,
+                )
+            return outcome
+
+        return arm
+
+    def _escalation(self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields) -> Escalation:
+        from airflow_delayed.store.api import Escalation, RunFailures
+
+        body, headers, problems = rendered["value"], rendered["headers"], list(rendered.problems)
+        try:
+            body = None if body is None else body_of(body)
+        except InvalidMessage as error:
+            body = None
+            problems.append(f"value= {error.problem}")
+        try:
+            check_headers(headers := headers or {})
+        except InvalidMessage as error:
+            headers = {}
+            problems.append(f"headers= {error.problem}")
+        failure = self._described(run, attempt, rendered, "; ".join(problems) or None)
+        named = key_id(("run", "failure"), (attempt.name, run.failure_of(self.per)))
+        beginning = self._beginning(attempt)
+        message = DelayedMessage(
+            destination=rendered["destination"],
+            body=RunFailures([failure], 1).body() if body is None else body,
+            due_at=due_after(run.failed_at, delay_of(rendered["delay"])),
+            message_id=f"{beginning}{named}",
+            headers=dict(headers),
+            tag=attempt.tag,
+        )
+        return Escalation(attempt=attempt, message=message, failure=failure, beginning=beginning)
+
+    def _described(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, problem: str | None
+    ) -> RunFailure:
+        """Return the failure as the message has it."""
+        return run.described(attempt, base_url(), problem)
+
+    def _beginning(self, attempt: RunAttempt) -> str:
+        """Return how the ids of messages begin of which one waits at a time."""
+        return f"{ids_of(attempt.tag)}{self._own_id()}-"
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return this notifier for the listener: without value and headers, and with the id that it has by them."""
+        kept = super().kept()
+        return kept and {**kept, "own_id": self._own_id()}
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any]) -> StoreNotifier:
+        """Return the notifier of :meth:`kept`: its messages have the same ids, and the default body."""
+        made = cls(**kept["arguments"])
+        made._kept_id = kept["own_id"]
+        return made
+
+    def _own_id(self) -> str:
+        """Return what tells this notifier from others of the DAG: by all arguments, as the author wrote them."""
+        if self._kept_id is not None:
+            return self._kept_id
+        written = {name: getattr(self, name) for name in (*self.template_fields, "per")}
+        if not is_template(self.delay):
+            written["delay"] = str(delay_of(self.delay))
+        return key_id(("notifier",), (json.dumps(written, sort_keys=True, default=repr),))[:8]
+
+    def _fitting(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, wanted: Escalation
+    ) -> Escalation:
+        """Return the message, with the default body and without headers if the transport refuses its author's.
+
+        :raises InputError: ``conn_id`` is another store.
+        :raises LimitExceeded: the transport would refuse the default body too.
+        """
+        with closing(delivery.delivery_for(rendered["conn_id"])) as transport:
+            if transport.is_store:
+                raise InputError(
+                    f"connection {rendered['conn_id']!r} is a store itself, and what waits in"
+                    f" {rendered['store_conn_id']!r} cannot be delivered through it; pass"
+                    f" store_conn_id={rendered['conn_id']!r} for a queue table there, or a conn_id of RabbitMQ or SQS"
+                )
+            try:
+                transport.check(wanted.message, wanted.message.due_at)
+            except LimitExceeded as error:
+                if rendered["value"] is None and not rendered["headers"]:
+                    raise
+                log.warning("%s: %s; the message has the default body and no headers", run, error)
+                problems = [*rendered.problems, f"value= or headers= exceed a limit ({error.column})"]
+                plain = RenderedFields({**rendered.values, "value": None, "headers": None}, problems)
+                wanted = self._escalation(run, attempt, plain)
+                transport.check(wanted.message, wanted.message.due_at)
+        return wanted
+
+
+class DelayedNotifier(MessageNotifier):
+    """Stores a message that is due some time after a failure, unless a :class:`DelayedCancelNotifier` takes it back.
+
+    As ``on_failure_callback`` it escalates what is still red after a delay. The message waits in the store until it is
+    due, whatever the lookahead of the dispatcher is, and can be taken back until then; so it arrives late by the time
+    between two dispatches. While a message of the same notifier waits, a further failure joins it: its due time stays,
+    for what is red goes on being red since the first failure. A failure whose run has succeeded in the meantime stores
+    nothing, in whatever order Airflow makes its callbacks.
+
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``; or ``store_conn_id``, where
+        the destination is a queue table in that database.
+    :param store_conn_id: a SQL connection, in whose store the message waits, until a StoreDispatchOperator with
+        ``conn_id`` in its ``deliver_conn_ids`` dispatches it.
+    :param destination: the queue.
+    :param delay: a timedelta or seconds, counted from the failure: the end of the run; for a task's callback, the end
+        of its last try; for a DeadlineAlert, the deadline.
+    :param value: the body: text, bytes, or a list or dictionary for JSON. By default JSON with ``dag_id``, ``run_id``,
+        ``failed_at`` and more of the failures; the header ``airflow-escalation`` always has these. A DeadlineAlert
+        stores its arguments in the clear in Airflow's database: pass no secret there, see the page "Notifiers" of the
+        documentation.
+    :param headers: text by text.
+    :param per: "run": a success takes back the message of its own run alone. "dag": for a DAG whose later run replaces
+        the earlier one: a success of a scheduled run takes back what older scheduled runs have stored, too; a run that
+        is not scheduled is still by itself. "task": each task instance by itself, for callbacks of tasks.
+    :param key: narrows the runs that belong together, such as ``"{{ params.customer }}"``.
+    :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
+    :raises ValueError: an argument is missing or wrong.
+    """
+
+    def arm(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> ArmOutcome:
+        """Do what a callback of this failure does, for 10 seconds at most, and return what became of it.
+
+        :param context: to render the templates with; by default they have the names ``run_id``, ``dag_run`` and ``ti``
+            with what is known of the run.
+        :raises DelayedError: the store refuses, or does not answer in time.
+        """
+        return cast("ArmOutcome", self._call(run, context))
+
+    def work(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
+    ) -> Callable[[DelayedStoreHook], ArmOutcome]:
+        """Return what stores the message."""
         if "deadline" in context and self._literal:
             log.warning(
                 "%s: the body of this notifier is no template, and Airflow keeps the arguments of a DeadlineAlert in"
                 " the clear; leave value= out, or write a template that names the place of the content",
                 run,
             )
-        due = self._message(run)
-        self._check_route(due)
-        from airflow_delayed.hooks.store import DelayedStoreHook
-
-        hook = DelayedStoreHook(self.store_conn_id, self.conn_id, on_conflict="keep", until_due=True)
-        with closing(hook) as store:
-            self._store(store, run, due)
-
-    def _message(self, run: CallbackRun) -> DelayedMessage:
-        tag, delay = run.tag(self.per), delay_of(self.delay)
-        default = {"dag_id": run.dag_id, "run_id": run.run_id, "failed_at": run.failed_at.isoformat()}
-        failure = key_id(("run_id", "failure"), (run.run_id, run.failure))
-        return DelayedMessage(
-            destination=self.destination,
-            body=body_of(default if self.value is None else self.value),
-            due_at=due_after(run.failed_at, delay),
-            message_id=f"{self._ids(tag, delay)}{failure}",
-            headers=dict(self.headers or {}),
-            tag=tag,
-        )
-
-    def _ids(self, tag: str, delay: timedelta) -> str:
-        """Return how the ids of this notifier's messages begin: a DAG may have several, with delays of their own."""
-        own = key_id(("conn_id", "destination", "delay"), (self.conn_id, self.destination, str(delay)))
-        return f"{ids_of(tag)}{own[:8]}-"
-
-    def _check_route(self, due: DelayedMessage) -> None:
-        """Check that the message can wait in the store, and then be delivered through ``conn_id``.
-
-        :raises InputError: ``conn_id`` is another store.
-        :raises LimitExceeded: the transport would refuse it.
-        """
-        if self.conn_id == self.store_conn_id:
-            return
-        with closing(delivery.delivery_for(self.conn_id)) as transport:
-            if transport.is_store:
-                raise InputError(
-                    f"connection {self.conn_id!r} is a store itself, and what waits in {self.store_conn_id!r} cannot be"
-                    f" delivered through it; pass store_conn_id={self.conn_id!r} for a queue table there, or a"
-                    " conn_id of RabbitMQ or SQS"
-                )
-            transport.check(due, due.due_at)
-
-    def _store(self, store: DelayedStoreHook, run: CallbackRun, due: DelayedMessage) -> None:
-        assert due.tag is not None
-        beginning = self._ids(due.tag, delay_of(self.delay))
-        for one in store.list(tag=due.tag):
-            if one.message_id.startswith(beginning) and one.state not in GIVEN_UP:
-                log.info("%s: %s waits already, due %s", run, one.message_id, one.due_at.isoformat())
-                return
-        if store.send([due]).duplicates:
-            log.info("%s: %s was stored for this failure before", run, due.message_id)
-            return
-        log.info("%s: %s to %s is due %s", run, due.message_id, due.destination, due.due_at.isoformat())
-        if store.last_seen() is None:
-            log.warning(
-                "no dispatcher of store %r was there within a day for connection %r: let a StoreDispatchOperator with"
-                " this connection in its deliver_conn_ids run",
-                self.store_conn_id,
-                self.conn_id,
-            )
+        return self._arming(run, attempt, rendered)
 
 
 class DelayedCancelNotifier(StoreNotifier):
-    """Takes back what :class:`DelayedNotifier` has stored for this DAG, and what is not yet due.
+    """Takes back what :class:`DelayedNotifier` has stored for this run, and what is not yet due.
 
-    As ``on_success_callback`` it ends an escalation: the next run's success does. A message that a dispatcher has
-    taken while this run was at work is a warning in the log: it came too late.
+    As ``on_success_callback`` it ends an escalation. It remembers the success for as long as the store remembers ids,
+    so that a callback of an earlier failure that comes later stores nothing. A message that a dispatcher has taken
+    while this run was at work is a warning in the log: it came too late.
 
     :param store_conn_id: as the DelayedNotifier's.
     :param per: as the DelayedNotifier's.
+    :param key: as the DelayedNotifier's.
     :param context: Airflow's, when it makes the notifier for a DeadlineAlert.
     :raises ValueError: an argument is missing or wrong.
     """
-
-    template_fields: Sequence[str] = ("store_conn_id",)
 
     def __init__(
         self,
         *,
         store_conn_id: str | None = None,
-        per: Literal["dag", "run"] = "dag",
+        per: Per = "run",
+        key: str | None = None,
         context: Context | None = None,
     ) -> None:
-        super().__init__(store_conn_id=store_conn_id, per=per, context=context)
+        super().__init__(store_conn_id=store_conn_id, per=per, key=key, context=context)
 
-    def work(self, context: Mapping[str, Any]) -> None:
-        """Cancel all messages with the tag, and log how many came in time."""
-        from airflow_delayed.hooks.store import DelayedStoreHook
+    def take_back(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> TakenBack:
+        """Do what a callback of this success does, for 10 seconds at most, and return what became of the messages.
 
-        run = CallbackRun.of(context)
-        tag = run.tag(self.per)
-        with closing(DelayedStoreHook(self.store_conn_id)) as store:
-            late = []
-            # most runs find nothing, and a change is in the audit even then
-            if any(store.list(tag=tag, limit=1)):
-                outcomes = store.cancel(tag=tag, actor=str(run))
-                log.info("%s: %s messages taken back", run, f"{outcomes.changed:,}")
-                late += [message_id for message_id, outcome in outcomes.items() if outcome == "in flight"]
-            if run.started_at is not None:
-                late += store.dispatched_since(ids_of(tag), run.started_at)
-        for message_id in dict.fromkeys(late):
-            log.warning("%s: too late to take back %s: a dispatcher has handed it over", run, message_id)
+        :param context: as :meth:`DelayedNotifier.arm` has it.
+        :raises DelayedError: the store refuses, or does not answer in time.
+        """
+        return cast("TakenBack", self._call(run, context))
+
+    def work(
+        self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
+    ) -> Callable[[DelayedStoreHook], TakenBack]:
+        """Return what cancels the messages, and logs how many came in time."""
+
+        def take_back(store: DelayedStoreHook) -> TakenBack:
+            taken = store.take_back(attempt, actor=str(run))
+            if changed := taken.outcomes.changed:
+                log.info("%s: %s messages taken back", run, f"{changed:,}")
+            for message_id in taken.reduced:
+                log.info("%s: %s waits for other failures, and no longer for this run's", run, message_id)
+            late = [message_id for message_id, outcome in taken.outcomes.items() if outcome == "in flight"]
+            if attempt.started_at is not None:
+                for tag in dict.fromkeys((attempt.tag, *attempt.other_tags)):
+                    late += store.dispatched_since(ids_of(tag), attempt.started_at)
+            for message_id in dict.fromkeys(late):
+                log.warning("%s: too late to take back %s: a dispatcher has handed it over", run, message_id)
+            return taken
+
+        return take_back
 
 
-def _is_template(value: object) -> bool:
+def base_url() -> str:
+    """Return the address of Airflow for links; empty: it is not configured."""
+    return conf.get("api", "base_url", fallback="") or ""
+
+
+def _report(run: CallbackRun, outcome: str, message_id: str, message: DelayedMessage) -> None:
+    texts = {
+        "stored": f"{message_id} to {message.destination} is due {message.due_at.isoformat()}",
+        "joined": f"{message_id}, which waits for an earlier failure, stands for this one too",
+        "known": f"{message_id} was stored for this failure before",
+        "succeeded": "nothing is stored: the run, or a later one that replaces it, has succeeded since this failure",
+    }
+    log.info("%s: %s", run, texts[outcome])
+
+
+def context_of(run: CallbackRun) -> Mapping[str, Any]:
+    """Return what templates can name of a run without Airflow's context."""
+    names = ("dag_id", "run_id", "run_type", "run_after")
+    fields = {name: getattr(run, name) for name in names}
+    dag_run = SimpleNamespace(**fields, start_date=run.started_at, end_date=run.ended_at)
+    context: dict[str, Any] = {"run_id": run.run_id, "dag_run": dag_run, "reason": run.reason}
+    if run.task_id is not None:
+        context["ti"] = SimpleNamespace(
+            dag_id=run.dag_id,
+            run_id=run.run_id,
+            task_id=run.task_id,
+            map_index=run.map_index,
+            try_number=run.try_number,
+            id=run.try_id,
+        )
+    return context
+
+
+def _check_destination(destination: object, *, in_store: bool) -> None:
+    if not isinstance(destination, str) or not destination:
+        raise InvalidMessage("destination", "must be the name of a queue, and is empty or not text")
+    check_text("destination", destination)
+    if (length := len(destination)) > MAX_DESTINATION:
+        raise InvalidMessage("destination", f"has {length} characters; the store keeps up to {MAX_DESTINATION}")
+    if in_store and (size := len(destination.encode())) > MAX_QUEUE_NAME:
+        raise InvalidMessage("destination", f"has {size} bytes; the name of a queue table has up to {MAX_QUEUE_NAME}")
+
+
+def _undefined(error: Exception) -> str:
+    """Return the name that a template lacks: no other error's text is safe to show."""
+    from jinja2 import UndefinedError
+
+    return str(error) if isinstance(error, UndefinedError) else "look at its template"
+
+
+def is_template(value: object) -> bool:
     """Return whether a text, or one in a list or dictionary, is a template."""
     if isinstance(value, Mapping):
-        return any(map(_is_template, (*value, *value.values())))
+        return any(map(is_template, (*value, *value.values())))
     if isinstance(value, list | tuple):
-        return any(map(_is_template, value))
+        return any(map(is_template, value))
     return isinstance(value, str) and ("{{" in value or "{%" in value)

@@ -1,4 +1,4 @@
-"""Operators that change the messages of a store: cancel them, reschedule them, or retry those that failed."""
+"""Operators that change the messages of a store: cancel, restore, reschedule, or retry those that failed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_delayed.compat import AirflowException, AirflowFailException
+from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.errors import InputError, UnsupportedConnection, some
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import delay_of, due_after, parse_moment
-from airflow_delayed.sources.templated import rendered_text
+from airflow_delayed.operators.task_state import first_change
+from airflow_delayed.sources.templated import rendered_flag, rendered_text
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,8 +35,6 @@ _TEXTS = ("tag", "destination", "deliver_conn_id")
 _TIMES = ("due_from", "due_until")
 CRITERIA = (*_TEXTS, *_TIMES, "sent_by")
 
-_DRY_RUN = {"true": True, "false": False}
-
 
 class ChangeOperator(BaseOperator):
     """The base of operators that change the messages of a store: by ids, or by a filter of at least one criterion.
@@ -43,14 +42,17 @@ class ChangeOperator(BaseOperator):
     Messages that a broker has been given cannot be changed: see ``store_conn_id`` of DelayedSendOperator. Dispatchers
     may be at work meanwhile. A retry is safe: a message that was changed is not changed twice.
 
+    A criterion that is passed and is None fails the task, because the filter would match more messages, and nothing is
+    changed: a template that renders to nothing, another task that returns nothing, or a null in a mapped task's row.
+
     Returns ``changed``, the number of messages; ``outcomes``, the number of messages by outcome, such as
     ``{"cancelled": 3, "dispatched": 1}``; ``ids``, the first 100 ids of each outcome; and ``dry_run`` if it was one. An
     outcome is one of :class:`airflow_delayed.store.api.Outcome`.
 
     What to change:
 
-    :param ids: the ids of messages: a list or one id, or what a DelayedSendOperator of up to 100 messages returned. No
-        messages are changed by an empty list.
+    :param ids: the ids of messages: a list or one id, or what a DelayedSendOperator of up to 100 messages returned, or
+        a list of such results, as a mapped send's output is. No messages are changed by an empty list.
     :param tag: only messages with this tag.
     :param destination: only messages to this queue.
     :param deliver_conn_id: only messages that this connection delivers; the store's own for its queue tables.
@@ -69,14 +71,16 @@ class ChangeOperator(BaseOperator):
 
     :param on_missing: what to do if no message matches the filter, or if messages are not there or came too late:
         "warn", "fail" when all others are changed, or "ignore".
-    :param dry_run: change nothing, and return what would happen; may be a template.
+    :param dry_run: change nothing, and return what would happen; may be a template. Among the rendered templates it is
+        ``only_plan``, because each operator of Airflow has a method ``dry_run``.
+    :param because: the reason, for the audit beside the task; may be a template; cut to 1000 characters.
 
     Result:
 
     :raises ValueError: neither ids nor a criterion is given, or both; or another parameter cannot be.
     """
 
-    template_fields: Sequence[str] = ("store_conn_id", "ids", *CRITERIA, "only_plan", "table", "schema")
+    template_fields: Sequence[str] = ("store_conn_id", "ids", *CRITERIA, "only_plan", "because", "table", "schema")
     template_fields_renderers: ClassVar[dict[str, str]] = {"ids": "json", "sent_by": "json"}
     operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
@@ -87,15 +91,16 @@ class ChangeOperator(BaseOperator):
         self,
         *,
         store_conn_id: str,
-        ids: Any = None,
-        tag: str | None = None,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        due_from: datetime | str | None = None,
-        due_until: datetime | str | None = None,
-        sent_by: SentBy | Mapping[str, Any] | None = None,
+        ids: Any = UNSET,
+        tag: str | Unset = UNSET,
+        destination: str | Unset = UNSET,
+        deliver_conn_id: str | Unset = UNSET,
+        due_from: datetime | str | Unset = UNSET,
+        due_until: datetime | str | Unset = UNSET,
+        sent_by: SentBy | Mapping[str, Any] | Unset = UNSET,
         on_missing: Literal["warn", "fail", "ignore"] = "warn",
         dry_run: bool | str = False,
+        because: str | None = None,
         table: str = "delayed_messages",
         schema: str | None = None,
         **kwargs: Any,
@@ -104,20 +109,25 @@ class ChangeOperator(BaseOperator):
         if on_missing not in ("warn", "fail", "ignore"):
             raise ValueError(f"on_missing={on_missing!r} is none of 'warn', 'fail', 'ignore'")
         self.store_conn_id = store_conn_id
-        self.ids = ids
-        self.tag = tag
-        self.destination = destination
-        self.deliver_conn_id = deliver_conn_id
-        self.due_from = due_from
-        self.due_until = due_until
-        self.sent_by = sent_by
+        selection = {
+            "ids": ids,
+            "tag": tag,
+            "destination": destination,
+            "deliver_conn_id": deliver_conn_id,
+            "due_from": due_from,
+            "due_until": due_until,
+            "sent_by": sent_by,
+        }
+        #: Which of ids and criteria were passed; as rendered, or from a mapped task's row, they may be None.
+        self.selected = [name for name, value in selection.items() if value is not UNSET]
+        for name, value in selection.items():
+            setattr(self, name, None if value is UNSET else value)
         self.on_missing = on_missing
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
+        self.because = because
         self.table = table
         self.schema = schema
-        #: Which of ids and criteria the DAG passes; their templates may render to nothing.
-        self.selected = [name for name in ("ids", *CRITERIA) if getattr(self, name) is not None]
         _check_selection(self.selected)
 
     @property
@@ -136,39 +146,36 @@ class ChangeOperator(BaseOperator):
         from airflow_delayed.hooks.store import DelayedStoreHook
 
         try:
-            ids, filters = self._selection(context)
-            options: dict[str, Any] = {"dry_run": self._is_dry_run()}
+            selection = self._selection()
+            options: dict[str, Any] = {"dry_run": rendered_flag("dry_run", self.only_plan), "because": self._reason()}
             with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
-                options.update(self.prepare_change(store))
-                result = self._collect(self._parts(store, ids, filters, options), options)
+                options.update(self.prepare_change(store, context))
+                result = self._collect(self._parts(store, selection, options), options)
         except (InputError, UnsupportedConnection, ValueError) as error:
             raise AirflowFailException(str(error)) from error
-        self._report(result, by_ids=ids is not None)
+        self._report(result, by_ids="ids" in selection)
         return result
 
-    def prepare_change(self, store: DelayedStoreHook) -> dict[str, Any]:
+    def prepare_change(self, store: DelayedStoreHook, context: Context) -> dict[str, Any]:
         """Return further arguments of :meth:`change`; called once, before the first message is changed."""
         return {}
 
     @abstractmethod
-    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
-        """Change messages by their ids, or by a filter."""
+    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
+        """Change messages by ``ids=``, or by a filter."""
 
     def _parts(
-        self,
-        store: DelayedStoreHook,
-        ids: Sequence[str] | None,
-        filters: Mapping[str, Any],
-        options: Mapping[str, Any],
+        self, store: DelayedStoreHook, selection: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Iterator[Outcomes]:
-        if ids is not None:
+        if "ids" in selection:
+            ids = selection["ids"]
             for begin in range(0, len(ids), PART):
-                yield self.change(store, ids[begin : begin + PART], **options)
+                yield self.change(store, ids=ids[begin : begin + PART], **options)
             return
         # a dry run with a limit would count all messages behind it, each time
         limit, after = None if options["dry_run"] else PART, None
         while True:
-            found = self.change(store, None, limit=limit, after=after, **options, **filters)
+            found = self.change(store, limit=limit, after=after, **options, **selection)
             yield found
             after = found.next
             if after is None:
@@ -193,36 +200,26 @@ class ChangeOperator(BaseOperator):
             self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
         return result
 
-    def _selection(self, context: Context) -> tuple[list[str] | None, dict[str, Any]]:
-        """Return the ids, or None and the filter.
+    def _selection(self) -> dict[str, Any]:
+        """Return ``ids``, or the criteria of the filter.
 
         :raises InputError: one of them, as it was rendered, cannot be.
         """
-        dag = context.get("dag")
-        declared = self if dag is None else dag.get_task(self.task_id)
-        expanded = declared.expand_input.value if isinstance(declared, MappedOperator) else ()
-        names = {*self.selected, *(expanded if isinstance(expanded, Mapping) else ())}
-        for name in ("ids", *CRITERIA):
-            if name in names and getattr(self, name) is None:
-                # without this criterion the filter would match more messages
-                raise InputError(f"{name}= is None; did its template, or another task, return nothing?")
-        if self.ids is not None:
-            return message_ids(self.ids), {}
-        texts = {name: getattr(self, name) for name in _TEXTS}
-        filters: dict[str, Any] = {
-            name: None if text is None else rendered_text(name, text) for name, text in texts.items()
-        }
-        for name in _TIMES:
-            moment = getattr(self, name)
-            filters[name] = None if moment is None else parse_moment(name, moment)
-        filters["sent_by"] = None if self.sent_by is None else sent_by(self.sent_by)
-        return None, filters
+        selection = passed(**{name: getattr(self, name) for name in self.selected})
+        checked: dict[str, Any] = {}
+        for name, value in selection.items():
+            if name == "ids":
+                checked[name] = message_ids(value)
+            elif name == "sent_by":
+                checked[name] = sent_by(value)
+            else:
+                checked[name] = (parse_moment if name in _TIMES else rendered_text)(name, value)
+        return checked
 
-    def _is_dry_run(self) -> bool:
-        text = str(self.only_plan).strip().lower()
-        if text not in _DRY_RUN:
-            raise InputError(f"dry_run={self.only_plan!r} is neither true nor false")
-        return _DRY_RUN[text]
+    def _reason(self) -> str | None:
+        text = str(self.because).strip()
+        # a template may render to nothing
+        return None if text in ("", "None") else text
 
     def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:
         """Report messages that are not there or came too late, as ``on_missing`` says."""
@@ -252,9 +249,35 @@ class DelayedCancelOperator(ChangeOperator):
 
     reached = ("cancelled", "already cancelled", "already removed")
 
-    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Cancel messages."""
-        return store.cancel(ids, **options)
+        return store.cancel(**arguments)
+
+
+class DelayedRestoreOperator(ChangeOperator):
+    """Takes cancels back, for as long as cancelled messages are kept: ``[delayed] cancel_grace``, or 10 minutes.
+
+    The messages wait again as they were, or are again among the failed ones; a message whose id was stored again
+    meanwhile is not restored, nor is an expired message. The other parameters and the result are those of
+    :class:`ChangeOperator`; a filter selects cancelled messages.
+
+    :param overdue_ok: also messages whose due time has passed; they are dispatched at once. May be a template.
+    """
+
+    template_fields: Sequence[str] = (*ChangeOperator.template_fields, "overdue_ok")
+    reached = ("restored", "already stored")
+
+    def __init__(self, *, overdue_ok: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.overdue_ok = overdue_ok
+
+    def prepare_change(self, store: DelayedStoreHook, context: Context) -> dict[str, Any]:
+        """Return whether overdue messages are restored too."""
+        return {"overdue_ok": rendered_flag("overdue_ok", self.overdue_ok)}
+
+    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
+        """Restore messages."""
+        return store.restore(**arguments)
 
 
 class DelayedRescheduleOperator(ChangeOperator):
@@ -263,8 +286,9 @@ class DelayedRescheduleOperator(ChangeOperator):
     The other parameters are those of :class:`ChangeOperator`; the result has the new ``due_at`` too.
 
     :param due_at: an aware time, or ISO 8601 text with an offset; a message with a past due time is dispatched at once.
-    :param delay: instead of ``due_at``, a timedelta or seconds, counted from when this task changes the messages, by
-        the database's clock.
+    :param delay: instead of ``due_at``, a timedelta or seconds, counted from the task's first try, by the database's
+        clock: a retry means the same due time. A task that is cleared counts from then on. Before Airflow 3.3, which
+        keeps nothing from one try to the next, each try counts from its own start, and moves the messages again.
     """
 
     template_fields: Sequence[str] = (*ChangeOperator.template_fields, "due_at", "delay")
@@ -282,18 +306,18 @@ class DelayedRescheduleOperator(ChangeOperator):
         self.delay = delay
         self._check_due()
 
-    def prepare_change(self, store: DelayedStoreHook) -> dict[str, Any]:
+    def prepare_change(self, store: DelayedStoreHook, context: Context) -> dict[str, Any]:
         """Return the new due time."""
         self._check_due()
         if self.due_at is not None:
             return {"due_at": parse_moment("due_at", self.due_at)}
         assert self.delay is not None
         delay = delay_of(self.delay)
-        return {"due_at": due_after(store.now(), delay)}
+        return {"due_at": due_after(first_change(context, store.now()), delay)}
 
-    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Reschedule messages."""
-        return store.reschedule(ids, **options)
+        return store.reschedule(**arguments)
 
     def _check_due(self) -> None:
         if (self.due_at is None) == (self.delay is None):
@@ -309,9 +333,9 @@ class DelayedRetryOperator(ChangeOperator):
 
     reached = ("retried", "unchanged")
 
-    def change(self, store: DelayedStoreHook, ids: Sequence[str] | None, **options: Any) -> Outcomes:
+    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Retry messages."""
-        return store.retry(ids, **options)
+        return store.retry(**arguments)
 
 
 def _check_selection(names: Collection[str]) -> None:
@@ -322,7 +346,7 @@ def _check_selection(names: Collection[str]) -> None:
 
 
 def message_ids(value: Any) -> list[str]:
-    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator.
+    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator; or of a list of such results.
 
     :raises InputError: they are no ids.
     """
@@ -342,9 +366,14 @@ def message_ids(value: Any) -> list[str]:
         value = [value]
     if not isinstance(value, Iterable):
         raise InputError(f"ids= is a {type(value).__name__}, and must be a list of ids")
-    ids = list(value)
-    for one in ids:
-        if not isinstance(one, str) or not one:
+    ids: list[str] = []
+    for one in value:
+        if isinstance(one, Mapping):
+            # of a mapped send
+            ids += message_ids(one)
+        elif isinstance(one, str) and one:
+            ids.append(one)
+        else:
             raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
     # an id in two parts would be counted twice
     return list(dict.fromkeys(ids))

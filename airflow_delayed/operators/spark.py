@@ -21,6 +21,7 @@ from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
+from airflow_delayed.operators.send_arguments import hold_over_of
 from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
@@ -75,7 +76,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
         connection, where the destination is a queue table in that database.
     :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
-        ``store_conn_id``, ``hold_over``, ``topology``, ``routing`` and ``envelope`` are DelayedSendOperator's.
+        ``store_conn_id``, ``hold_over``, ``until_due``, ``topology``, ``routing`` and ``envelope`` are
+        DelayedSendOperator's.
 
     How Spark sends:
 
@@ -95,7 +97,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     Safety:
 
-    :param on_conflict: as DelayedSendOperator's; so are ``past_due`` and ``max_past``.
+    :param on_conflict: as DelayedSendOperator's; so are ``past_due``, ``max_past`` and ``on_backfill``.
     :param check_first: read and check all rows before the first is sent; the rows are read twice.
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
@@ -165,11 +167,13 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta | None = None,
+        hold_over: timedelta | str | None = None,
+        until_due: bool = False,
         on_conflict: str = "error",
         timezone: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta | None = None,
+        max_past: timedelta | str | None = None,
+        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         topology: str | None = None,
@@ -206,11 +210,13 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = config.hold_over() if hold_over is None else hold_over
+        self.hold_over = hold_over_of(hold_over, until_due=until_due)
+        self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
+        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.topology = topology
@@ -258,6 +264,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     def _run(self, context: Context) -> Mapping[str, Any]:
         with ExitStack() as stack:
             arguments = SparkArguments.rendered(vars(self))
+            arguments.check_run(context)
             manifest = arguments.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
@@ -359,5 +366,5 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self._trace(lambda: (arguments.inputs(), route.outputs(counts.get("destinations", {}), stored=stored)))
         if route.store is not None:
             reporting.warn_without_dispatcher(
-                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over
+                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over or config.hold_over()
             )

@@ -30,7 +30,7 @@ relative delay can be kept then without ``delay_from=``:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,8 @@ _WAITS = "airflow_delayed.waits"
 _DONE = "airflow_delayed.done"
 _CHECKPOINT = "airflow_delayed.checkpoint"
 _DISPATCH = "airflow_delayed.dispatch"
+_STORES_SINCE = "airflow_delayed.stores_since"
+_CHANGE = "airflow_delayed.change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ def forget(context: Context, *, new_ids: bool = False) -> None:
     """Forget the beginning and the checkpoint: the next try is another send."""
     state = task_state(context)
     if state is not None:
-        for key in (_key(context, _BEGAN, new_ids), _key(context, _CHECKPOINT, new_ids), _WAITS, _DONE):
+        own = (_key(context, _BEGAN, new_ids), _key(context, _CHECKPOINT, new_ids), _key(context, _STORES_SINCE, True))
+        for key in (*own, _WAITS, _DONE):
             state.delete(key)
 
 
@@ -276,19 +279,49 @@ class TaskCheckpoints:
             )
 
 
+def stored_since(context: Context, now: Callable[[], datetime]) -> datetime:
+    """Return when this turn of the task began to store messages; the first call notes it.
+
+    :param now: the store's clock.
+    """
+    state, key = task_state(context), _key(context, _STORES_SINCE, True)
+    since = _moment(state, key)
+    if since is None:
+        since = now()
+        if state is not None:
+            state.set(key, since.isoformat(), retention=NEVER_EXPIRE)
+    return since
+
+
 def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
     """Return when the first try of a dispatching task began, and whether this is a later one.
 
     :param now: by the store's clock.
     """
+    return _first_of_turn(context, now, _DISPATCH)
+
+
+def first_change(context: Context, now: datetime) -> datetime:
+    """Return when the first try of a task that changes messages began; before Airflow 3.3, when this one did.
+
+    :param now: by the store's clock.
+    """
+    return _first_of_turn(context, now, _CHANGE)[0]
+
+
+def _first_of_turn(context: Context, now: datetime, key: str) -> tuple[datetime, bool]:
+    """Return when the first try since the task was last cleared began, and whether this is a later one.
+
+    The same try again was started by a person, who means another one.
+    """
     state = task_state(context)
     if state is None:
         return now, False
-    ti, kept = context["ti"], state.get(_DISPATCH)
+    ti, kept = context["ti"], state.get(key)
     if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
-        return utc(_DISPATCH, datetime.fromisoformat(str(kept["at"]))), True
+        return utc(key, datetime.fromisoformat(str(kept["at"]))), True
     first: dict[str, Any] = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
-    state.set(_DISPATCH, first, retention=NEVER_EXPIRE)
+    state.set(key, first, retention=NEVER_EXPIRE)
     return now, False
 
 

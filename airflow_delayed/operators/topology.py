@@ -11,6 +11,7 @@ from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for, type_of
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.sources.templated import rendered_flag
 from airflow_delayed.sqs.settings import QueueSettings, settings_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class TopologyInstallOperator(BaseOperator):
     Safety:
 
     :param dry_run: change nothing, and log the plan; may be a template, such as ``"{{ params.dry_run }}"``.
+        Among the rendered templates it is ``only_plan``, because each operator of Airflow has a method ``dry_run``.
 
     Result:
 
@@ -122,7 +124,7 @@ class TopologyInstallOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, int]:
         """Install or uninstall, or log the plan."""
         try:
-            report = self._run(_is_true("dry_run", self.only_plan))
+            report = self._run(rendered_flag("dry_run", self.only_plan))
         except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
         for finding in report:
@@ -154,14 +156,3 @@ class TopologyInstallOperator(BaseOperator):
             return made
         finally:
             delivery.close()
-
-
-def _is_true(name: str, value: bool | str) -> bool:
-    """Return the value of a parameter that may be a template.
-
-    :raises ValueError: the value is neither true nor false.
-    """
-    text = str(value).strip().lower()
-    if text not in ("true", "false"):
-        raise ValueError(f"{name}={value!r} is neither true nor false")
-    return text == "true"

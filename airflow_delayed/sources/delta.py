@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote
 
-from airflow_delayed import lineage
+from airflow.sdk import ObjectStoragePath
+
 from airflow_delayed.addresses import parse, shown, without_secrets
 from airflow_delayed.errors import SourceError, some
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.sources import Source, source_of
 from airflow_delayed.intake.spool import Spool
-from airflow_delayed.sources.paths import file_system
-from airflow_delayed.sources.templated import TemplatedSource, rendered_text
+from airflow_delayed.sources.paths import PathSource, file_system
+from airflow_delayed.sources.templated import rendered_text
 
 #: Features of a table with which its Parquet files alone are not its rows.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 
 
-class DeltaSource(TemplatedSource):
+class DeltaSource(PathSource):
     """One version of a Delta table: the newest when the task begins to read, or a version of your choice.
 
     Both passes read that version, whatever is written meanwhile; a retry reads the newest one again. Needs the extra
-    ``delta``. Tables with deletion vectors or column mapping are refused.
+    ``delta``. Tables with deletion vectors or column mapping are refused. Timestamps of type INT96 are what the table's
+    schema calls them: ``timestamp`` is an instant, and ``timestamp_ntz`` a wall clock.
 
-    :param path: of the table, local or a URL that both fsspec and deltalake know (``s3://conn_id@bucket/table``).
+    :param path: of the table, local or a URL that both fsspec and deltalake know (``s3://conn_id@bucket/table``), as
+        text, ``pathlib.Path`` or ObjectStoragePath.
     :param version: a number.
     :param storage_options: how deltalake reaches the table's log, such as ``{"AWS_REGION": "eu-west-1"}``; never shown.
         By default it goes by the worker's environment.
@@ -35,9 +39,13 @@ class DeltaSource(TemplatedSource):
     template_fields = ("path", "version", "storage_options")
 
     def __init__(
-        self, path: str, *, version: int | str | None = None, storage_options: Mapping[str, str] | None = None
+        self,
+        path: str | PurePath | ObjectStoragePath,
+        *,
+        version: int | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self.path = path
+        super().__init__(path)
         self.version = version
         self.storage_options = storage_options
 
@@ -53,15 +61,6 @@ class DeltaSource(TemplatedSource):
     def serialize(self) -> dict[str, Any]:
         """Return path and version."""
         return {"source": "DeltaSource", "path": self.path, "version": self.version}
-
-    def inputs(self) -> list[lineage.Dataset]:
-        """Return the table's folder."""
-        return [lineage.file(self.path)]
-
-    @property
-    def folder(self) -> str | None:
-        """The table's path or URL."""
-        return self.path
 
     def _read_log(self, path: str, root: str) -> tuple[int, list[SourceFile], dict[str, tuple[bool, str]]]:
         """Return the number of the version, its files by name, and its columns of timestamps by their types."""

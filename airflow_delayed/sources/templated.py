@@ -33,6 +33,10 @@ class TemplatedSource(ABC):
         """Return what Airflow shows of it among the rendered templates."""
         return {"source": type(self).__name__, **{name: getattr(self, name) for name in self.template_fields}}
 
+    def __repr__(self) -> str:
+        """Return what Airflow keeps of a mapped task's source: the same each time that the DAG is parsed."""
+        return str(self.serialize())
+
     def inputs(self) -> list[lineage.Dataset]:
         """Return what is read, by OpenLineage's names."""
         return []
@@ -50,6 +54,17 @@ def require_pyarrow(what: str) -> None:
     """
     if find_spec("pyarrow") is None:
         raise needs_pyarrow(what)
+
+
+def rendered_flag(name: str, value: object) -> bool:
+    """Return a parameter that is true or false, as its template was rendered.
+
+    :raises InputError: it is neither.
+    """
+    text = str(value).strip().lower()
+    if text not in ("true", "false"):
+        raise InputError(f"{name}={value!r} is neither true nor false")
+    return text == "true"
 
 
 def rendered_text(name: str, value: object) -> str:

@@ -168,7 +168,13 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     waits = find(settings.store, settings.connections_file)
     if not is_store(waits):
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
-    store = _store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
+    store = _store(
+        waits,
+        deliver.conn_id,
+        on_conflict=settings.on_conflict or "error",
+        origin=settings.origin,
+        until_due=settings.until_due,
+    )
     hold_over = min(settings.hold_over, delivery.horizon)
     return Route(delivery=delivery, store=store, hold_over=hold_over, trace=settings.trace)
 

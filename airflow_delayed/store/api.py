@@ -6,23 +6,36 @@ No Airflow here: the hook adds the connection, the metrics and the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.delivery import Clock, Delivery
+from airflow_delayed.identity import SentBy
 from airflow_delayed.message import delay_of, due_after, utc
+from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import audit, counts, queries, rates
 from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
-from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
+from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
 from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
-from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
+from airflow_delayed.store.escalations import (
+    ArmOutcome,
+    Escalation,
+    RunAttempt,
+    RunFailure,
+    RunFailures,
+    StoreEscalations,
+    TakenBack,
+)
+from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, run_number, take_left
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen, StoreJobs
+from airflow_delayed.store.jobs import Job, JobSeen
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -38,15 +51,21 @@ __all__ = [
     "DISPATCHED",
     "MAX_COUNTED",
     "REASONS",
+    "ArmOutcome",
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
+    "Escalation",
     "Job",
     "JobSeen",
     "Outcome",
     "Outcomes",
+    "RunAttempt",
+    "RunFailure",
+    "RunFailures",
     "Store",
     "StoreCounts",
+    "TakenBack",
     "Timeline",
     "check_token",
     "close_engine",
@@ -59,7 +78,7 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreJobs):
+class Store(StoreEscalations):
     """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
 
     ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
@@ -76,7 +95,7 @@ class Store(StoreJobs):
     def list(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         limit: int | None = None,
         after: str | None = None,
         **filters: Unpack[FilterArgs],
@@ -92,18 +111,18 @@ class Store(StoreJobs):
         :raises ValueError: an unknown state, or ``after`` is no token.
         :raises TopologyError: the table is missing.
         """
-        return self._messages(self._filter(filters), ids, limit, after)
+        return self._messages(self._filter(filters), _ids(ids), limit, after)
 
     def _messages(
-        self, wanted: MessageFilter, ids: Iterable[str] | None, limit: int | None, after: str | None
+        self, wanted: MessageFilter, ids: Sequence[str] | None, limit: int | None, after: str | None
     ) -> Iterator[StoredMessage]:
         with self._ready():
-            yield from queries.messages(self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after)
+            yield from queries.messages(self.engine, self.tables, wanted, ids=ids, limit=limit, after=after)
 
     def page(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         limit: int = 100,
         after: str | None = None,
         **filters: Unpack[FilterArgs],
@@ -114,10 +133,10 @@ class Store(StoreJobs):
         returns messages that have left the store, the last one first, for as long as ids are remembered.
         """
         left = take_left(filters)
-        wanted, now = self._filter(filters), self._carried_clock.read
+        wanted, chosen, now = self._filter(filters), _ids(ids), self._carried_clock.read
         with self._ready():
             return queries.page(
-                self.engine, self.tables, wanted, ids=_ids(ids), limit=limit, after=after, left=left, database_time=now
+                self.engine, self.tables, wanted, ids=chosen, limit=limit, after=after, left=left, database_time=now
             )
 
     def get(self, message_id: str) -> StoredMessage | Remembered | None:
@@ -163,9 +182,9 @@ class Store(StoreJobs):
     def counts(
         self,
         *,
-        destination: str | None = None,
-        deliver_conn_id: str | None = None,
-        tag: str | None = None,
+        destination: str | Unset = UNSET,
+        deliver_conn_id: str | Unset = UNSET,
+        tag: str | Unset = UNSET,
         overdue: timedelta = timedelta(minutes=1),
         hours: int = 24,
         minutes: int = 0,
@@ -184,7 +203,8 @@ class Store(StoreJobs):
         :param by_destination: count by destination too.
         :raises ValueError: ``hours``, ``minutes`` or ``overdue`` is out of range.
         """
-        wanted = self._filter({"destination": destination, "deliver_conn_id": deliver_conn_id, "tag": tag})
+        criteria = passed(destination=destination, deliver_conn_id=deliver_conn_id, tag=tag)
+        wanted = self._filter(cast(FilterArgs, criteria))
         with self._ready():
             return counts.count(
                 self.engine,
@@ -216,7 +236,7 @@ class Store(StoreJobs):
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=who, because=because)
 
-    def cancel(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.
 
         The ids are remembered, so that a late retry of the task that stored them does not store them again. A cancelled
@@ -230,7 +250,7 @@ class Store(StoreJobs):
         return self._change(Cancel(self.cancel_grace()), ids, **options)
 
     def restore(
-        self, ids: Iterable[str] | None = None, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
+        self, ids: Iterable[str] | Unset = UNSET, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
     ) -> Outcomes:
         """Take cancels back, and return the outcome for each id.
 
@@ -245,12 +265,41 @@ class Store(StoreJobs):
             raise ValueError(f"restore: state={options['state']!r}: only cancelled messages are restored")
         return self._change(Restore(overdue_ok), ids, **options)
 
+    def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
+        """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
+
+        So the task can store the same messages again, which it cannot after a cancel. Messages that are being
+        dispatched stay, and messages of another run that were replaced since, and escalations of notifiers. Nothing
+        brings back what was removed.
+
+        :param since: aware; by :meth:`now`.
+        :param seconds: begin with no further thousand messages after that.
+        """
+        origin, change_since = self._own_origin, utc("since", since)
+        with self._ready():
+            with self._reading() as connection:
+                run = run_number(connection, self.tables, origin)
+            if run is None:
+                return WithdrawReport(withdrawn=0, in_flight=0, complete=True)
+            names = {field.name: getattr(origin, field.name) for field in fields(SentBy)}
+            found, complete = self._changes.withdraw(
+                Withdraw(run, change_since),
+                SentBy(**names),
+                seconds=seconds,
+                who=self.actor(),
+                because=because,
+            )
+        counts = found.counts
+        return WithdrawReport(
+            withdrawn=counts.get(Outcome.WITHDRAWN, 0), in_flight=counts.get(Outcome.IN_FLIGHT, 0), complete=complete
+        )
+
     def reschedule(
         self,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Unset = UNSET,
         due_at: datetime | None = None,
         *,
-        delay: timedelta | float | None = None,
+        delay: timedelta | float | str | None = None,
         limit: int | None = None,
         after: str | None = None,
         dry_run: bool = False,
@@ -265,7 +314,8 @@ class Store(StoreJobs):
         keeps its new due time.
 
         :param due_at: aware; a message with a past due time is dispatched at once.
-        :param delay: instead of ``due_at``, a timedelta or seconds from now on, by the database's clock.
+        :param delay: instead of ``due_at``, how long from now on, by the database's clock: a timedelta, seconds, or an
+            ISO 8601 duration (``"PT10M"``).
         :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
         :raises NaiveTime: ``due_at`` has no time zone.
         """
@@ -281,7 +331,7 @@ class Store(StoreJobs):
             change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
         )
 
-    def retry(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def retry(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Let failed messages wait again with no failures counted; due messages are dispatched at once.
 
         Expired messages do not change, because they would expire again.
@@ -293,7 +343,7 @@ class Store(StoreJobs):
             raise ValueError(f"retry: state={options['state']!r}: only failed messages are retried")
         return self._change(Retry(), ids, **options)
 
-    def erase(self, ids: Iterable[str] | None = None, **options: Unpack[ChangeArgs]) -> Outcomes:
+    def erase(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages and everything about them except the id, for a person's right to erasure.
 
         Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
@@ -416,7 +466,7 @@ class Store(StoreJobs):
     def _change(
         self,
         change: MessageChange,
-        ids: Iterable[str] | None,
+        ids: Iterable[str] | Unset,
         *,
         limit: int | None = None,
         after: str | None = None,
@@ -425,14 +475,14 @@ class Store(StoreJobs):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        wanted = self._filter_of(change, filters)
-        if ids is not None and wanted.criteria:
+        wanted, chosen = self._filter_of(change, filters), _ids(ids)
+        if chosen is not None and wanted.criteria:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
-        if ids is None and not wanted.criteria:
+        if chosen is None and not wanted.criteria:
             raise ValueError(f"{change.action}: give ids, tag= or another filter; a filter needs a criterion")
-        if ids is not None and not (limit is None and after is None):
+        if chosen is not None and not (limit is None and after is None):
             raise ValueError(f"{change.action}: limit= and after= are for a filter")
-        who, chosen = actor or self.actor(), _ids(ids)
+        who = actor or self.actor()
         changes = self._changes
         with self._ready():
             if chosen is not None:
@@ -442,8 +492,12 @@ class Store(StoreJobs):
             )
 
 
-def _ids(ids: Iterable[str] | None) -> Sequence[str] | None:
-    """Return ids as a list, also a single text, which would be an id for each letter."""
-    if ids is None:
+def _ids(ids: Iterable[str] | Unset) -> Sequence[str] | None:
+    """Return ids as a list, also a single text, which would be an id for each letter; None: they were not passed.
+
+    :raises NullCriterion: they were passed, and are None.
+    """
+    chosen = passed(ids=ids).get("ids")
+    if chosen is None:
         return None
-    return [ids] if isinstance(ids, str) else [*ids]
+    return [chosen] if isinstance(chosen, str) else [*chosen]

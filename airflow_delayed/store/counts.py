@@ -30,6 +30,7 @@ from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, names_column
 from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
 from airflow_delayed.store.history import beginning, per_minute
+from airflow_delayed.store.leases import FIRST_ID
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.schema import Tables
@@ -174,7 +175,9 @@ def _remembered(connection: Connection, tables: Tables, wanted: MessageFilter, i
         return None
     past = tables.past
     matching = [] if wanted.destination is None else [past.c.Destination == wanted.destination]
-    return max(0, count_rows(connection, past, *matching) - in_flight)
+    # two counts, each by an index; marks have no destination
+    marks = 0 if matching else count_rows(connection, past, past.c.Id < FIRST_ID)
+    return max(0, count_rows(connection, past, *matching) - marks - in_flight)
 
 
 def _bars(

@@ -85,7 +85,7 @@ def enqueue(
         while chunk := list(islice(rest, CHUNK)):
             if origin is not None and run is None:
                 run = _registered(engine, tables, origin)
-            rows = _rows(chunk, deliver_conn_id, run, until_due=until_due)
+            rows = message_rows(chunk, deliver_conn_id, run, until_due=until_due)
             stored = _enqueue_chunk(
                 engine, tables, chunk, rows, deliver_conn_id, on_conflict, not_replaced, fresh=fresh
             )
@@ -156,7 +156,7 @@ def _enqueue_chunk(
     return report
 
 
-def _rows(
+def message_rows(
     messages: Sequence[DelayedMessage], deliver_conn_id: str | None, run: int | None, *, until_due: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the rows of messages by id, in the order of the ids.

@@ -31,6 +31,7 @@ from sqlalchemy import (
     update,
 )
 
+from airflow_delayed.criteria import passed
 from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.dialects import database_time
@@ -74,23 +75,23 @@ class MessageState(str, Enum):
 class FilterArgs(TypedDict, total=False):
     """A filter as keywords of a method: a message matches if it meets all of them; without any, each message matches.
 
-    Texts are compared byte by byte.
+    Texts are compared byte by byte. A keyword that is passed and is None is an error.
     """
 
-    destination: str | None
+    destination: str
     #: The connection that delivers; the store's own ``conn_id`` for its queue tables.
-    deliver_conn_id: str | None
-    tag: str | None
+    deliver_conn_id: str
+    tag: str
     #: The last failure, as ``last_error`` of a message has it.
-    reason: str | None
+    reason: str
     #: Due then or later; with a time zone.
-    due_from: datetime | None
+    due_from: datetime
     #: Due before then; with a time zone.
-    due_until: datetime | None
+    due_until: datetime
     #: "waiting", "due", "in flight", "retrying", "failed" or "expired", or several of them.
-    state: str | Sequence[str] | None
+    state: str | Sequence[str]
     #: Only messages that these runs of tasks stored.
-    sent_by: SentBy | None
+    sent_by: SentBy
 
 
 class _Own:
@@ -190,13 +191,14 @@ def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
 
     :param own_conn_id: the store's connection.
     :raises TypeError: a keyword is not one of :class:`FilterArgs`.
+    :raises NullCriterion: one is None.
     :raises ValueError: the name of a state is unknown.
     :raises NaiveTime: a time has no zone.
     """
     if unknown := sorted(args.keys() - FilterArgs.__annotations__.keys()):
         names = ", ".join(FilterArgs.__annotations__)
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; those of a filter are {names}")
-    criteria: dict[str, Any] = {**args}
+    criteria = passed(**args)
     states = states_of(criteria.pop("state", None))
     if args.get("deliver_conn_id") == own_conn_id:
         criteria["deliver_conn_id"] = OWN
@@ -214,7 +216,7 @@ def take_left(args: FilterArgs) -> tuple[str, ...]:
     if left and len(left) < len(states):
         raise ValueError(f"state: {' and '.join(LEFT)} messages have left the store; list them without other states")
     if left:
-        args["state"] = None
+        del args["state"]
     return left
 
 
@@ -368,6 +370,12 @@ def _insert_run(connection: Connection, tables: Tables, origin: Origin, now: dat
     key = connection.execute(insert(tables.runs).values(row)).inserted_primary_key
     assert key is not None
     return int(key[0])
+
+
+def run_number(connection: Connection, tables: Tables, origin: Origin) -> int | None:
+    """Return the number of a run; None: it has stored nothing, or nothing of it is there."""
+    number = connection.execute(select(tables.runs.c.Seq).where(tables.runs.c.Digest == origin.digest)).scalar()
+    return None if number is None else int(number)
 
 
 def run_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None) -> datetime | None:

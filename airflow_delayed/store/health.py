@@ -12,6 +12,7 @@ from sqlalchemy import Connection as SqlConnection
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
+from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
@@ -58,11 +59,13 @@ def health(
         waits = connection.execute(select(tables.messages.c.DeliverConnId).limit(1)).first()
         failed = _failed(connection, tables)
         older = version_difference(connection, tables, conn_id)
+        watched = _missed_runs(connection, tables)
     seen = dispatchers(engine, tables)
     return [
         *judge(conn_id, late, seen, now),
         *_in_trouble(conn_id, seen, now),
         *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
+        *_without_service(conn_id, watched, seen, now),
         *_of_failed(conn_id, failed),
         *([] if older is None else [older]),
     ]
@@ -238,6 +241,38 @@ def _never_seen(conn_id: str, delivers: str | None, seen: Sequence[DispatcherSee
             code="no-dispatcher",
             remedy="let a DAG with a StoreDispatchOperator run, or: airflow delayed dispatcher --store-conn-id"
             f" {conn_id} --deliver-conn-ids {quote(delivers)}",
+        )
+
+
+def _missed_runs(connection: SqlConnection, tables: Tables) -> dict[str | None, list[str]]:
+    """Return the tags of messages about missed runs by the connection that delivers them; None: a queue table."""
+    table = tables.messages
+    # as a range, which an index serves whatever the database's collation is
+    of_missed_runs = and_(table.c.Tag >= MISSED_RUN, table.c.Tag < MISSED_RUN[:-1] + chr(ord(MISSED_RUN[-1]) + 1))
+    found = select(table.c.DeliverConnId, table.c.Tag).where(of_missed_runs).distinct().limit(MOST)
+    watched: dict[str | None, list[str]] = {}
+    for row in connection.execute(found):
+        watched.setdefault(row.DeliverConnId, []).append(row.Tag)
+    return watched
+
+
+def _without_service(
+    conn_id: str, watched: Mapping[str | None, Sequence[str]], seen: Sequence[DispatcherSeen], now: datetime
+) -> Iterator[Finding]:
+    """Report messages about missed runs that only a task of Airflow would dispatch, which may be what is missed."""
+    services = [one for one in seen if one.dag_id is None and one.ended_at is None and now - one.seen_at <= SILENT]
+    for name, tags in watched.items():
+        if any(name in one.conn_ids for one in services):
+            continue
+        delivers = conn_id if name is None else name
+        yield Finding(
+            state=State.BLOCKED,
+            resource=f"messages of store {conn_id!r} about missed runs, for connection {delivers!r}",
+            found=f"no dispatcher outside Airflow's tasks is at work for {some(sorted(tags), separator=', ')}; if"
+            " Airflow stands still, nobody hears that their runs are missed",
+            code="no-service",
+            remedy=f"run as a service: airflow delayed dispatcher --store-conn-id {quote(conn_id)} --deliver-conn-ids"
+            f" {quote(delivers)}",
         )
 
 

@@ -1,5 +1,8 @@
 """Leases and remembered ids: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
+The rows before :data:`FIRST_ID` are marks of escalations, and no ids of messages: who reads, counts or forgets ids
+leaves them out.
+
 Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
 (such as :func:`lock_messages`) and looks for a lease in a second statement (:func:`in_flight`): only that one sees
 leases that were committed since the first began. A caller that adds an id inserts it first, and then calls
@@ -24,6 +27,13 @@ from airflow_delayed.store.versions import columns_after, table_version
 
 #: The value of the column Outcome for a message that is leased or was dispatched.
 DISPATCHED = "dispatched"
+
+#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`), which is no message's row.
+MARK = "mark"
+#: The ids of marks begin with it, and come before all ids of messages, which have no blank.
+MARK_BEGINS = " "
+#: The first id that a message can have.
+FIRST_ID = "!"
 
 #: The columns of a message that its record has too.
 _KEPT = ("Id", "Destination", "Time", "Digest")
@@ -75,7 +85,8 @@ def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> di
     past, found, dialect = tables.past, {}, dialect_of(connection)
     for some in dialect.portions(ids):
         known = dialect.among(past.c.Id, some)
-        for row in connection.execute(select(past.c.Id, past.c.Digest, past.c.Outcome).where(known)):
+        rows = select(past.c.Id, past.c.Digest, past.c.Outcome).where(known, past.c.Id >= FIRST_ID)
+        for row in connection.execute(rows):
             found[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.Outcome)
     return found
 

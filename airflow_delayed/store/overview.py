@@ -20,6 +20,7 @@ from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, MessageState, filter_of, moments
 from airflow_delayed.store.history import Timeline, timeline
+from airflow_delayed.store.leases import FIRST_ID
 from airflow_delayed.store.queries import DeliveredMessage
 from airflow_delayed.store.transport import StoreTransport
 
@@ -185,7 +186,8 @@ def _beginning_with(connection: Connection, column: Column[Any], text: str) -> l
     Each value is one step in the column's index: DISTINCT would read all rows of a destination.
     """
     found: list[str] = []
-    behind = column >= text
+    # the table of remembered ids has marks too, before all ids
+    behind = column >= (max(text, FIRST_ID) if column.name == "Id" else text)
     while len(found) < MAX_MATCHES:
         statement = select(column).where(behind, column < text + _LAST).order_by(column).limit(1)
         value = connection.execute(statement).scalar()

@@ -12,7 +12,7 @@ from airflow_delayed.errors import DelayedError
 from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.filters import CANCELLED, Conditions, MessageFilter
-from airflow_delayed.store.leases import LABELS, keeps_labels
+from airflow_delayed.store.leases import FIRST_ID, LABELS, keeps_labels
 from airflow_delayed.store.records import Remembered, of_runs, origin_of
 from airflow_delayed.store.schema import Tables
 
@@ -27,7 +27,9 @@ def by_ids(connection: Connection, tables: Tables, ids: Sequence[str], now: date
     past, found = tables.past, list[Remembered]()
     statement = _records(tables, labels=keeps_labels(connection, tables)).order_by(past.c.Id)
     for some in slices(ids):
-        found += [_record(row, now) for row in connection.execute(statement.where(past.c.Id.in_(some)))]
+        found += [
+            _record(row, now) for row in connection.execute(statement.where(past.c.Id.in_(some), past.c.Id >= FIRST_ID))
+        ]
     return found
 
 

@@ -15,6 +15,12 @@ from typing import Any, Literal, get_args
 
 from airflow_delayed.errors import some
 
+#: Characters of a destination and of a tag that a store keeps.
+MAX_DESTINATION = 200
+MAX_TAG = 250
+#: Bytes of a destination that is a table: PostgreSQL cuts longer names.
+MAX_QUEUE_NAME = 63
+
 _HALF_A_MINUTE = timedelta(seconds=30)
 
 #: How a store treats a message whose id it knows with other content.

@@ -34,7 +34,7 @@ from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.filters import BOTH, Conditions, MessageFilter, Where, matching_runs, moments
-from airflow_delayed.store.leases import DISPATCHED
+from airflow_delayed.store.leases import DISPATCHED, FIRST_ID
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
 from airflow_delayed.store.schema import Tables, UtcTime
 
@@ -198,6 +198,7 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
         select(
             remembered.c.Id, remembered.c.At, remembered.c.Destination, remembered.c.Dispatcher, remembered.c.Outcome
         )
+        .where(remembered.c.Id >= FIRST_ID)
         .order_by(remembered.c.At.desc())
         .limit(MAX_LOOKED_AT)
         .subquery()

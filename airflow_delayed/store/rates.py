@@ -22,8 +22,9 @@ from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
+from airflow_delayed.store.policy import MAX_DESTINATION
 from airflow_delayed.store.records import delivered_by
-from airflow_delayed.store.schema import MAX_DESTINATION, Tables, UtcTime
+from airflow_delayed.store.schema import Tables, UtcTime
 from airflow_delayed.store.versions import columns_after, table_version, upgrade_command
 
 #: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.

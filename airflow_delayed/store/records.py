@@ -23,7 +23,8 @@ from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
-from airflow_delayed.store.schema import MAX_BODY, MAX_DESTINATION, MAX_HEADERS, MAX_QUEUE_NAME, MAX_TAG, Tables
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, Tables
 
 #: ``json.dumps`` would make an encoder for each message.
 #: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so

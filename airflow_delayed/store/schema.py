@@ -26,7 +26,8 @@ The names of the other tables begin with the name of the table of messages:
 - ``_past``: leases and remembered ids; no body. A dispatcher that claims a message writes its id here, with a lease.
   While the message is in its table, the row is the lease: which dispatcher, until when. Afterwards the row means that
   the message was dispatched. So a claim writes to no message. Ids of cancelled, purged and erased messages stay here.
-  Tag, Run and DeliverConnId are those of the message, to find it when it has left the store.
+  Tag, Run and DeliverConnId are those of the message, to find it when it has left the store. Rows whose Id begins with
+  a blank are marks, and no messages: what has succeeded, see :mod:`airflow_delayed.store.escalations`.
 - ``_failed``: messages that were given up or expired, with all their content, until they are retried or purged.
 - ``_cancelled``: cancelled messages with all their content, for as long as the cancel can be taken back: up to Until.
   Reason and FailedAt are those of a message that had failed; null: it waited. Dispatchers, and the next cancel or
@@ -72,12 +73,11 @@ from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import UTC
 from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, Dialect, bytes_type
 from airflow_delayed.store.dialects import dialect_for
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
 
 TABLE = "delayed_messages"
 
 MAX_ID = 250
-MAX_DESTINATION = 200
-MAX_TAG = 250
 MAX_CONN_ID = 250
 MAX_DISPATCHER = 64
 #: A turn is a number and a UUID, with their names.
@@ -89,8 +89,6 @@ MAX_BODY = 128 * 1024 * 1024
 MAX_HEADERS = 16 * 1024 * 1024
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
-#: Bytes of a destination that is a table: PostgreSQL cuts longer names.
-MAX_QUEUE_NAME = 63
 
 #: Buckets of lateness in the history.
 LATE_BUCKETS = 9

@@ -115,7 +115,8 @@ async def messages(
     check_reason(query, reasons=reasons)
 
     def read(hook: DelayedStoreHook) -> MessagePage:
-        page = hook.page(**query.criteria(), ids=query.id, limit=query.limit, after=query.after)
+        chosen: dict[str, Any] = {} if query.id is None else {"ids": query.id}
+        page = hook.page(**query.criteria(), **chosen, limit=query.limit, after=query.after)
         may_change, ahead = security.may_change(connection_id, user), _lookaheads(hook, pool)
         return MessagePage(
             at=page.at,
@@ -267,12 +268,7 @@ async def reschedule(
         nonlocal due_at
         if due_at is None:
             due_at = due_after(hook.now(), span_of(change.delay_seconds or 0))
-        moment = due_at
-
-        def move(ids: list[str] | None, **arguments: Any) -> Outcomes:
-            return hook.reschedule(ids, moment, **arguments)
-
-        return move
+        return partial(hook.reschedule, due_at=due_at)
 
     answer = await _change(pool, user, connection_id, "reschedule", change, work)
     return answer.model_copy(update={"due_at": due_at})
@@ -326,6 +322,8 @@ async def _change(
     await _check_sender(pool, user, connection_id, action, change)
     arguments: dict[str, Any] = {"dry_run": change.dry_run, "actor": f"user {security.name_of(user)}"}
     arguments["because"] = change.because
+    if change.ids is not None:
+        arguments["ids"] = change.ids
     if change.filter is not None:
         arguments |= {
             **change.filter.criteria(),
@@ -335,9 +333,9 @@ async def _change(
 
     def run(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
-            return work(hook)(change.ids, **arguments)
+            return work(hook)(**arguments)
         with security.logged(action, user, {"connection_id": connection_id, **logged_selection(change)}) as outcome:
-            outcomes = work(hook)(change.ids, **arguments)
+            outcomes = work(hook)(**arguments)
             outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
         return outcomes
 

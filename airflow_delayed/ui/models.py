@@ -19,7 +19,7 @@ from airflow_delayed.store.records import Content, Remembered, StoredMessage
 
 if TYPE_CHECKING:
     # Python 3.10 does not have it
-    from typing import Self
+    from typing_extensions import Self
 
 #: Characters of a header's value that are shown.
 MAX_VALUE = 2000
@@ -157,7 +157,10 @@ def _bars(counted: Mapping[datetime, int]) -> list[Bar]:
 
 
 class MessageOrigin(ApiModel):
-    """The task that sent it. ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop."""
+    """The task that sent it; ``task_id`` is empty if the message is about the run itself.
+
+    ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop.
+    """
 
     dag_id: str
     run_id: str
@@ -354,7 +357,10 @@ def history(known: StoredMessage | Remembered, changes: Sequence[AuditRecord], *
 def _message_entries(stored: StoredMessage, reason: str | None) -> list[HistoryEntry]:
     entries = []
     origin = stored.origin
-    who = f"task {origin.dag_id}.{origin.task_id}, run {origin.run_id}" if origin else None
+    who = None
+    if origin is not None:
+        who = f"task {origin.dag_id}.{origin.task_id}" if origin.task_id else f"DAG {origin.dag_id}"
+        who = f"{who}, run {origin.run_id}"
     stored_at, replaced_at = stored.stored_at, stored.replaced_at
     if stored_at is not None:
         entries.append(_entry(stored_at, "stored", None if replaced_at else who))

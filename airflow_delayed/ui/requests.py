@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import check_token
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
 from airflow_delayed.store.records import place_of
-from airflow_delayed.store.schema import MAX_DESTINATION, MAX_ERROR, MAX_ID, MAX_TAG
+from airflow_delayed.store.schema import MAX_ERROR, MAX_ID
 from airflow_delayed.ui.models import LeftName, StateName
 
 #: Messages that one change names.
@@ -41,6 +43,20 @@ def _change_token(value: str) -> str:
 _From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
 
 
+def _check_not_null(body: BaseModel, names: Iterable[str]) -> None:
+    """Check that no criterion is null: its client had no value for it, and more messages would match without it."""
+    for name in body.model_fields_set.intersection(names):
+        if getattr(body, name) is None:
+            raise ValueError(
+                f"{name} is null, which would select more messages, so nothing is changed; to select whatever the"
+                f" {name} is, leave it out"
+            )
+
+
+#: The criteria that name the task which stored a message.
+_SENDER = ("dag_id", "run_id", "task_id", "map_index")
+
+
 class FilterBody(BaseModel):
     """Criteria that select messages; texts are compared byte by byte, times have a zone."""
 
@@ -63,24 +79,16 @@ class FilterBody(BaseModel):
 
     @model_validator(mode="after")
     def _of_a_dag(self) -> FilterBody:
+        _check_not_null(self, FilterBody.model_fields)
         if self.dag_id is None and (self.run_id, self.task_id, self.map_index) != (None, None, None):
             raise ValueError("run_id, task_id and map_index need dag_id")
         return self
 
     def criteria(self) -> dict[str, Any]:
         """Return the arguments of the store's hook."""
-        sent_by = None
-        if self.dag_id is not None:
-            sent_by = SentBy(dag_id=self.dag_id, run_id=self.run_id, task_id=self.task_id, map_index=self.map_index)
-        return {
-            "tag": self.tag,
-            "destination": self.destination,
-            "reason": self.reason,
-            "due_from": self.due_from,
-            "due_until": self.due_until,
-            "state": self.state,
-            "sent_by": sent_by,
-        }
+        criteria = self.model_dump(exclude_none=True, include={*FilterBody.model_fields})
+        sender = {name: criteria.pop(name) for name in _SENDER if name in criteria}
+        return {**criteria, "sent_by": SentBy(**sender)} if sender else criteria
 
 
 class CancelledFilterBody(FilterBody):
@@ -116,6 +124,7 @@ class ChangeBody(BaseModel):
 
     @model_validator(mode="after")
     def _one_of(self) -> ChangeBody:
+        _check_not_null(self, ["ids"])
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give ids or filter, and not both")
         if self.filter is not None:

@@ -128,8 +128,6 @@ def main() -> None:
     args = arguments()
     spark = (
         SparkSession.builder.appName("flight reminders")
-        # without this Spark writes times that have no zone, and a reader would have to guess
-        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
         .getOrCreate()

@@ -94,7 +94,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
         metadata, fernet_key = create_database(server.url, "metadata"), Fernet.generate_key().decode()
         connections = {
             "delayed_sqs": sqs.connection(sqs_endpoint, queue_name_prefix=prefix),
-            "delayed_store": _connection(server.url),
+            "delayed_store": connection_fields(server.url),
             "delayed_rabbitmq": broker.connection,
             "spark_default": airflow.LOCAL_SPARK,
             "down_store": DOWN,
@@ -200,7 +200,7 @@ def create_database(url: str, name: str) -> str:
     return urlsplit(url)._replace(path=f"/{name}").geturl()
 
 
-def _connection(url: str) -> dict[str, object]:
+def connection_fields(url: str) -> dict[str, object]:
     parts = urlsplit(url)
     return {
         "conn_type": "postgres",

@@ -1,4 +1,4 @@
-"""DelayedCancelOperator, DelayedRescheduleOperator and DelayedRetryOperator on a store, and in DAGs."""
+"""The operators that change messages: on a store, and in DAGs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from support.examples import result
 from support.send_runs import log_fixture  # noqa: F401 - a fixture
+from support.standing import give_up
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TopologyError
@@ -19,10 +20,17 @@ from airflow_delayed.operators import change
 from airflow_delayed.operators.change import (
     DelayedCancelOperator,
     DelayedRescheduleOperator,
+    DelayedRestoreOperator,
     DelayedRetryOperator,
 )
 from airflow_delayed.operators.send import DelayedSendOperator
 
+KINDS = {
+    "cancel": DelayedCancelOperator,
+    "reschedule": DelayedRescheduleOperator,
+    "restore": DelayedRestoreOperator,
+    "retry": DelayedRetryOperator,
+}
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 
 
@@ -198,3 +206,54 @@ def test_a_mapped_task_whose_value_is_none_changes_nothing(store: Store, run_dag
         DelayedCancelOperator.partial(task_id="gone", store_conn_id=store.conn_id, destination="q").expand(tag=tags())
     assert run_dag(dag).state == "failed"
     assert waiting(hook) == ["a"]
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_a_mapped_row_with_a_null_changes_nothing(store: Store, run_dag, capsys):
+    """A customer without a name must not stand for all customers."""
+    hook = store.installed()
+    hook.send([message("a", hook.now() + DAY, tag="ann"), message("b", hook.now() + DAY, tag="bob")])
+    give_up(hook, "b")
+    hook.send([message("c", hook.now() + DAY, tag="eve")])
+    hook.cancel("c")
+    before = [(one.message_id, one.due_at, one.state) for one in hook.list()]
+    with DAG("null", schedule=None) as dag:
+
+        @task
+        def customers() -> list[dict[str, str | None]]:
+            return [{"tag": None, "destination": "q"}]
+
+        rows = customers()
+        for name, kind in KINDS.items():
+            more = {"delay": 60} if name == "reschedule" else {}
+            mapped = kind.partial(task_id=name, store_conn_id=store.conn_id, **more)
+            mapped.expand_kwargs(rows)
+            kind.partial(task_id=f"{name}_literal", store_conn_id=store.conn_id, **more).expand_kwargs(
+                [{"tag": None, "destination": "q"}]
+            )
+    run = run_dag(dag)
+    states = {one.task_id: one.state for one in run.get_task_instances()}
+    assert states.pop("customers") == "success"
+    assert states == {f"{name}{more}": "failed" for name in KINDS for more in ("", "_literal")}
+    assert capsys.readouterr().out.count("tag= is None, which would select more messages, so nothing is changed") >= 8
+    assert [(one.message_id, one.due_at, one.state) for one in hook.list()] == before
+    assert hook.restore("c") == {"c": "restored"}
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_the_results_of_a_mapped_send_name_its_messages(store: Store, run_dag):
+    hook = store.installed(deliver_conn_id=None)
+    hook.install(["mail"], create_destinations=True)
+    with DAG("mapped", schedule=None) as dag:
+        send = DelayedSendOperator.partial(task_id="send", conn_id=store.conn_id, destination="mail", delay=DAY).expand(
+            value=["a", "b", "c"]
+        )
+        cancel = DelayedCancelOperator(
+            task_id="cancel", store_conn_id=store.conn_id, ids=send.output, because="{{ dag.dag_id }} ends"
+        )
+        cancel >> DelayedRestoreOperator(task_id="restore", store_conn_id=store.conn_id, ids=send.output)
+    run = run_dag(dag)
+    assert result(run, "cancel")["outcomes"] == {"cancelled": 3}
+    assert result(run, "restore")["outcomes"] == {"restored": 3}
+    assert len(waiting(hook)) == 3
+    assert [(one.action, one.because) for one in hook.audit()] == [("restore", None), ("cancel", "mapped ends")]

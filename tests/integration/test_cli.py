@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,10 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     ]
     assert hook.get("m0").due_at == LATER + timedelta(days=1)
     assert delayed("reschedule", "m0", "--delay", "60").code == 0
-    assert hook.get("m0").due_at < LATER
+    in_a_minute = hook.get("m0").due_at
+    assert in_a_minute < LATER
+    assert delayed("reschedule", "m0", "--delay", "PT1H").code == 0
+    assert timedelta(minutes=59) <= hook.get("m0").due_at - in_a_minute < timedelta(hours=1, minutes=5)
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
     assert hook.get("m5").last_error is None
     would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
@@ -225,6 +229,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
         (["cancel", "m0", "--tag", "t"], "cancel: give ids or a filter, and not both"),
         (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
+        (["reschedule", "m0", "--delay", "P1M"], "'P1M' has months or years"),
         (["list", "--table", "other"], "table other: missing"),
         (["counts", "--store-conn-id", "gone"], "The conn_id `gone` isn't defined"),
     ],
@@ -235,6 +240,32 @@ def test_what_cannot_be_is_told_in_a_line(hook: DelayedStoreHook, delayed, argum
     assert done.code == 1
     assert text in done.err
     assert done.out == ""
+
+
+TEXTS = ["--tag", "--destination", "--deliver-conn-id"]
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [
+        *product(
+            ["cancel", "restore", "reschedule", "retry", "erase", "list"], [*TEXTS, "--due-from", "--due-until", "id"]
+        ),
+        *product(["counts"], TEXTS),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set_changes_nothing(
+    hook: DelayedStoreHook, delayed, command: str, option: str
+):
+    before = {one.message_id: one.due_at for one in hook.list()}
+    more = {"reschedule": ["--delay", "5"], "list": [], "counts": []}.get(command, [])
+    more += ["--yes"] if command not in ("list", "counts") else []
+    other = ["--destination", "q"] if option != "--destination" else ["--tag", "t"]
+    done = delayed(command, *([""] if option == "id" else [option, "", *other]), *more)
+    assert (done.code, done.out) == (1, "")
+    text = f"{option}: '' is not a time" if "due" in option else f"{option} is empty, so nothing is changed"
+    assert (text if option != "id" else "an id of a message is empty, so nothing is changed") in done.err
+    assert {one.message_id: one.due_at for one in hook.list()} == before
 
 
 def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
@@ -267,6 +298,9 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
             "airflow_delayed",
             "airflow_delayed.cli",
             "airflow_delayed.cli.definition",
+            # which imports nothing else
+            "airflow_delayed.notifications",
+            "airflow_delayed.notifications.dag_policy",
             "airflow_delayed.provider_info",
         ],
     }

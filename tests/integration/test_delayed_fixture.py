@@ -67,7 +67,8 @@ def test_an_escalation_arrives_or_is_taken_back(delayed):
         return {"dag": DAG("etl", schedule=None), "dag_run": ended, "run_id": run}
 
     notifier(context("red"))
-    DelayedCancelNotifier(store_conn_id="store")(context("green"))
+    delayed.advance(60)
+    DelayedCancelNotifier(store_conn_id="store")(context("red"))
     assert delayed.stored == []
     notifier(context("red again"))
     delayed.advance(HOUR - timedelta(seconds=1))

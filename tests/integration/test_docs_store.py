@@ -21,8 +21,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import HERE
 from airflow_delayed.store.dispatch.dispatcher import AHEAD
 from airflow_delayed.store.notify import POLL
-from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.schema import MAX_QUEUE_NAME
+from airflow_delayed.store.policy import MAX_QUEUE_NAME, DispatchPolicy
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 from services import sqs
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
-import pyarrow.dataset as parquet
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 from support.flights import flights as all_flights
@@ -38,7 +39,12 @@ def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(output: Path, *arguments: str) -> list[dict]:
         monkeypatch.setattr(sys, "argv", [str(JOB), "--output", str(output), *arguments])
         runpy.run_path(str(JOB), run_name="__main__")
-        return parquet.dataset(output).to_table().to_pylist(maps_as_pydicts="strict")
+        written = parquet.read_table(output, coerce_int96_timestamp_unit="us")
+        for name in ("due_at", "departs"):
+            # of Spark's timestamps pyarrow reads UTC, and no time zone
+            moments = written[name].cast(pa.timestamp("us", tz="UTC"))
+            written = written.set_column(written.schema.get_field_index(name), name, moments)
+        return written.to_pylist(maps_as_pydicts="strict")
 
     return run
 

@@ -7,121 +7,46 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.callback_supervisor import execute_callback
 from airflow.triggers.callback import CallbackTrigger
+from support.etl import HALF_AN_HOUR, Etl
+from support.etl import broker_fixture as broker_fixture
+from support.etl import etl_fixture as etl_fixture
+from support.etl import reachable_fixture as reachable_fixture
 from support.examples import dags_of, result
 from support.stores import Store, Transport, on_postgres_too
 from support.stores import plain_store_fixture as plain_store_fixture
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, InputError, TopologyError
-from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.message import utcnow
-from airflow_delayed.notifications import notifiers
+from airflow_delayed.notifications import store_calls
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 
-HALF_AN_HOUR = timedelta(minutes=30)
 NOTIFIER = "airflow_delayed.notifications.notifiers.DelayedNotifier"
 CANCEL = "airflow_delayed.notifications.notifiers.DelayedCancelNotifier"
-
-
-@pytest.fixture
-def broker(connect) -> str:
-    """The connection that delivers; no notifier asks the broker itself."""
-    return connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=1)
-
-
-@dataclass
-class Etl:
-    """A DAG whose runs end red or green, with the two lines for it."""
-
-    store: Store
-    hook: DelayedStoreHook
-    per: str = "dag"
-    began: datetime = field(default_factory=utcnow)
-
-    def __post_init__(self) -> None:
-        shared: dict[str, Any] = {"store_conn_id": self.store.conn_id, "per": self.per}
-        self.on_failure = DelayedNotifier(conn_id="broker", destination="desk", delay=HALF_AN_HOUR, **shared)
-        self.on_success = DelayedCancelNotifier(**shared)
-        self.dag = DAG("etl", schedule=None)
-
-    def context(self, run: str, minutes: float, *, lasted: float = 5) -> dict[str, Any]:
-        """What Airflow passes when a run ends, so many minutes after the test's begin."""
-        end = self.began + timedelta(minutes=minutes)
-        start = end - timedelta(minutes=lasted)
-        dag_run = SimpleNamespace(dag_id="etl", run_id=run, start_date=start, end_date=end)
-        return {"dag": self.dag, "run_id": run, "dag_run": dag_run, "ti": SimpleNamespace(id=uuid4(), end_date=end)}
-
-    def red(self, run: str, minutes: float, notifier: DelayedNotifier | None = None) -> None:
-        (notifier or self.on_failure)(self.context(run, minutes))
-
-    def green(self, run: str, minutes: float, *, lasted: float = 5) -> None:
-        self.on_success(self.context(run, minutes, lasted=lasted))
-
-    @property
-    def waiting(self) -> list[datetime]:
-        """When what waits is due."""
-        return [one.due_at for one in self.hook.list()]
-
-    def dispatch(self, minutes: float, transport: Transport | None = None, **options: Any) -> list[bytes]:
-        """Dispatch with a lookahead, when so many minutes are over by the database's clock; returns the bodies."""
-        moment = self.began + timedelta(minutes=minutes)
-        transport = transport or Transport()
-        options = {"lookahead": timedelta(minutes=15), "database_time": lambda connection: moment, **options}
-        dispatcher = self.store.dispatcher(self.hook, transport, **options)
-        dispatcher.once()
-        dispatcher.close()
-        return [one.body for one in transport.sent]
-
-
-@pytest.fixture
-def etl(reachable: Store, broker: str) -> Etl:
-    return Etl(reachable, reachable.installed())
-
-
-@pytest.fixture
-def reachable(store: Store, connect, monkeypatch) -> Iterator[Store]:
-    """A store whose connection leads to its schema by itself, as a user's does."""
-    hook = store.installed()
-    url = hook.engine.url
-    if url.get_backend_name() == "postgresql":
-        schema = str(store.schema).replace('"', '""').replace(" ", r"\ ")
-        monkeypatch.setenv("PGOPTIONS", f'-c search_path="{schema}"')
-    if url.get_backend_name() != "mysql":
-        yield store
-        return
-    # Airflow's own hook cannot connect to a name with blanks
-    name = f"notifiers_{uuid4().hex}"
-    store.sql(hook, f'CREATE DATABASE "{name}"')
-    address = {"host": url.host, "port": url.port, "login": url.username, "password": url.password}
-    own = Store(connect(name, conn_type="mysql", schema=name, **address))
-    yield own
-    own.close()
-    store.sql(hook, f'DROP DATABASE "{name}"')
 
 
 @on_postgres_too
 def test_what_stays_red_is_escalated_when_it_is_due_and_not_before(etl: Etl) -> None:
     etl.red("a", 0)
     (one,) = etl.hook.list()
-    assert (one.due_at, one.state, one.next_try, one.tag) == (etl.began + HALF_AN_HOUR, "waiting", None, "notifier:etl")
+    assert (one.due_at, one.state, one.next_try) == (etl.began + HALF_AN_HOUR, "waiting", None)
     # with a lookahead of 15 minutes
     assert [etl.dispatch(minutes) for minutes in (14, 16, 29.9)] == [[], [], []]
     assert etl.hook.counts().waiting == len(list(etl.hook.list(state="waiting"))) == 1
     assert list(etl.hook.list(state="retrying")) == []
     (body,) = etl.dispatch(30)
-    failed_at = etl.began.isoformat()
-    assert json.loads(body) == {"dag_id": "etl", "run_id": "a", "failed_at": failed_at}
+    failure = json.loads(body)
+    assert (failure["dag_id"], failure["run_id"], failure["failed_at"]) == ("etl", "a", etl.began.isoformat())
+    assert (failure["task_id"], failure["reason"], failure["failures"]) == ("work", "task_failure", 1)
     assert etl.waiting == []
 
 
@@ -136,22 +61,19 @@ def test_green_ten_seconds_before_it_is_due_stops_it(etl: Etl) -> None:
     assert (change.who, change.action) == ("DAG etl, run a", "cancel")
 
 
-def test_the_next_runs_green_stops_it_and_a_green_without_a_red_leaves_no_trace(etl: Etl) -> None:
-    etl.green("before", -60)
-    assert list(etl.hook.audit()) == []
-    etl.red("a", 0)
-    etl.green("b", 20)
-    assert (etl.waiting, etl.dispatch(31)) == ([], [])
-
-
-def test_per_run_only_its_own_green_stops_it(reachable: Store, broker: str) -> None:
+def test_by_default_a_run_is_red_by_itself(reachable: Store, broker: str) -> None:
     etl = Etl(reachable, reachable.installed(), per="run")
+    assert DelayedNotifier(conn_id="c", store_conn_id="db", destination="q", delay=1).per == "run"
+    assert DelayedCancelNotifier(store_conn_id="db").per == "run"
+    etl.green("0", -60)
+    assert list(etl.hook.audit()) == []
     etl.red("a", 0)
     etl.red("b", 1)
     etl.green("c", 2)
-    assert len(etl.waiting) == 2
+    assert etl.waiting == [30, 31]
     etl.green("a", 3)
-    assert etl.waiting == [etl.began + timedelta(minutes=31)]
+    assert (etl.waiting, etl.stands_for) == ([31], [["b"]])
+    assert [one.tag for one in etl.hook.list()] == ["notifier:etl/b"]
 
 
 @on_postgres_too
@@ -160,27 +82,29 @@ def test_red_green_red_arms_twice_and_red_red_once(etl: Etl) -> None:
     etl.red("a", 0)  # Airflow calls once more for the same failure
     etl.red("a", 1)  # cleared, and red again
     etl.red("b", 2)
-    assert etl.waiting == [etl.began + HALF_AN_HOUR]
-    etl.green("a", 3)
+    etl.red("b", 2)
+    assert (etl.waiting, etl.stands_for) == ([30], [["a", "a", "b"]])
+    etl.green("b", 9)
     etl.red("a", 0)  # a callback of the first failure that comes late
     assert etl.waiting == []
-    etl.red("a", 10)
-    assert etl.waiting == [etl.began + timedelta(minutes=40)]
+    etl.red("b", 20)
+    assert (etl.waiting, etl.stands_for) == ([50], [["b"]])
 
 
 def test_what_is_red_after_an_escalation_is_escalated_again(etl: Etl) -> None:
     etl.red("a", 0)
     assert len(etl.dispatch(30)) == 1
     etl.red("b", 31)
-    assert etl.waiting == [etl.began + timedelta(minutes=61)]
+    etl.red("b", 31)
+    assert (etl.waiting, etl.stands_for) == ([61], [["b"]])
 
 
 def test_two_notifiers_of_a_dag_are_armed_both_and_stopped_by_one_green(etl: Etl) -> None:
-    manager = DelayedNotifier(conn_id="broker", store_conn_id=etl.store.conn_id, destination="desk", delay=7200)
+    manager = etl.notifier(delay=7200)
     for run, minutes in (("a", 0), ("b", 1)):
         etl.red(run, minutes)
         etl.red(run, minutes, manager)
-    assert etl.waiting == [etl.began + HALF_AN_HOUR, etl.began + timedelta(hours=2)]
+    assert (etl.waiting, etl.stands_for) == ([30, 120], [["a", "b"], ["a", "b"]])
     etl.green("c", 2)
     assert etl.waiting == []
 
@@ -227,15 +151,13 @@ def test_who_fails_when_nobody_dispatches_is_warned(etl: Etl, caplog) -> None:
 
 
 def test_a_tasks_failure_counts_from_its_try(etl: Etl) -> None:
-    ti = SimpleNamespace(id=uuid4(), end_date=etl.began)
-    running = SimpleNamespace(dag_id="etl", run_id="a", start_date=etl.began, end_date=None)
-    etl.on_failure({"dag": etl.dag, "run_id": "a", "dag_run": running, "ti": ti})
-    assert etl.waiting == [etl.began + HALF_AN_HOUR]
-    # and a DAG's callback without a task has neither
-    etl.green("b", 1)
+    etl.red("a", 0, task="load")
+    assert etl.waiting == [30]
+    # and a DAG's callback without a task has neither run nor try
+    etl.green("a", 1)
     etl.on_failure({"dag": etl.dag, "run_id": "a", "reason": "timed_out"})
     (due,) = etl.waiting
-    assert due > etl.began + HALF_AN_HOUR
+    assert due > 30
 
 
 def test_templates_are_rendered_for_each_run(etl: Etl) -> None:
@@ -246,7 +168,6 @@ def test_templates_are_rendered_for_each_run(etl: Etl) -> None:
         delay="{{ 60 * 30 }}",
         value={"run": "{{ run_id }}", "reason": "{{ reason }}"},
         headers={"run": "{{ dag_run.run_id }}"},
-        per="run",
     )
     for run in ("a", "b"):
         notifier({**etl.context(run, 0), "reason": "task_failure"})
@@ -294,12 +215,12 @@ def test_a_deadline_by_the_executor_warns_of_a_literal_body(etl: Etl, caplog) ->
         context = of_deadline(etl.began)
         context["deadline"]["id"] = str(value)
         log = SimpleNamespace(**dict.fromkeys(("debug", "info", "exception"), lambda *_, **__: None))
-        given = {**arguments, "value": value, "per": "dag", "context": context}
+        given = {**arguments, "value": value, "context": context}
         assert execute_callback(NOTIFIER, given, "", None, log) == (True, None)
         assert any("in the clear" in line for line in _warnings(caplog)) is warned
         assert "hush" not in caplog.text
         assert len(etl.waiting) == 1
-        etl.hook.cancel(tag="notifier:etl")
+        etl.hook.cancel(tag="notifier:etl/a")
 
 
 @pytest.fixture
@@ -314,8 +235,10 @@ def silent(connect) -> Iterator[str]:
 def test_a_store_that_does_not_answer_is_one_line_and_the_error(
     kind, silent, broker, monkeypatch, caplog, capsys
 ) -> None:
-    assert notifiers.SECONDS == 10
-    monkeypatch.setattr(notifiers, "SECONDS", 0.5)
+    assert store_calls.SECONDS == 10
+    monkeypatch.setattr(store_calls, "SECONDS", 0.5)
+    # it is asked each time
+    monkeypatch.setattr(store_calls, "SILENCE", 0.0)
     more = {"conn_id": broker, "destination": "q", "delay": 1} if kind is DelayedNotifier else {}
     context = {"dag": DAG("etl", schedule=None), "run_id": "a"}
     wanted = "connection 'silent' did not answer within 0.5 seconds"

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import select
 from support.standing import give_up, hold, lock, mark_dispatched, pause, release, renew, settle
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import MessageConflict, NaiveTime
+from airflow_delayed.errors import MessageConflict, NaiveTime, NullCriterion
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import Outcome
 from airflow_delayed.store.bulk_changes import BulkChanges
 from airflow_delayed.store.changes import Cancel
@@ -133,6 +134,31 @@ def test_nothing_is_meant_by_all_there_is(hook: DelayedStoreHook, change):
     # what a template that found nothing makes of itself
     assert getattr(hook, change)([], **options) == getattr(hook, change)(tag="", **options) == {}
     assert left(hook) == before
+
+
+CRITERIA = ["ids", "tag", "destination", "deliver_conn_id", "reason", "due_from", "due_until", "state", "sent_by"]
+
+
+@on_postgres_too
+@pytest.mark.parametrize("change", ["cancel", "restore", "reschedule", "retry", "erase", "list", "page", "matching"])
+def test_a_criterion_that_is_none_selects_nothing(hook: DelayedStoreHook, change: str):
+    """A null of somebody's row: without the criterion, the messages of all others would match."""
+    options = {"delay": 5} if change == "reschedule" else {}
+    options |= {"limit": 1} if change == "matching" else {}
+    before = list(hook.list()), audit(hook)
+    for name in CRITERIA if change != "matching" else CRITERIA[1:]:
+        other = {"destination": "q"} if name != "destination" else {"tag": "t"}
+        with pytest.raises(NullCriterion, match=f"^{name}= is None, which would select more messages, so nothing is"):
+            getattr(hook, change)(**{name: None}, **other, **options)
+        if name == "ids":
+            with pytest.raises(NullCriterion, match="ids= is None"):
+                hook.cancel(None, tag="t")
+    for name in ("tag", "destination", "deliver_conn_id"):
+        with pytest.raises(NullCriterion, match=f"{name}= is None"):
+            hook.counts(**{name: None})
+    with pytest.raises(NullCriterion, match="run_id= is None"):
+        SentBy(dag_id="d", run_id=None)
+    assert (list(hook.list()), audit(hook)) == before
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

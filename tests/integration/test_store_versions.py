@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import Column, MetaData, Table, func, insert, inspect, select, update
+from support.etl import arm, take_back
 from support.lengths import length
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
@@ -107,6 +108,10 @@ def test_tables_of_the_release_before_are_used_as_they_are(store: Store):
     (seen,) = hook.dispatchers()
     assert (seen.conn_ids, seen.worked_at, seen.problem) == (("broker",), None, None)
     assert hook.lookaheads() == {hook.conn_id: timedelta(0)}
+    # notifiers
+    hour = timedelta(hours=1)
+    assert [arm(hook, PAST), arm(hook, PAST + hour), take_back(hook, PAST)] == ["stored", "joined", 0]
+    assert [take_back(hook, PAST + hour), arm(hook, PAST)] == [1, "succeeded"]
     # of a message that has left, only what that version keeps
     assert [one.message_id for one in hook.page(state="dispatched", destination="q").remembered] == ["due"]
     with pytest.raises(DelayedError, match="upgrade the tables"):

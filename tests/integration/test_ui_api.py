@@ -259,6 +259,24 @@ def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, 
     assert page.post(url(store, "retry"), filter={"destination": "q"}, dry_run=False)["total"] == 0
 
 
+def test_a_criterion_that_is_null_changes_nothing(store: Store, hook: DelayedStoreHook, page: Page):
+    before = list(hook.list()), list(hook.audit())
+    names = ["tag", "destination", "reason", "due_from", "due_until", "state", "dag_id"]
+    for name in [*names, "run_id", "task_id", "map_index"]:
+        criteria = {"destination": "q", **({} if name in names else {"dag_id": "nightly"}), name: None}
+        if name == "destination":
+            criteria["tag"] = "t"
+        for action in ("cancel", "restore", "reschedule", "retry", "erase"):
+            body = {"filter": criteria, **({"delay_seconds": 5} if action == "reschedule" else {})}
+            for path, each in ((action, {**body, "dry_run": False}), ("jobs", {**body, "action": action})):
+                answer = page.ask("POST", url(store, path), json=each)
+                assert answer.status_code == 400, each
+                assert f"{name} is null, which would select more messages, so nothing is changed" in answer.text
+    answer = page.ask("POST", url(store, "cancel"), json={"ids": None, "filter": {"tag": "t"}, "dry_run": False})
+    assert (answer.status_code, "ids is null" in answer.text) == (400, True)
+    assert (list(hook.list()), list(hook.audit())) == before
+
+
 def test_a_cancel_is_taken_back(store: Store, hook: DelayedStoreHook, page: Page, monkeypatch: pytest.MonkeyPatch):
     page.post(url(store, "cancel"), ids=["soon", "due", "failed", "nightly"], dry_run=False)
     detail = page.get(url(store, "message"), id="soon")

@@ -20,6 +20,7 @@ PATIENCE = 120
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
+        "support.arming",
         "support.bridging",
         "support.dispatching",
         "support.adopting",

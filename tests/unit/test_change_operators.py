@@ -1,7 +1,8 @@
-"""DelayedCancelOperator, DelayedRescheduleOperator and DelayedRetryOperator: what they refuse, before any change."""
+"""The operators that change messages: what they refuse before any change, and what a retry does."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,9 +12,12 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.sqs import SqsDelayHook
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.change import (
+    CRITERIA,
     DelayedCancelOperator,
     DelayedRescheduleOperator,
+    DelayedRestoreOperator,
     DelayedRetryOperator,
 )
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
@@ -23,7 +27,7 @@ from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 from airflow_delayed.testing.delayed import Delayed, context_of, executed
 
 DAY = timedelta(days=1)
-OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
+OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRestoreOperator, DelayedRetryOperator]
 
 
 def task_of(kind: type, **options: object):
@@ -63,7 +67,9 @@ def test_one_new_due_time(due):
         ({"ids": "{{ params.nothing }}"}, "ids='' is a text, and no id"),
         ({"ids": "{{ ['a', 'b'] }}"}, "pass a list, or the other task's output itself instead of a template"),
         ({"ids": ["a", 1]}, "ids= has a int, or an empty text, among them"),
-        ({"ids": [{"message_ids": ["a"]}]}, "ids= has a dict, or an empty text, among them"),
+        ({"ids": ["a", ["b"]]}, "ids= has a list, or an empty text, among them"),
+        # of a mapped send, of which one had too many
+        ({"ids": [{"message_ids": ["a"]}, {"message_ids": None}]}, "of over 100 messages does not name them"),
         ({"ids": 17}, "ids= is a int, and must be a list of ids"),
         ({"ids": {"message_ids": None}}, "a DelayedSendOperator of over 100 messages does not name them"),
         ({"due_from": "2030-01-01T00:00"}, "due_from: 2030-01-01 00:00:00 has no time zone"),
@@ -92,17 +98,88 @@ def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
         executed(task, context_of(task, "r", delayed.now))
 
 
-def test_a_criterion_that_another_task_did_not_return_does_not_widen_the_filter(delayed: Delayed):
-    send = DelayedSendOperator(
-        task_id="send", conn_id="any", store_conn_id="store", destination="q", value="x", delay=timedelta(days=1)
-    )
-    delayed.run(send)
-    task = DelayedCancelOperator(task_id="change", store_conn_id="store", destination="q", tag="t")
-    # as Airflow sets a rendered field
-    task.tag = None
-    with pytest.raises(AirflowFailException, match="tag= is None; did its template"):
-        task.execute(context_of(task, "r", delayed.now))
+def three(delayed: Delayed) -> list[str]:
+    """Store three messages of three customers, and return their ids."""
+    both = {"conn_id": "any", "store_conn_id": "store"}
+    rows = [{"value": name, "tag": name} for name in ("ann", "bob", "eve")]
+    send = DelayedSendOperator(task_id="send", **both, destination="q", messages=rows, delay=DAY)
+    return delayed.run(send)["message_ids"]
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("name", ["ids", *CRITERIA])
+def test_a_criterion_that_is_none_changes_nothing(delayed: Delayed, kind: type, name: str):
+    """As a null of a mapped task's row, or a template that renders to nothing in native types."""
+    three(delayed)
+    before = delayed.stored
+    other = {"destination": "q"} if name != "destination" else {"tag": "ann"}
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        native = task_of(kind, **{**({} if name == "ids" else other), name: "{{ none }}"})
+    for task in (native, *([] if name == "ids" else [task_of(kind, **{**other, name: None})])):
+        with pytest.raises(AirflowFailException, match=f"^{name}= is None, which would select more messages, so noth"):
+            executed(task, context_of(task, "r", delayed.now))
+    assert delayed.stored == before
+
+
+def test_a_retry_of_a_reschedule_moves_no_message_again(delayed: Delayed):
+    three(delayed)
+    task = task_of(DelayedRescheduleOperator, destination="q", delay=3600, retries=3)
+    context = context_of(task, "r", delayed.now)
+    due = delayed.now + timedelta(hours=1)
+    first = executed(task, context)
+    assert (first["outcomes"], first["due_at"]) == ({"rescheduled": 3}, due.isoformat())
+    # its worker was lost, and is tried again five minutes later
+    delayed.advance(300)
+    context["ti"].try_number = 2
+    again = executed(task, context)
+    assert (again["due_at"], again["changed"]) == (due.isoformat(), 0)
+    assert {one.due_at for one in delayed.stored} == {due}
+    # a person who clears the task means another hour
+    delayed.advance(300)
+    context["ti"].try_number, context["ti"].max_tries = 3, 5
+    cleared = executed(task, context)
+    assert cleared["outcomes"] == {"rescheduled": 3}
+    assert {one.due_at for one in delayed.stored} == {due + timedelta(minutes=10)}
+
+
+def test_a_cancel_is_taken_back(delayed: Delayed):
+    ids = three(delayed)
+    before = delayed.stored
+    delayed.run(task_of(DelayedCancelOperator, ids=ids[:2]))
+    assert delayed.run(task_of(DelayedRestoreOperator, tag="ann", dry_run=True))["outcomes"] == {"restored": 1}
     assert len(delayed.stored) == 1
+    assert delayed.run(task_of(DelayedRestoreOperator, tag="ann"))["outcomes"] == {"restored": 1}
+    # a retry
+    done = delayed.run(task_of(DelayedRestoreOperator, ids=ids[:2], on_missing="fail"))
+    assert done["outcomes"] == {"restored": 1, "already stored": 1}
+    assert delayed.stored == before
+
+
+@pytest.mark.parametrize("overdue_ok", [True, "{{ params.now }}"])
+def test_what_is_overdue_is_restored_when_the_task_says_so(delayed: Delayed, overdue_ok: object):
+    ids = three(delayed)[:1]
+    delayed.advance(DAY - timedelta(minutes=5))
+    delayed.run(task_of(DelayedCancelOperator, ids=ids))
+    delayed.advance(timedelta(minutes=6))
+    with pytest.raises(AirflowFailException, match="1 overdue of 1 messages"):
+        delayed.run(task_of(DelayedRestoreOperator, ids=ids, on_missing="fail"))
+    with DAG("d", schedule=None, params={"now": "yes"}):
+        wrong = task_of(DelayedRestoreOperator, ids=ids, overdue_ok="{{ params.now }}")
+    with pytest.raises(AirflowFailException, match="overdue_ok='yes' is neither true nor false"):
+        delayed.run(wrong)
+    with DAG("d", schedule=None, params={"now": "True"}):
+        task = task_of(DelayedRestoreOperator, ids=ids, overdue_ok=overdue_ok)
+    assert delayed.run(task)["outcomes"] == {"restored": 1}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_the_reason_is_in_the_audit(delayed: Delayed, kind: type):
+    with DAG("d", schedule=None, params={"by": "Ann"}):
+        task = task_of(kind, tag="nobody", because="{{ params.by }} asked on {{ ds }}")
+    delayed.run(task)
+    delayed.run(task_of(kind, tag="nobody", because="{{ none }}"))
+    with closing(DelayedStoreHook("store")) as hook:
+        assert [one.because for one in hook.audit()] == [None, f"Ann asked on {delayed.now.date()}"]
 
 
 def test_with_the_fixture_of_ones_own_tests(delayed: Delayed):

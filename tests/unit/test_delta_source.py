@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from deltalake import DeltaTable, write_deltalake
@@ -42,6 +43,27 @@ def test_the_newest_version_is_read_and_its_partitions(run, path):
     run.execute(source=DeltaSource(path))
     [message] = run.transport.sent
     assert (message.body, message.tag, message.due_at) == (b"new", "customer 7", DUE)
+
+
+def test_int96_is_what_the_log_declares(run, path):
+    [file] = DeltaTable(path).file_uris()
+    # as Flink and others write it, without a schema in the footer
+    rows = pa.table({"value": ["new"], "due_at": pa.array([DUE.replace(tzinfo=None)], pa.timestamp("us"))})
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=True, store_schema=False)
+    run.execute(source=DeltaSource(path))
+    [message] = run.transport.sent
+    assert message.due_at == DUE
+
+
+def test_a_wall_clock_of_a_table_needs_the_zone_that_it_is_in(run, tmp_path):
+    naive = pa.array([DUE.replace(tzinfo=None)], pa.timestamp("us"))
+    write_deltalake(str(tmp_path / "naive"), pa.table({"value": ["a"], "due_at": naive}))
+    source = DeltaSource(str(tmp_path / "naive"))
+    with pytest.raises(AirflowFailException, match=r"\(timestamp_ntz in the table's schema\); pass timezone="):
+        run.execute(source=source)
+    run.execute(source=source, timezone="Asia/Tokyo")
+    [message] = run.transport.sent
+    assert message.due_at == DUE - timedelta(hours=9)
 
 
 @pytest.mark.parametrize("version", [0, "0"])

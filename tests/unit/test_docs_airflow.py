@@ -12,6 +12,7 @@ from pika import BasicProperties
 from support import pages
 
 from airflow_delayed import sources
+from airflow_delayed.notifications.missed_run import MissedRunNotifier
 from airflow_delayed.notifications.notifiers import DelayedNotifier
 from airflow_delayed.rabbitmq.consumer import event_payload
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
@@ -40,9 +41,9 @@ def test_the_code_makes_a_dag_with_a_watcher_and_amazons_watcher() -> None:
 
 def test_the_pages_of_notifiers_make_dags_and_name_every_parameter() -> None:
     page = WATCH.with_name("notifiers.md")
-    assert list(pages.run(page)) == [None, None]
-    parameters = set(inspect.signature(DelayedNotifier).parameters) - {"context"}
-    assert {name for name in parameters if f"`{name}`" in page.read_text()} == parameters
+    assert list(pages.run(page)) == [None, None, None]
+    parameters = {name for one in (DelayedNotifier, MissedRunNotifier) for name in inspect.signature(one).parameters}
+    assert {name for name in parameters if f"`{name}`" in page.read_text()} == parameters - {"context"}
 
 
 def test_the_page_of_sources_and_its_code() -> None:

@@ -27,5 +27,9 @@ def test_the_digest_is_fixed():
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "a\0b"])
 @pytest.mark.parametrize("field", ["dag_id", "run_id", "task_id"])
 def test_a_name_fits_its_column(field, name):
+    if (field, name) == ("task_id", ""):
+        # the run itself
+        assert Origin(dag_id="d", run_id="r", task_id="").task_id == ""
+        return
     with pytest.raises(ValueError, match=f"{field} must have 1 to 250 characters"):
         Origin(**{"dag_id": "d", "run_id": "r", "task_id": "t", field: name})

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from pathlib import Path
+
 import pytest
-from reckoning import Arrival, reckon
+from reckoning import Arrival, computed, reckon
+from support.spark_times import MOMENTS
 
 DUE = {"a": 100.0, "b": 200.0}
 
@@ -24,6 +29,18 @@ def test_reckon(arrivals: list[tuple[str, float]], wanted: dict[str, int]) -> No
     everything = {"computed": 2, "arrived": 0, "early": 0, "missing": 0, "twice": 0, "strange": 0} | wanted
     assert {name: getattr(result, name) for name in everything} == everything
     assert result.kept == (wanted == {"arrived": 2})
+
+
+@pytest.mark.parametrize("kind", ["default", "micros"])
+def test_what_spark_computed_is_read_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    shutil.copy(Path(__file__).parent / "intake/spark_files/4.2.0" / f"{kind}.parquet", tmp_path)
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert computed(tmp_path) == {str(moment): float(moment) for moment in MOMENTS}
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_quantiles_are_latenesses_that_occurred() -> None:

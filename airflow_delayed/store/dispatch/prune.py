@@ -28,8 +28,9 @@ ALLOW_EVERY = 60.0
 ALLOWANCE = 100 * IDS
 #: The most transactions that forget runs of tasks, after each allowance.
 RUN_TRANSACTIONS = 20
-#: The most transactions that delete cancelled messages, each up to 1000, after each allowance.
-CANCELLED_TRANSACTIONS = 100
+#: The most transactions that delete cancelled messages, and marks of escalations, each up to 1000, after each
+#: allowance.
+BY_TIME_TRANSACTIONS = 100
 #: Seconds until the next look at how many were dispatched.
 LOOK_EVERY = 1.0
 
@@ -82,9 +83,10 @@ class Pruner:
         for _ in range(RUN_TRANSACTIONS):
             if self._forget(filters.forget_runs) < filters.RUNS_FORGOTTEN:
                 break
-        for _ in range(CANCELLED_TRANSACTIONS):
-            if self._forget(forget_cancelled) < IDS:
-                break
+        for forget in (forget_cancelled, forget_marks):
+            for _ in range(BY_TIME_TRANSACTIONS):
+                if self._forget(forget) < IDS:
+                    break
         repository = self._repository
         repository.writing(
             Activity.HOUSEKEEPING,
@@ -108,6 +110,7 @@ def forget_ids(connection: Connection, tables: Tables, before: datetime, now: da
     old = (
         select(past.c.Id)
         .where(past.c.At < before, or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now))
+        .where(past.c.Id >= leases.FIRST_ID)
         .order_by(past.c.At)
         .limit(IDS)
     )
@@ -120,3 +123,14 @@ def forget_ids(connection: Connection, tables: Tables, before: datetime, now: da
 def forget_cancelled(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
     """Delete up to 1000 cancelled messages that can be restored no longer; return how many."""
     return cancelled.forget(connection, tables, now) if cancelled.are_kept(connection, tables) else 0
+
+
+def forget_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 marks of escalations that are as old as the ids that are forgotten; return how many."""
+    past = tables.past
+    # not locked: on MySQL that would lock all marks, and so hold up callbacks
+    old = select(past.c.Id).where(past.c.Id < leases.FIRST_ID, past.c.At < before).limit(IDS)
+    names = sorted(connection.execute(old).scalars())
+    if names:
+        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+    return len(names)

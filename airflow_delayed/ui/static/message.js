@@ -14,7 +14,7 @@ export const badge = (state) => h("span", { class: `badge ${TONES[state] ?? ""}`
 export function taskAddress({ dag_id, run_id, task_id, map_index, iteration }) {
   // Airflow's address of one iteration of a task loop holds a region that a message does not know
   const mapped = map_index >= 0 ? `/mapped/${map_index}` : "";
-  const task = iteration === null ? `/tasks/${part(task_id)}${mapped}` : "";
+  const task = iteration === null && task_id ? `/tasks/${part(task_id)}${mapped}` : "";
   return new URL(`../dags/${part(dag_id)}/runs/${part(run_id)}${task}`, document.baseURI).pathname;
 }
 
@@ -64,7 +64,7 @@ function facts(id, { message, remembered, at }) {
     add("Last error", message.last_error);
     const from = message.origin;
     add("Sent by", from && h("a", { href: taskAddress(from), onclick: leave },
-      `${from.dag_id}, run ${from.run_id}, task ${from.task_id}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}${from.iteration === null ? "" : `, iteration ${from.iteration}`}`));
+      `${from.dag_id}, run ${from.run_id}${from.task_id && `, task ${from.task_id}`}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}${from.iteration === null ? "" : `, iteration ${from.iteration}`}`));
   } else if (remembered) {
     add("State", badge(remembered.state));
     add("When", absolute(remembered.at));

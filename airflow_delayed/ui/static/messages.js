@@ -254,7 +254,7 @@ export class Messages {
     const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
     const choiceCell = (id) => may && h("td", {}, choosable.includes(id) && h("input", { type: "checkbox", "aria-label": `Choose ${id}`, "data-key": `choose ${id}`,
       checked: this.all || this.chosen.has(id), onchange: toggle(id) }));
-    const sender = (origin) => h("td", {}, origin && [h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id),
+    const sender = (origin) => h("td", {}, origin && [h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id || origin.dag_id),
       h("small", {}, `${origin.dag_id} ${origin.run_id}`)]);
     const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
     return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},

@@ -22,9 +22,8 @@ with DAG(
         destination="escalate_queue",
         delay="{{ dag_run.conf['delay'] }}",
         value="{{ run_id }} is red",
-        per="run",
     ),
-    on_success_callback=DelayedCancelNotifier(store_conn_id="escalate_store", per="run"),
+    on_success_callback=DelayedCancelNotifier(store_conn_id="escalate_store"),
 ):
 
     @task
@@ -58,11 +57,11 @@ with DAG(
 ):
 
     @task
-    def late() -> list[str]:
+    def late(run_id: str | None = None) -> list[str]:
         """Go on until the missed deadline has stored its message."""
         with closing(DelayedStoreHook("escalate_store")) as store:
             for _ in range(600):
-                if found := [one.message_id for one in store.list(tag="notifier:escalate_late")]:
+                if found := [one.message_id for one in store.list(tag=f"notifier:escalate_late/{run_id}")]:
                     return found
                 time.sleep(0.2)
         raise RuntimeError("no message of the deadline within two minutes")

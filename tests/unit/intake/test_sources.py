@@ -84,13 +84,6 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
     assert [m.due_at.microsecond for m in messages(source(folder))] == [1, 0]
 
 
-def test_naive_spark_column_is_refused_with_what_to_set(tmp_path):
-    naive = pa.array([DUE.replace(tzinfo=None)] * 2, pa.timestamp("us"))
-    folder = spark_folder(tmp_path, table(due_at=naive))
-    with pytest.raises(UnsupportedColumns, match=r"spark\.sql\.parquet\.outputTimestampType=TIMESTAMP_MICROS"):
-        messages(source(folder))
-
-
 @pytest.mark.parametrize(
     ("columns", "wanted", "says"),
     [

@@ -363,6 +363,12 @@ def test_a_file_that_claims_a_longer_footer_than_it_is_itself_is_refused(run, tm
     assert "cannot be read as Parquet" in refusal(run, path)
 
 
+def test_a_column_whose_name_is_no_text_is_refused(run, tmp_path):
+    path = write(tmp_path / "a.parquet", {SPARK: GOOD}, colour=["red"])
+    path.write_bytes(path.read_bytes().replace(b"colour", b"\xff\xfeour"))
+    assert f"{path} cannot be read as Parquet" in refusal(run, path, unknown_columns="ignore")
+
+
 def test_a_column_that_is_there_twice_is_refused(run, tmp_path):
     twice = pa.array([WALL_CLOCK], pa.timestamp("us", tz="UTC"))
     table = pa.Table.from_arrays([pa.array(["a"]), twice, twice], ["value", "due_at", "due_at"])

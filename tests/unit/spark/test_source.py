@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     IntegerType,
+    LongType,
     MapType,
     StringType,
     StructType,
@@ -33,6 +34,7 @@ TYPES = {
     "binary": BinaryType(),
     "timestamp": TimestampType(),
     "timestamp_ntz": TimestampNTZType(),
+    "bigint": LongType(),
     "map<string,string>": MapType(StringType(), StringType()),
     "map<string,int>": MapType(StringType(), IntegerType()),
     "array<int>": ArrayType(IntegerType()),
@@ -75,8 +77,9 @@ def test_spark_finds_the_format_by_the_name_of_a_module() -> None:
         (SCHEMA.replace("value string, ", ""), "no column value"),
         (f"{SCHEMA}, body binary", "both value and body"),
         (SCHEMA.replace("destination string, ", ""), "no column destination"),
-        (SCHEMA.replace("due_at timestamp", "due_at string"), "column due_at is string, and must be a timestamp"),
-        (SCHEMA.replace("due_at timestamp", "due_at timestamp_ntz"), "column due_at has no time zone"),
+        (SCHEMA.replace("due_at timestamp", "due_at string"), "must be a timestamp; in Spark to_timestamp(due_at)"),
+        (SCHEMA.replace("due_at timestamp", "due_at bigint"), "due_at is bigint, and must be a timestamp; in Spark"),
+        (SCHEMA.replace("due_at timestamp", "due_at timestamp_ntz"), "its wall clock is read by the option timezone"),
         (SCHEMA.replace("map<string,string>", "map<string,int>"), "column headers is map<string,int>, and must be"),
         (SCHEMA.replace("value string", "value array<int>"), "column value is array<int>, and must be text or binary"),
         (f"{SCHEMA}, tag string", "more than one column tag"),
@@ -100,6 +103,8 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"window": "0"}, "the option window cannot be read: it must be a whole number, 1 or more"),
         ({"hold_over": "a while"}, "the option hold_over cannot be read: it must be a number of seconds"),
         ({"delay": "60", "due_at": "2026-01-31T12:00:00Z"}, "say the same thing"),
+        ({"until_due": "true"}, "give the option store, and no hold_over"),
+        ({"until_due": "true", "store": "db", "hold_over": "5"}, "give the option store, and no hold_over"),
         ({"headers": "hush"}, "the option headers cannot be read: it must be a JSON object"),
         ({"headers": '{"a": {"hush": 1}}'}, "the option headers cannot be read: it must be a JSON object"),
         ({"anchor": "2026-01-01T00:00:00"}, "has no time zone"),
@@ -110,7 +115,7 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"origin": '{"dag_id": "d", "run_id": "r"}'}, "the option origin cannot be read: it must be a JSON object"),
         ({"origin": ORIGIN.replace("}", ', "try": 1}')}, "the option origin cannot be read: it must be a JSON object"),
         ({"origin": ORIGIN.replace('"t"', "1")}, "the option origin cannot be read: it must be a JSON object"),
-        ({"origin": ORIGIN.replace('"t"', '""')}, "the option origin cannot be read: task_id must have 1 to 250"),
+        ({"origin": ORIGIN.replace('"t"', '""')}, "the option origin cannot be read: it must be a JSON object"),
         ({"store": "broker"}, "name one connection"),
         ({"traceparent": "00-1-1-01"}, "the option traceparent cannot be read: it must be a traceparent of W3C"),
         ({**TRACE, "tracestate": "a=\n"}, "the option tracestate cannot be read: it must be 1 to 512 printable"),
@@ -165,6 +170,9 @@ def test_relative_delays_count_from_the_anchor() -> None:
     settings = settings_of({"deliver": "b", "delay": "90", "anchor": "2026-01-31T13:00:00+01:00"}, NOW + timedelta(1))
     assert settings.rules.due_at == NOW + timedelta(seconds=90)
     assert settings.rules.anchor == NOW
+    spans = settings_of({"deliver": "b", "delay": "PT1M", "hold_over": "PT10M", "max_past": "P1D"}, NOW)
+    assert (spans.rules.due_at, spans.hold_over) == (NOW + timedelta(minutes=1), timedelta(minutes=10))
+    assert spans.oldest == NOW - timedelta(days=1)
 
 
 def test_scopes() -> None:
