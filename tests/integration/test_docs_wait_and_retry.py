@@ -38,8 +38,8 @@ def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.
     # in the triggerer, until five minutes before the first is due
     assert delayed.now == began + timedelta(hours=3, minutes=-5)
     assert [message.due_at for message in delayed.sent] == [began + timedelta(hours=3)]
-    next(blocks)
-    next(blocks)
+    for _ in range(3):
+        next(blocks)
     assert list(blocks) == [None]
     assert delayed.stored == []
 
@@ -53,9 +53,19 @@ def test_a_sensor_waits_until_a_time_of_its_template(delayed: Delayed) -> None:
     assert delayed.now == began + timedelta(hours=1)
 
 
-def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
+def test_a_sensor_waits_for_the_messages_of_its_run(delayed: Delayed) -> None:
     names: dict[str, Any] = {}
     exec(compile(pages.blocks(PAGE)[2][1], PAGE.name, "exec"), names)
+    send, wait = names["reminders"].tasks
+    delayed.run(send, run_id="one")
+    began = delayed.now
+    found = delayed.run(wait, run_id="one")
+    assert (found["total"], found["dispatched"], delayed.now - began) == (2, 2, timedelta(hours=2))
+
+
+def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(pages.blocks(PAGE)[3][1], PAGE.name, "exec"), names)
     moment = delayed.now + timedelta(days=2, microseconds=1)
     delayed.run(names["WaitUntil"](task_id="wait", moment=moment.isoformat()))
     assert delayed.now == moment

@@ -105,6 +105,19 @@ def test_what_the_run_sent_at_once_is_found_by_run_and_connection(store: Store):
     assert outcomes(hook, deliver_conn_id=hook.conn_id) == {}
 
 
+def test_what_notifiers_store_about_a_run_is_not_its_own(store: Store):
+    store.installed()
+    hook = store.hook(origin=MONDAY)
+    hook.send(
+        [message("escalation", LATER, tag="notifier:billing"), message("missed", LATER, tag="missed-run:billing")]
+    )
+    hook.send([message("mine", LATER, tag="notifiers"), message("untagged", LATER)])
+    assert outcomes(hook, sent_by=ALL) == {"waiting": 2}
+    assert outcomes(hook, sent_by=ALL, tag="notifier:billing") == {"waiting": 1}
+    hook.cancel(tag="notifier:billing")
+    assert outcomes(hook, sent_by=ALL) == {"waiting": 2}
+
+
 def test_a_run_is_kept_for_as_long_as_its_ids(store: Store):
     store.installed()
     hook = store.hook(origin=MONDAY)
