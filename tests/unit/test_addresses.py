@@ -81,7 +81,8 @@ def test_no_password_is_shown_whatever_it_is_made_of(password, scheme, quoted):
         *("password", "PASSWORD", "dbPassword", "passwd", "pwd", "token", "session_token", "sessionToken", "secret"),
         *("fs.s3a.secret.key", "key", "apiKey", "access_key", "sas", "sig", "X-Amz-Signature", "credentials"),
         *("PGPASSWORD", "DBPASSWORD", "userpassword", "dbpass", "jwt", "auth", "basicAuth", "cookie"),
-        *("connectionString", "connection_string", "conn_str", "clientsecret", "accesstoken", "storagekey", "jsessionid", "hmac"),
+        *("connectionString", "connection_string", "conn_str", "clientsecret", "accesstoken", "storagekey"),
+        *("jsessionid", "hmac"),
         *("private-key", "ssl.keystore.password", "kafka.sasl.jaas.config", "authorization", "pem_private_key"),
     ],
 )
