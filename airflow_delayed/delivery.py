@@ -24,6 +24,7 @@ from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
 from airflow_delayed.reports import WithdrawReport as WithdrawReport
+from airflow_delayed.temporary_queue import TemporaryQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,14 @@ class Delivery(ABC):
         """Return OpenLineage's name of a destination; None: it has none."""
         return None
 
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a destination of its own, which is removed afterwards.
+
+        :param seconds: for which it is wanted at most.
+        :raises DelayedError: the transport has none; or in the block, its queue cannot be made.
+        """
+        raise DelayedError(f"{type(self).__name__} makes no temporary queue, so nothing can be waited for")
+
     def replies(self, queue: str) -> ReplyQueue:
         """Return a queue in which tasks wait for replies.
 
@@ -253,7 +262,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
-_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "replies")
+_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "temporary_queue", "replies")
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "gauges")
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.identity import NOTIFIER, Origin, key_id
-from airflow_delayed.message import from_microseconds, parse_moment, utcnow
+from airflow_delayed.message import EPOCH, from_microseconds, parse_moment, utcnow
 from airflow_delayed.store.policy import MAX_TAG
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class CallbackRun:
         - Otherwise the failure begins at this moment, and no other has its name.
 
         :param run_type: ``scheduled``, ``manual``, ``backfill`` or another of Airflow's; by default by the id.
-        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success.
+        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success, but
+            a deadline to be earlier.
         :param end_date: of the run; None while it goes on.
         :param try_id: the task instance's ``id``, of which each try has another.
         :param task_start_date: of the task instance, as ``task_end_date``.
@@ -118,6 +119,9 @@ class CallbackRun:
         name = None if try_id is None else str(try_id)
         if deadline is not None:
             failed_at = parse_moment("deadline_time", deadline["deadline_time"])
+            # Airflow deletes the deadlines of a run that succeeds, so each success ends one that passed before the run
+            # had begun
+            start_date = start_date or EPOCH
             failure = f"deadline {deadline['id']}"
         elif end_date is not None:
             failed_at, failure = end_date, f"end {end_date.isoformat()}"
@@ -160,8 +164,9 @@ class CallbackRun:
             name=name,
             run_id=self.run_id,
             tag=tag_of(self.dag_id, key) if replaced else own,
-            # of a failure whose run Airflow did not pass, or whose key could not be rendered
-            other_tags=(own, name),
+            # of a failure whose run Airflow did not pass, or whose key could not be rendered; and of a scheduled run
+            # that a backfill has made its own
+            other_tags=(own, name, tag_of(self.dag_id, key)) if per == "dag" else (own, name),
             started_at=self.task_started_at if task else self.started_at,
             run_after=self.run_after if replaced else None,
             ended_at=self.task_ended_at if task else self.ended_at,

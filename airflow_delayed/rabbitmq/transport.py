@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
+    from airflow_delayed.temporary_queue import TemporaryQueue
 
 
 def require_client() -> None:
@@ -242,6 +243,15 @@ class RabbitMQTransport(Delivery):
             return await asyncio.to_thread(self._hosts)
 
         return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
+
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a queue of its own, which is bound as a destination is.
+
+        A queue to which a message is on its way when the block ends is deleted by the broker, later.
+        """
+        from airflow_delayed.rabbitmq.temporary_queue import temporary_queue
+
+        return temporary_queue(self.topology, name, seconds, self._connected)
 
     def replies(self, queue: str) -> RabbitMQReplyQueue:
         """Return a queue in which tasks wait for replies."""

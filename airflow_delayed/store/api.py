@@ -21,7 +21,7 @@ from airflow_delayed.store import audit, counts, queries, rates
 from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
-from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
+from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
 from airflow_delayed.store.escalations import (
@@ -60,6 +60,7 @@ __all__ = [
     "JobSeen",
     "Outcome",
     "Outcomes",
+    "Progress",
     "RunAttempt",
     "RunFailure",
     "RunFailures",
@@ -215,6 +216,21 @@ class Store(StoreEscalations):
                 minutes=minutes,
                 by_destination=by_destination,
             )
+
+    def progress(self, *, ids: Iterable[str] | Unset = UNSET, **filters: Unpack[FilterArgs]) -> Progress:
+        """Count messages by outcome: those in the store, and those that have left it for as long as ids are remembered.
+
+        Messages that a send handed to the transport at once count as dispatched, if it had this store.
+
+        :param ids: only these.
+        :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.
+        :raises TopologyError: the table is missing.
+        """
+        wanted = self._filter(filters)
+        if wanted.states is not None or wanted.reason is not None:
+            raise ValueError("progress: state= and reason= are of messages in the store alone; leave them out")
+        with self._ready():
+            return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
 
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""

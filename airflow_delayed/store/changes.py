@@ -39,7 +39,7 @@ _READ = (
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
 GONE: Mapping[str, Outcome] = {
-    leases.DISPATCHED: Outcome.DISPATCHED,
+    **dict.fromkeys(leases.SENT, Outcome.DISPATCHED),
     Outcome.CANCELLED.value: Outcome.ALREADY_CANCELLED,
     Outcome.PURGED.value: Outcome.ALREADY_REMOVED,
     Outcome.ERASED.value: Outcome.ALREADY_REMOVED,

@@ -66,7 +66,6 @@ class RabbitMQMessageTrigger(MessageStreamTrigger[ReceivedMessage]):
     :raises NeedsAirflow: ``triggerer_queue`` before Airflow 3.4.
     """
 
-    path = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
     defaults = {"prefetch": PREFETCH, **MessageStreamTrigger.defaults}
 
     def __init__(

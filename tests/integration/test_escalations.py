@@ -112,6 +112,36 @@ def test_a_failure_whose_start_airflow_does_not_pass_is_not_lost(etl: Etl) -> No
     assert etl.waiting == []
 
 
+@on_postgres_too
+def test_a_deadline_that_passed_before_its_run_began_is_ended_by_any_success_of_it(
+    reachable: Store, broker: str
+) -> None:
+    etl = of(reachable, per="run")
+    run = {"dag_id": "etl", "dag_run_id": "a", "start_date": None, "end_date": None}
+    missed = {"dag_run": run, "deadline": {"id": "0199", "deadline_time": etl.began}}
+    # the triggerer is slower than the whole run
+    etl.green("a", 5)
+    etl.on_failure(dict(missed))
+    assert etl.waiting == []
+    # without a success it is stored, and the next one takes it back
+    etl.on_failure({**missed, "dag_run": {**run, "dag_run_id": "b"}})
+    assert etl.waiting == [30]
+    etl.green("b", 6)
+    assert etl.waiting == []
+
+
+@on_postgres_too
+def test_a_scheduled_run_that_a_backfill_plays_again_ends_its_own_failure_alone(etl: Etl) -> None:
+    day, night = "scheduled__2026-01-10T00:00:00+00:00", "scheduled__2026-01-11T00:00:00+00:00"
+    etl.red(day, 0)
+    etl.red(night, 1)
+    # Airflow clears the same run, and makes it one of the backfill
+    etl.green(day, 9, lasted=2, kind="backfill")
+    assert etl.stands_for == [[night]]
+    etl.green(night, 12, lasted=2, kind="backfill")
+    assert etl.waiting == []
+
+
 def test_two_customers_of_one_dag_are_red_by_themselves(reachable: Store, broker: str) -> None:
     etl = of(reachable, options={"key": "{{ params.customer }}"})
     acme, best = {"params": {"customer": "acme"}}, {"params": {"customer": "best"}}
