@@ -318,3 +318,9 @@ def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:
 def explained(error: Exception) -> str:
     """Return the text of an error of this package; of any other error only the type, for its text may show secrets."""
     return str(error) if isinstance(error, DelayedError) else type(error).__name__
+
+
+def about(conn_id: str, error: Exception) -> str:
+    """Return the text of an error as :func:`explained` does, with the connection's name once before it."""
+    text, prefix = explained(error), f"connection {conn_id!r}"
+    return text if text.startswith(prefix) else f"{prefix}: {text}"

@@ -51,7 +51,7 @@ with DAG("escalation_dispatch", schedule="@continuous", catchup=False, max_activ
     install >> dispatch
 
 # The watcher makes a run of the desk within seconds, and deletes the rows of which it has stored an event. Who may see
-# assets can read their bodies there: here the names of the DAG and the run, and the time.
+# assets can read their bodies there: here the DAG, the run, the task, the times and links, and no secret.
 rows = QueueTableTrigger(conn_id=DB, queue=QUEUE, body=True)
 red = Asset("escalations", watchers=[AssetWatcher(name="queue", trigger=rows)])
 

@@ -32,9 +32,8 @@ from airflow_delayed.store.policy import check_on_conflict
 from airflow_delayed.trace import current_trace
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from airflow.sdk import Context
+    from typing_extensions import Self
 
 _OPTIONS = ("topology", "routing", "envelope")
 #: The type of a DAG run that a backfill made, or runs again.

@@ -22,9 +22,8 @@ from airflow_delayed.hooks.store import in_thread, result_of
 from airflow_delayed.operators.task_state import forget, stored_since
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from airflow.sdk import Context
+    from typing_extensions import Self
 
     from airflow_delayed.sending import Log
 

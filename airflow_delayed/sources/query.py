@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable, UnsupportedColumns, some
+from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable
+from airflow_delayed.intake.columns import check_names
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.intake.spool import Spool, SpooledSource
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text, require_pyarrow
@@ -94,8 +95,7 @@ class _Query:
         if not found.returns_rows:
             raise SourceError(f"{self.name} gives no rows at all; write it as a SELECT")
         names = list(found.keys())
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UnsupportedColumns(f"{self.name} has more than one column {some(twice, separator=', ')}; rename one")
+        check_names(names, self.name)
         wanted.check(names, self.name)
         size = _FIRST_ROWS
         while rows := found.fetchmany(size):

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
@@ -22,6 +22,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from services import airflow, postgres, process
 
 HERE = Path(__file__).parent / "nights"
+#: It names the ways in which an escalation is lost, or comes although the run is green.
+PAGE = Path(__file__).parents[2] / "docs/airflow/notifiers.md"
 DAGS = (
     "night",
     "customers",
@@ -177,6 +179,8 @@ def done(nights: Nights) -> None:
     print("", *nights.table(), sep="\n")
     verdicts, nights.verdicts = nights.verdicts, []
     assert not verdicts, "\n".join(verdicts)
+    page = PAGE.read_text()
+    assert [way for way in nights.by_way if f"\n| {way} |" not in page] == []
 
 
 def test_what_is_red_escalates_and_nothing_else(nights: Nights, silent: Silent) -> None:
@@ -258,9 +262,9 @@ def test_runs_that_end_about_when_their_deadline_passes(nights: Nights) -> None:
     done(nights)
 
 
-TASK_KILLED = "task process killed: a task's own callback"
-PROCESSOR_KILLED = "DAG processor killed with the callback in hand"
-SCHEDULER_KILLED = "scheduler killed between the end of a run and the request for its callback"
+TASK_KILLED = "the task's process is killed by the kernel (out of memory)"
+PROCESSOR_ENDED = "the DAG processor is killed or restarted after it took the callback"
+SCHEDULER_KILLED = "the scheduler is killed between the end of a run and its request for the callback"
 
 
 @pytest.mark.long
@@ -272,33 +276,38 @@ def test_killed_tasks(nights: Nights) -> None:
     done(nights)
 
 
-@pytest.mark.long
-def test_a_killed_dag_processor(nights: Nights) -> None:
-    mended = nights.start("night", "processor-green", "cleared")
+def lose_in_hand(nights: Nights, name: str, end: Callable[[], None]) -> list[Run]:
+    """End a DAG processor that has taken the callbacks of three failures and a success; return these runs."""
+    mended = nights.start("night", f"{name}-green", "cleared")
     nights.end([mended])
     nights.settle()
-
     nights.freeze("two")
     nights.put("gates", "one")
     nights.put("gates", f"success.{mended.place}")
-    lost = [nights.start("night", f"processor-{n}", "red") for n in range(3)]
+    red = [nights.start("night", f"{name}-{n}", "red") for n in range(3)]
     nights.mend([mended])
-    nights.end([*lost, mended])
-    nights.until(
-        "a callback at a gate",
-        lambda: nights.there("at_gate", "one") or nights.there("at_gate", f"success.{mended.place}"),
-    )
+    nights.end([*red, mended])
+    gates = ("one", f"success.{mended.place}")
+    nights.until("a callback at a gate", lambda: any(nights.there("at_gate", gate) for gate in gates))
     nights.until("the other callbacks", lambda: not nights.pending())
-    nights.live.kill("dag-processor")
-    for run in lost:
-        nights.lose(run, PROCESSOR_KILLED)
-    nights.lose(mended, PROCESSOR_KILLED, "success")
+    end()
+    for run in red:
+        nights.lose(run, PROCESSOR_ENDED)
+    nights.lose(mended, PROCESSOR_ENDED, "success")
     # what it had not taken
-    after = nights.start("night", "processor-after", "red")
+    after = nights.start("night", f"{name}-after", "red")
     nights.end([after])
     assert nights.pending()
-    nights.remove("gates", "one")
-    nights.remove("at_gate", "one")
+    for gate in gates:
+        nights.remove("gates", gate)
+        nights.remove("at_gate", gate)
+    return [*red, mended]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", ["kill", "stop"])
+def test_a_dag_processor_that_ends(nights: Nights, ends: str) -> None:
+    lose_in_hand(nights, f"processor-{ends}", lambda: getattr(nights.live, ends)("dag-processor"))
     nights.live.start("dag-processor")
     nights.thaw("two")
     nights.settle()
@@ -349,4 +358,45 @@ def test_a_killed_triggerer(nights: Nights) -> None:
         nights.remove("waits", run.place)
     nights.end(runs)
     nights.settle()
+    done(nights)
+
+
+@pytest.mark.long
+def test_the_listener_hears_what_no_callback_does(nights: Nights) -> None:
+    """What a person marks, and what was lost with a DAG processor. The last test, for Airflow goes on with it."""
+    live = nights.live
+    for part in ("api-server", "scheduler", "one", "two"):
+        nights.restart(part, AIRFLOW__DELAYED__LISTENER="True")
+    process.wait_for("Airflow's API", live.log_in, seconds=180, log=live.folder / "api-server.log")
+    for dag in ("night", "alone"):
+        path = f"/dags/{dag}/details"
+        nights.until(dag, lambda path=path: "airflow_delayed.notifiers" in live.call("GET", path)["default_args"])
+
+    def waits(run: Run) -> int:
+        return sum((one["dag_id"], one["run_id"]) == run.key for one in nights.waiting())
+
+    # marked as success; while at work, as failed; and as failed although it was green
+    red, green = nights.start("night", "listener-red", "red"), nights.start("night", "listener-green")
+    stopped = nights.start("night", "listener-stopped", "overlapping")
+    tasks = nights.start("alone", "listener", "red")
+    nights.until("the task", lambda: nights.there("began", stopped.place))
+    nights.end([red, green, tasks])
+    nights.settle()
+    nights.mark(red, "success")
+    nights.mark(stopped, "failed")
+    nights.mark(green, "failed")
+    nights.live.call("PATCH", f"/dags/alone/dagRuns/{tasks.run_id}/taskInstances/part/2", new_state="success")
+    nights.until("what is taken back", lambda: not waits(red))
+    nights.until("the task's", lambda: waits(tasks) == 3)
+    nights.until("what is stored", lambda: waits(stopped))
+    nights.ways[green.key] = "a person marks a green run as failed"
+
+    lost = lose_in_hand(nights, "listener", lambda: nights.live.kill("dag-processor"))
+    nights.live.start("dag-processor", AIRFLOW__DELAYED__LISTENER="True")
+    nights.thaw("two")
+    nights.settle()
+    *failed, mended = lost
+    nights.until("what the DAG processor has lost", lambda: all(map(waits, failed)) and not waits(mended))
+    for run in lost:
+        del nights.ways[run.key]
     done(nights)

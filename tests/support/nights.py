@@ -43,7 +43,10 @@ FATES: Mapping[str, Sequence[str]] = {
     "killed": ("killed",),
 }
 #: By fate or DAG, the ways in which an escalation may be lost, or come though the run is green.
-WAYS = {"marked": "marked success by a person", "silent": "a store that does not answer"}
+WAYS = {
+    "marked": "a person marks a red run as success",
+    "silent": "the store cannot be reached for longer than the 10 seconds",
+}
 #: How long something is waited for that must come, in seconds.
 PATIENCE = 420
 #: After so many seconds without a call, the DAG files are read again: Airflow forgets the callbacks of a file that it
@@ -211,6 +214,16 @@ class Nights:
                 self.expected[(*run.key, "failure" if red else "success")] += 1
 
     # processes
+
+    def restart(self, part: str, **more: str) -> None:
+        """End a process as a service manager does, and start it again; ``more`` is added to its environment."""
+        if part == "two":
+            self.second.stop()
+            self.second = self.live.begin("airflow", "dag-processor", NIGHTS_PROCESSOR="two", **more)
+        else:
+            part = {"one": "dag-processor"}.get(part, part)
+            self.live.stop(part)
+            self.live.start(part, **more)
 
     @property
     def parts(self) -> dict[str, airflow_programs.Program]:
@@ -456,18 +469,20 @@ class Round:
 
 def play(nights: Nights, a_round: Round) -> None:
     """Play a round: runs fail, with others at work; then some recover, and the others end."""
+    # they change places from one reordered round to the next
+    one, other = ("one", "two") if a_round.number % 4 < 2 else ("two", "one")
     if a_round.reordered:
-        for part in ("two", "triggerer"):
+        for part in (other, "triggerer"):
             nights.freeze(part)
-        nights.put("gates", "one")
+        nights.put("gates", one)
     runs = _started(nights, a_round)
     at_work = [*runs["overlapping"], *runs["late"], *runs["behind"]]
     nights.end([run for those in runs.values() for run in those if run not in at_work])
     alerts = (*a_round.late, *a_round.late_sync, *a_round.queued)
     nights.missed(len(alerts), frozen=a_round.reordered)
     if a_round.reordered:
-        nights.take("one")
-        nights.thaw("two")
+        nights.take(one)
+        nights.thaw(other)
     else:
         nights.settle()
 
