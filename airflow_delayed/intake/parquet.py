@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -89,6 +90,7 @@ class ParquetFiles(FileSource):
                 first = 1
                 # of all row groups at once pyarrow would hold the whole file
                 for group in range(parquet.num_row_groups):
+                    check_chunks(parquet.metadata, group, used)
                     check_growth(file, parquet.metadata, group, used)
                     rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
                     batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
@@ -192,6 +194,51 @@ def _is_nested(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return _is_nested(kind.value_type)
     return bool(pa.types.is_nested(kind))
+
+
+def check_chunks(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
+    """Check what a footer says of a row group's columns, by opening them on a file that gives nothing.
+
+    pyarrow ends the process where ``RowGroupMetaData.column`` meets a contradiction; its reader raises an error.
+
+    :raises pyarrow.ArrowException: the footer contradicts itself.
+    :raises OSError: the same.
+    """
+    with suppress(_Unread):
+        file = pq.ParquetFile(_Nothing(), metadata=metadata, buffer_size=_BUFFER)
+        next(file.iter_batches(1, row_groups=[group], columns=list(names)), None)
+
+
+class _Unread(Exception):
+    """The reader wants the first bytes."""
+
+
+class _Nothing(io.RawIOBase):
+    """A file of endless length whose content cannot be read."""
+
+    def __init__(self) -> None:
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Return that it can be read, as a reader asks first."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return that it can be read anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a place."""
+        self._place = offset + (0, self._place, 1 << 62)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Give nothing."""
+        raise _Unread
 
 
 def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from datetime import datetime
@@ -393,6 +395,36 @@ def test_whatever_a_file_of_csv_holds_it_gives_rows_or_an_error(tmp_path):
     assert read
 
 
+def footer_of(path):
+    """Return a Parquet file's bytes up to its footer, and the footer."""
+    whole = path.read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    return whole[:start], whole[start:-8]
+
+
+def write_footer(path, before, footer):
+    path.write_bytes(before + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+def test_a_footer_that_contradicts_itself_ends_no_process(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet(path, ["a", None])
+    good, about = footer_of(path)
+    # how many values of the first column are null, and how many are not: one number in the place of two
+    assert b"\x19\x26\x02\x02" in about
+    write_footer(path, good, about.replace(b"\x19\x26\x02\x02", b"\x19\x16\x04", 1))
+    # in a process of its own, for the sake of this one
+    code = (
+        "import sys, fsspec; from airflow_delayed.errors import SourceError;"
+        "from airflow_delayed.intake.columns import ColumnRules;"
+        "from airflow_delayed.intake.sources import open_source\n"
+        "try: list(open_source(fsspec.filesystem('file'), sys.argv[1], shown_as='rows').batches(ColumnRules()))\n"
+        "except SourceError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert (done.returncode, "cannot be read as Parquet" in done.stdout) == (0, True), done
+
+
 @pytest.mark.fuzz
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("footer", [True, False])
@@ -400,15 +432,14 @@ def test_whatever_a_file_of_parquet_says_of_itself_it_gives_rows_or_an_error(tmp
     chance = Random(32)
     path = tmp_path / "rows.parquet"
     parquet(path, shared(1000, 50))
-    good = path.read_bytes()
-    start = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    good, about = footer_of(path)
     read = 0
     for _ in range(DAMAGED):
         if footer:
-            about = damaged(chance, good[start:-8])
-            path.write_bytes(good[:start] + about + len(about).to_bytes(4, "little") + b"PAR1")
+            write_footer(path, good, damaged(chance, about))
         else:
-            path.write_bytes(good[:4] + damaged(chance, good[4:start])[: start - 4].ljust(start - 4) + good[start:])
+            data = damaged(chance, good[4:])[: len(good) - 4].ljust(len(good) - 4)
+            write_footer(path, good[:4] + data, about)
         read += rows_or_error(lambda: source(path))
     assert read
 
