@@ -173,7 +173,7 @@ class MessagesDispatchedTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look again and again, and fire once."""
-        seen, line = self.arguments["seen"], ""
+        seen, logged = self.arguments["seen"], ""
         backoff = Backoff(first=_FIRST_SLEEP, longest=_LONGEST_SLEEP)
         while True:
             began = time.monotonic()
@@ -192,14 +192,15 @@ class MessagesDispatchedTrigger(BaseTrigger):
                 status = "unknown" if look.unknown else "done"
                 yield TriggerEvent({"status": status, "counts": look.counts, "error": None})
                 return
-            if str(look) != line:
-                line = str(look)
-                self.log.info("%s", line)
+            if str(look) != logged:
+                logged = str(look)
+                self.log.info("%s", logged)
             await _sleep(max(self.arguments["poke_interval"], _SHARE * (time.monotonic() - began)))
 
     async def _look(self, seen: int) -> Look:
         # not the loop's own threads, which are few and wanted by other triggers; a store that hangs holds up no other
         name = self.arguments["store_conn_id"]
-        pool = _looking.setdefault(name, ThreadPoolExecutor(_THREADS, thread_name_prefix="delayed-progress"))
+        if name not in _looking:
+            _looking[name] = ThreadPoolExecutor(_THREADS, thread_name_prefix="delayed-progress")
         work = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(pool, work, self._selection.look, seen)
+        return await asyncio.get_running_loop().run_in_executor(_looking[name], work, self._selection.look, seen)
