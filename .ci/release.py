@@ -7,23 +7,26 @@ tests: make test, with the linters.
 docs: make docs.
 build: the sdist, and the wheel made of it, into dist/.
 twine: what a package index would refuse.
-wheel: the wheel alone, in a new environment without constraints, runs dags/quickstart.py from an empty Airflow home.
+urls: the addresses that a package index shows, which the publisher writes into pyproject.toml.
+wheel: the wheel alone, in a new environment without constraints, runs dags/quickstart.py from an empty Airflow home; an
+    extra that is not installed is named.
 units: the tests in tests/unit of the unpacked sdist, on each Python of PYTHONS that is on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.parser import Parser
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -32,6 +35,21 @@ DIST = TOP / "dist"
 UV = TOP / ".venv" / "bin" / "uv"
 #: From the oldest that the package is made for to the newest that Airflow 3.3 runs on.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+
+#: The addresses that a package index shows beside a package, as it names them itself.
+ADDRESSES = ("Documentation", "Source", "Issues", "Changelog")
+
+
+#: Connections whose extras the step wheel does not install.
+_ABSENT = {"rabbitmq": "rabbitmq://localhost", "sqs": "aws://", "postgres": "postgres://localhost"}
+_VERIFY = """
+from airflow_delayed.delivery import delivery_for
+try:
+    delivery_for("absent").verify([])
+except ImportError as error:
+    print(error)
+"""
 
 
 class Problem(Exception):
@@ -142,6 +160,29 @@ def twine() -> str:
     return f"{said.count('PASSED')} files pass"
 
 
+def urls() -> str:
+    with zipfile.ZipFile(_built("*.whl")) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        found = Parser().parsestr(archive.read(name).decode(), headersonly=True)
+    return check_addresses(found.get_all("Project-URL", []))
+
+
+def check_addresses(urls: Sequence[str]) -> str:
+    """Return the addresses of a package's metadata, each with its label."""
+    pairs = [(label, url) for label, _, url in (line.partition(", ") for line in urls)]
+    labels = [label for label, _ in pairs]
+    problems = [f"{label} is there twice" for label in ADDRESSES if labels.count(label) > 1]
+    problems += [
+        f"{label} is not https: {url}" for label, url in pairs if not re.match(r"https://[^/\s]+\.[^/\s]+", url)
+    ]
+    if missing := [label for label in ADDRESSES if label not in labels]:
+        problems.append(f"there is no {', '.join(missing)}")
+    if problems:
+        example = ", ".join(f'{label} = "https://..."' for label in ADDRESSES)
+        raise Problem(f"{'; '.join(problems)}. Fill the line urls = {{}} of pyproject.toml: {example}")
+    return ", ".join(f"{label} {url}" for label, url in pairs)
+
+
 def wheel() -> str:
     """Install the wheel, and nothing that this repository names, and run the quickstart with it."""
     _fresh("wheel.log", "wheel", "home")
@@ -149,7 +190,7 @@ def wheel() -> str:
     _run("wheel", UV, "venv", "--quiet", "--clear", "--python", sys.executable, environment)
     _install("wheel", environment, f"{_built('*.whl')}[sqlite]", cwd=FOLDER)
     _run("wheel", UV, "pip", "check", "--python", environment / "bin" / "python")
-    dags, database = home / "dags", home / "delayed.db"
+    dags = home / "dags"
     dags.mkdir(parents=True)
     shutil.copy(TOP / "dags" / "quickstart.py", dags)
     env = {
@@ -157,17 +198,19 @@ def wheel() -> str:
         "HOME": str(home),
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        # Airflow's own hook of SQLite wants the path without its first slash
-        "AIRFLOW_CONN_DELAYED_STORE": f"sqlite:///{str(database).removeprefix('/')}",
+        "AIRFLOW_CONN_DELAYED_STORE": json.dumps({"conn_type": "sqlite", "host": str(home / "delayed.db")}),
     }
     _run("wheel", "airflow", "db", "migrate", cwd=home, env=env)
-    _run("wheel", "airflow", "dags", "test", "quickstart", cwd=home, env=env)
-    with closing(sqlite3.connect(database)) as store:
-        bodies = [bytes(body).decode() for (body,) in store.execute("SELECT body FROM hello")]
-    if len(bodies) != 1:
-        raise Problem(f"the quickstart's queue has {len(bodies)} messages, not 1")
+    printed = _run("wheel", "airflow", "dags", "test", "quickstart", cwd=home, env=env)
+    arrived = re.findall("^arrived: .*", printed, re.MULTILINE)
+    if arrived != ["arrived: [('Hello!',)]"]:
+        raise Problem(f"the quickstart's consumer prints {arrived}")
+    for extra, uri in _ABSENT.items():
+        text = _run("wheel", environment / "bin" / "python", "-c", _VERIFY, env={**env, "AIRFLOW_CONN_ABSENT": uri})
+        if f"pip install 'airflow-provider-delayed[{extra}]'" not in text:
+            raise Problem(f"without the extra {extra} the error is {text.strip()[-200:]!r}")
     airflow = _run("wheel", "airflow", "version", cwd=home, env=env).strip().splitlines()[-1]
-    return f"the quickstart's message arrived ({bodies[0]!r}) on Airflow {airflow}, from the wheel alone"
+    return f"the quickstart's message arrived on Airflow {airflow}, from the wheel alone"
 
 
 def units() -> str:
@@ -226,6 +269,7 @@ STEPS: dict[str, Callable[[], str]] = {
     "docs": docs,
     "build": build,
     "twine": twine,
+    "urls": urls,
     "wheel": wheel,
     "units": units,
 }

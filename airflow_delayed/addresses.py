@@ -7,10 +7,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
-#: The words of names whose values are secrets.
+#: The words of names whose values are secrets; some are also written together with the word before, as in PGPASSWORD.
 _SECRET = re.compile(
-    r"pass(word|wd|phrase|code)?|pwd|secrets?|tokens?|keys?|apikey|accesskey|secretkey|credentials?|authorization|bearer"
-    r"|sig|signature|sas|dsn|jaas"
+    r"[a-z]*(password|passwd|passphrase|passcode|pwd|secrets?|credentials?|signature)"
+    r"|(db|pg|my|sql|user|admin|root|login|ftp|smtp|proxy|key|trust)?pass"
+    r"|(access|api|auth|bearer|client|csrf|id|refresh|sas|security|session|user)?tokens?"
+    r"|(access|account|api|client|encryption|master|private|secret|shared|storage)?keys?"
+    r"|authorization|bearer|jwt|hmac|sig|sas|dsn|jaas|conn(ection)?str(ing)?|j?sess(ion)?id|phpsessid"
+)
+#: The words of names whose values are secrets where they come last: authType and cookiePolicy are none.
+_SECRET_AT_END = re.compile(r"[a-z]*auth|cookies?|assertion|pw")
+#: Two words that are one.
+_CONNECTION_STRING = re.compile(r"conn(ection)?[^a-z]*str(ing)?$", re.IGNORECASE)
+#: Names of parts of a path, and long parts that no person would write, which may be tokens: of hexadecimal digits, of
+#: letters of both cases and digits, and JSON Web Tokens. An id with hyphens (a UUID) is none.
+_TOKEN_IN_PATH = re.compile(
+    r"[0-9a-f]{32,}|[0-9A-F]{32,}|(?=.*[0-9])(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9_:~-]{20,}|eyJ[\w-]+(\.[\w-]*){1,4}"
 )
 #: A name with one of these ends describes a secret, such as its place or kind, or has another kind of key.
 _HARMLESS = {
@@ -34,6 +46,18 @@ class UrlParts(NamedTuple):
     host: str
     path: str
     query: str
+
+    @property
+    def shown_path(self) -> str:
+        """The path without parameters (``;jsessionid=...``), and with ``***`` in the place of what may be a token.
+
+        Only where a server makes up the paths, as with HTTP: keys and files of other schemes are shown as they are.
+        """
+        if self.scheme.lower() not in _TOKENS:
+            return self.path
+        hidden = {*_tokens(self.path)}
+        parts = (part.partition(";")[0] for part in self.path.split("/"))
+        return "/".join("***" if part in hidden else part for part in parts)
 
 
 def shown(url: str) -> str:
@@ -62,6 +86,8 @@ def parse(url: str) -> UrlParts | None:
 def secrets_of(url: str) -> list[str]:
     """Return the secrets in a path or URL: a password, a token, and values of a query with the names of secrets.
 
+    In the path of an HTTP URL these are the values of parameters with such names, and parts that may be tokens.
+
     The name of an Airflow connection, as in ``s3://conn_id@bucket``, is no secret.
     """
     return [secret for one in _CHAIN.split(url) for secret in _secrets(one) if secret]
@@ -72,6 +98,8 @@ def is_secret(name: str) -> bool:
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     if not words or words[-1].lower() in _HARMLESS:
         return False
+    if _SECRET_AT_END.fullmatch(words[-1].lower()) or _CONNECTION_STRING.search(name):
+        return True
     return any(_SECRET.fullmatch(word.lower()) for word in words)
 
 
@@ -87,7 +115,17 @@ def _shown(url: str) -> str:
     address = parse(url)
     if address is None:
         return "jdbc:***" if url.startswith("jdbc:") else url
-    return f"{address.scheme}://{address.host}{address.path}"
+    return f"{address.scheme}://{address.host}{address.shown_path}"
+
+
+def _tokens(path: str) -> Iterator[str]:
+    """Yield the parts of a path that may be tokens: by their form, or because the part before has a secret's name."""
+    before = ""
+    for part in path.split("/"):
+        name = part.partition(";")[0]
+        if name and (_TOKEN_IN_PATH.fullmatch(unquote(name)) or (is_secret(before) and "." not in name)):
+            yield name
+        before = name
 
 
 def _secrets(url: str) -> Iterator[str]:
@@ -97,7 +135,11 @@ def _secrets(url: str) -> Iterator[str]:
         return
     user, colon, password = address.user.partition(":")
     found = [password if colon else user if address.scheme.lower() in _TOKENS else ""]
-    for part in re.split("[&;#]", address.query):
+    parameters = address.query
+    if address.scheme.lower() in _TOKENS:
+        found += _tokens(address.path)
+        parameters = ";".join([parameters, *re.findall(";([^/]*)", address.path)])
+    for part in re.split("[&;#]", parameters):
         name, _, value = part.partition("=")
         if is_secret(name):
             found.append(value)

@@ -6,6 +6,7 @@ A feature that the installed Airflow lacks raises :class:`NeedsAirflow`, when th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import (
@@ -13,10 +14,12 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    AirflowTaskTimeout,
     TaskDeferred,
     conf,
 )
 from airflow.sdk import __version__ as _sdk
+from airflow.sdk import timezone
 
 from airflow_delayed.delivery import Finding, State
 
@@ -37,11 +40,13 @@ __all__ = [
     "AirflowFailException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
+    "AirflowTaskTimeout",
     "NeedsAirflow",
     "TaskDeferred",
     "TryStates",
     "conf",
     "core_timetable",
+    "data_interval",
     "limits",
     "stats",
 ]
@@ -110,6 +115,12 @@ def core_timetable(dag: Any) -> Any:
         # Airflow 3.1, where a DAG's file has the scheduler's
         return dag.timetable
     return coerce_to_core_timetable(dag.timetable)
+
+
+def data_interval(dag: Any, logical_date: datetime) -> tuple[datetime, datetime]:
+    """Return the beginning and the end of the data interval of a manual run."""
+    interval = core_timetable(dag).infer_manual_data_interval(run_after=timezone.coerce_datetime(logical_date))
+    return interval.start, interval.end
 
 
 def stats() -> Any:

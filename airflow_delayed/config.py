@@ -171,7 +171,8 @@ def _span(option: str) -> timedelta:
     try:
         return delay_of(text, option)
     except (InvalidMessage, OverflowError):
-        raise InvalidOption(option, text, "give a number of seconds, 0 or more") from None
+        advice = "give a number of seconds, 0 or more, or an ISO 8601 duration such as PT10M"
+        raise InvalidOption(option, text, advice) from None
 
 
 def _names(option: str) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ from airflow_delayed.reports import Finding as Finding
 from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
+from airflow_delayed.reports import WithdrawReport as WithdrawReport
+from airflow_delayed.temporary_queue import TemporaryQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,14 @@ class Delivery(ABC):
         """Return OpenLineage's name of a destination; None: it has none."""
         return None
 
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a destination of its own, which is removed afterwards.
+
+        :param seconds: for which it is wanted at most.
+        :raises DelayedError: the transport has none; or in the block, its queue cannot be made.
+        """
+        raise DelayedError(f"{type(self).__name__} makes no temporary queue, so nothing can be waited for")
+
     def replies(self, queue: str) -> ReplyQueue:
         """Return a queue in which tasks wait for replies.
 
@@ -199,6 +209,15 @@ class DelayStore(Delivery):
         """Replace the anchor, for as long as ids are remembered; by default none is kept."""
         return
 
+    def withdraw(self, since: datetime, *, seconds: float, because: str | None = None) -> WithdrawReport:
+        """Remove what ``origin`` has stored since a time, by :meth:`now`, as if it had never been stored.
+
+        :param seconds: how long that may take.
+        :param because: the reason, for an audit.
+        :raises DelayedError: this store cannot do that.
+        """
+        raise DelayedError(f"{type(self).__name__} cannot take out what was stored")
+
     def own_dataset(self) -> Dataset | None:
         """Return OpenLineage's name of the store's own table; None: it has none."""
         return None
@@ -243,8 +262,8 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
-_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "replies")
-_STORE_DEFAULTS = ("anchor", "keep_anchor", "own_dataset", "gauges")
+_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "temporary_queue", "replies")
+_STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "gauges")
 
 
 def with_defaults(transport: Any) -> Delivery:
@@ -290,9 +309,12 @@ def check_options(
         raise UnsupportedOption(conn_id, conn_type, unknown)
 
 
-def store_for(conn_id: str, deliver_conn_id: str, *, on_conflict: str = "error") -> DelayStore:
-    """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end."""
-    return cast(DelayStore, _load(_STORE)(conn_id, deliver_conn_id, on_conflict=on_conflict))
+def store_for(conn_id: str, deliver_conn_id: str, **options: object) -> DelayStore:
+    """Return the store of a SQL connection, for messages that ``deliver_conn_id`` delivers in the end.
+
+    :param options: further keyword arguments of :class:`airflow_delayed.hooks.store.DelayedStoreHook`.
+    """
+    return cast(DelayStore, _load(_STORE)(conn_id, deliver_conn_id, **options))
 
 
 def _load(target: str) -> Callable[..., object]:

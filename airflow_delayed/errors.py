@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from airflow_delayed.reports import SendReport, TopologyReport
 
@@ -52,6 +53,22 @@ class InvalidOption(DelayedError):
             f" (airflow.cfg, or the environment's AIRFLOW__DELAYED__{option.upper()})"
         )
         self.option = option
+
+
+class MissingExtra(DelayedError, ImportError):
+    """A library is not installed that an extra of this package brings."""
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} cannot be used without {library}: pip install 'airflow-provider-delayed[{extra}]'")
+
+
+def require(what: str, extra: str, library: str) -> None:
+    """Check that the library of an extra is installed, without importing it.
+
+    :raises MissingExtra: it is not.
+    """
+    if find_spec(library) is None:
+        raise MissingExtra(what, library, extra)
 
 
 class InputError(DelayedError):
@@ -301,3 +318,9 @@ def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:
 def explained(error: Exception) -> str:
     """Return the text of an error of this package; of any other error only the type, for its text may show secrets."""
     return str(error) if isinstance(error, DelayedError) else type(error).__name__
+
+
+def about(conn_id: str, error: Exception) -> str:
+    """Return the text of an error as :func:`explained` does, with the connection's name once before it."""
+    text, prefix = explained(error), f"connection {conn_id!r}"
+    return text if text.startswith(prefix) else f"{prefix}: {text}"

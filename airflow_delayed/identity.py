@@ -7,11 +7,14 @@ characters. The position of a row is never a part of it. An origin is the identi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
+from itertools import islice, permutations, product
 from math import isfinite
 from numbers import Integral
 from struct import Struct
@@ -20,13 +23,14 @@ from uuid import UUID
 
 from airflow_delayed.criteria import UNSET, passed
 from airflow_delayed.errors import InvalidMessage, NaiveTime
-from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds
+from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds, parse_moment
+
+#: How the tags of messages of DelayedNotifier and MissedRunNotifier begin.
+NOTIFIER, MISSED_RUN = "notifier:", "missed-run:"
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
 
-#: The tags of messages about missed runs begin so, see MissedRunNotifier.
-MISSED_RUN = "missed-run:"
 #: Digits of a whole number in a key: as many as Python writes by default.
 MAX_DIGITS = 4300
 _TOO_LONG = 10**MAX_DIGITS
@@ -147,6 +151,52 @@ def _decimal(column: str, value: Decimal) -> bytes:
     if "." in text:
         text = text.rstrip("0").rstrip(".")
     return _part(b"m", text.encode()) if "." in text else _whole(column, int(text))
+
+
+#: The most ids that are computed of a key as a person types it; and its most columns that may be in any order.
+MAX_TYPED, _ANY_ORDER = 512, 4
+_PAIR = re.compile(r'([^\s=,"]+)=("[^"]*"|[^"].*?)(?=[\s,]+[^\s=,"]+=|[\s,]*$)')
+_NUMBER = re.compile(r"[+-]?\d{1,60}(\.\d{1,60})?(e[+-]?\d{1,3})?", re.IGNORECASE)
+
+
+def typed_key_ids(text: str) -> list[str]:
+    """Return the ids that a row may have by its key, as a person types it: ``order_id=1001, line=2``.
+
+    Who types it knows neither the types of the columns nor their order. So a value is taken for each type that may be
+    written like that, in quotation marks for text alone; and up to four columns are taken in each order. At most
+    ``MAX_TYPED`` ids, the most likely first; none if the text is no key.
+    """
+    if _PAIR.sub("", text).strip(" ,"):
+        return []
+    pairs = [(name, list(_readings(value))) for name, value in _PAIR.findall(text)]
+    orders = permutations(pairs) if len(pairs) <= _ANY_ORDER else [pairs]
+    keys = (
+        ([name for name, _ in order], values) for order in orders for values in product(*(each for _, each in order))
+    )
+    found: dict[str, None] = {}
+    for names, values in islice(keys, MAX_TYPED if pairs else 0):
+        with suppress(InvalidMessage):
+            found[key_id(names, values)] = None
+    return list(found)
+
+
+def _readings(text: str) -> Iterator[object]:
+    """Yield the values that may be written like this; those that make the same part of a key once."""
+    if text.startswith('"'):
+        yield text[1:-1]
+        return
+    if _NUMBER.fullmatch(text):
+        number = Decimal(text)
+        yield number
+        if number != number.to_integral_value():
+            yield float(text)
+    elif text.lower() in ("true", "false"):
+        yield text.lower() == "true"
+    with suppress(ValueError):
+        yield date.fromisoformat(text)
+    with suppress(InvalidMessage):
+        yield parse_moment("time", text)
+    yield text
 
 
 # The same for many rows at once; the parts are joined by airflow_delayed.intake.arrow.

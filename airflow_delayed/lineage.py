@@ -43,7 +43,7 @@ def file(url: str) -> Dataset:
         return Dataset("file", parts.path)
     scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(parts.scheme, parts.scheme)
     # object stores have keys, and file systems have paths
-    path = parts.path if scheme in ("hdfs", "webhdfs") else parts.path.strip("/")
+    path = parts.path if scheme in ("hdfs", "webhdfs") else parts.shown_path.strip("/")
     return Dataset(f"{scheme}://{parts.host}", path or "/")
 
 

@@ -63,6 +63,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.sensors.due_time",
                     "airflow_delayed.sensors.fifo_cycle",
+                    "airflow_delayed.sensors.messages_dispatched",
                     "airflow_delayed.sensors.reply",
                 ],
             }
@@ -83,6 +84,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.triggers.due_time",
                     "airflow_delayed.triggers.fifo_cycle",
+                    "airflow_delayed.triggers.messages_dispatched",
                     "airflow_delayed.triggers.queue_table",
                     "airflow_delayed.triggers.rabbitmq_message",
                     "airflow_delayed.triggers.reply",

@@ -48,6 +48,9 @@ class State(str, Enum):
     UNKNOWN = "unknown"
 
 
+#: How many parts or destinations a report names in its text; of more it has the number.
+NAMED = 8
+
 _UNREADY = (State.MISSING, State.DIFFERS)
 _SEVERITIES = {
     **dict.fromkeys((*_UNREADY, State.BLOCKED), "error"),
@@ -113,6 +116,11 @@ class Finding:
         remedy = f". What to do: {self.remedy}" if self.remedy else ""
         return f"{self.where}: {self.what}{remedy}"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no more to say than the state of a part that is as it should be, or will be."""
+        return self.severity == "ok" and self.what == self.state.value and not self.remedy
+
     def to_json(self) -> dict[str, str | None]:
         """Return the five texts that the page and ``airflow delayed doctor`` show."""
         return {
@@ -155,12 +163,64 @@ class TopologyReport:
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
 
+    def __str__(self) -> str:
+        """Return the counts, and a line for each finding that says more than the state of a part."""
+        return "\n".join([self.headline, *map(str, self.notable)])
+
+    @property
+    def headline(self) -> str:
+        """The number of findings in each state: with the parts, or if they are many the number of each kind."""
+        plain: dict[str, list[Finding]] = {}
+        for found in self.findings:
+            if found.is_plain:
+                plain.setdefault(found.state.value, []).append(found)
+        counts = (f"{count:,} {state}{_parts(plain.get(state, ()))}" for state, count in self.counts().items())
+        return ", ".join(counts) or "nothing"
+
+    @property
+    def notable(self) -> tuple[Finding, ...]:
+        """Findings that say more than the state of a part that is as it should be."""
+        return tuple(found for found in self.findings if not found.is_plain)
+
     def counts(self) -> dict[str, int]:
         """Count the findings by state."""
         counts: dict[str, int] = {}
         for found in self.findings:
             counts[found.state.value] = counts.get(found.state.value, 0) + 1
         return counts
+
+
+def _parts(findings: Sequence[Finding]) -> str:
+    if len(findings) <= NAMED:
+        return in_brackets([found.where for found in findings])
+    kinds = largest_first(Counter(found.resource.partition(" ")[0] for found in findings))
+    destinations = sorted({found.destination for found in findings if found.destination})
+    if destinations:
+        kinds[-1] += f"; for {in_brackets(destinations)[2:-1]}"
+    return in_brackets(kinds)
+
+
+def in_brackets(names: Sequence[str]) -> str:
+    """Return the first few names in brackets, with the number of the others; of no name an empty text."""
+    if not names:
+        return ""
+    more = f", and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return f" ({', '.join(names[:NAMED])}{more})"
+
+
+def largest_first(counts: Mapping[str, int]) -> list[str]:
+    """Return counts as texts, the largest first."""
+    return [f"{name}: {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
+
+
+def due_span(first: datetime | None, last: datetime | None) -> str:
+    """Return the due times of messages as the end of a line; of no message an empty text."""
+    return f", due from {first.isoformat()} to {last.isoformat()}" if first and last else ""
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return the counts that are not 0 as the end of a line."""
+    return "".join(f"; {count:,} {name}" for name, count in counts.items() if count)
 
 
 #: Of two times or numbers in a field of Counts with this metadata, the sum has the lower; None counts as no time.
@@ -241,6 +301,12 @@ class SendReport(Counts):
     last_due: datetime | None = field(default=None, metadata=LATEST)
     by_destination: dict[str, int] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Return the counts as a line, without counts of 0 except ``sent``."""
+        others = {"duplicates": self.duplicates, "replaced": self.replaced, "not replaced": self.not_replaced}
+        destinations = in_brackets(largest_first(self.by_destination))
+        return f"{self.sent:,} sent{destinations}{due_span(self.first_due, self.last_due)}{counts_text(others)}"
+
     def add(self, message: Countable) -> None:
         """Count a message that was confirmed."""
         self.sent += 1
@@ -264,6 +330,19 @@ class SendReport(Counts):
             self.first_due = message.due_at
         if self.last_due is None or message.due_at > self.last_due:
             self.last_due = message.due_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawReport:
+    """What became of the messages that a store was to take out again.
+
+    :param in_flight: messages that a dispatcher was sending; they stay.
+    :param complete: False: there was no time for all of them.
+    """
+
+    withdrawn: int
+    in_flight: int
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ class Sending:
     :param log: takes progress; never a body or a header's value.
     :param way: a digest of the connections and options of the send.
     :param stopped: whether the task has been ended; called before each batch of rows and each block of messages.
+    :param asks: ask the store in the first pass for ids that it has with other content.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Sending:
         log: Log,
         way: bytes = b"",
         stopped: Callable[[], bool] = lambda: False,
+        asks: bool = True,
     ) -> None:
         self.source = source
         self.wanted = wanted
@@ -110,6 +112,7 @@ class Sending:
         self.log = log
         self.way = way
         self.stopped = stopped
+        self.asks = asks
         #: Counts of what this try has sent and stored.
         self.sent = SendReport()
         self.stored = SendReport()
@@ -264,7 +267,7 @@ class Sending:
         found.note(item, self.route, self._horizon, self.clock())
 
     def _ask_store(self, found: PreflightReport) -> None:
-        if self._ask and self.route.store is not None and len(found.conflicts) < SHOWN:
+        if self._ask and self.asks and self.route.store is not None and len(found.conflicts) < SHOWN:
             found.conflicts += self.route.store.conflicting(self._ask)
         self._ask.clear()
 

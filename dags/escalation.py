@@ -1,9 +1,8 @@
-"""Calls somebody when a DAG is still red after half an hour: a failure sends a delayed message, a success cancels it.
+"""Calls somebody when a run is still red after half an hour: its failure stores a message, its success takes it back.
 
-Connection: `delayed_store` (sqlite, postgres, ...); no broker.
+Connection: `delayed_store` (sqlite, postgres, mysql); no broker.
 
-Run: unpause and trigger `escalation_desk`, then trigger `escalation`, which fails if its parameter `fail` is true.
-Clear its task within half an hour, and nobody is called.
+Run: unpause all DAGs of this file and trigger `escalation`, which fails; cleared within half an hour, it succeeds.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowSkipException
-from airflow.sdk import DAG, BaseHook, Param, task
+from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
 
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
+from airflow_delayed.triggers.queue_table import QueueTableTrigger
 
 DB, QUEUE = "delayed_store", "escalations"
 # to see it sooner, make this shorter
@@ -29,43 +28,42 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=TAGS,
-    params={"fail": Param(True, type="boolean")},
-    on_failure_callback=DelayedNotifier(conn_id=DB, store_conn_id=DB, destination=QUEUE, delay=AFTER),
-    # a success of the same run, after a clear
-    on_success_callback=DelayedCancelNotifier(store_conn_id=DB),
+    params={"failures": Param(1, type="integer", description="so many tries fail, counted over clears")},
+    # each run is red by itself: no other run's success takes its message back
+    on_failure_callback=DelayedNotifier(conn_id=DB, store_conn_id=DB, destination=QUEUE, delay=AFTER, per="run"),
+    on_success_callback=DelayedCancelNotifier(store_conn_id=DB, per="run"),
 ):
 
     @task
-    def work(params: dict[str, bool] | None = None, ti: Any = None) -> None:
-        """Fail in the first try if the parameter `fail` is true; clear the task for another."""
-        if (params or {})["fail"] and ti.try_number == 1:
-            raise RuntimeError("this run is red until its task is cleared")
+    def work(params: dict[str, int] | None = None, ti: Any = None) -> None:
+        """Fail, as often as the parameter says."""
+        if ti.try_number <= (params or {})["failures"]:
+            raise RuntimeError("this run is red until this task is cleared and succeeds")
 
     work()
 
-
-@task
-def call() -> list[str]:
-    """Take all escalations from the queue table, and return them; your desk calls somebody here.
-
-    It is skipped where there is none.
-    """
-    database = BaseHook.get_hook(DB)
-    rows = database.get_records("SELECT seq, body FROM escalations ORDER BY seq")
-    if not rows:
-        raise AirflowSkipException("no DAG has been red for too long")
-    bodies = [bytes(body).decode() for _, body in rows]
-    for body in bodies:
-        logging.getLogger("airflow.task").error("STILL RED: %s", body)
-    last = int(rows[-1][0])
-    database.run(f"DELETE FROM escalations WHERE seq <= {last}", autocommit=True)  # noqa: S608 - a number
-    return bodies
-
-
-with DAG("escalation_desk", schedule="* * * * *", catchup=False, max_active_runs=1, doc_md=__doc__, tags=TAGS):
+with DAG("escalation_dispatch", schedule="@continuous", catchup=False, max_active_runs=1, doc_md=__doc__, tags=TAGS):
     install = TopologyInstallOperator(task_id="install", conn_id=DB, destinations=[QUEUE], create_destinations=True)
-    # it waits in the triggerer until the next run begins, so that a message is delivered at its second
+    # it waits in the triggerer, and puts each message into the queue table within a second or two after it is due
     dispatch = StoreDispatchOperator(
-        task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB], until=timedelta(minutes=1), deferrable=True
+        task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB], until=timedelta(hours=6), deferrable=True
     )
-    install >> dispatch >> call()
+    install >> dispatch
+
+# The watcher makes a run of the desk within seconds, and deletes the rows of which it has stored an event. Who may see
+# assets can read their bodies there: here the DAG, the run, the task, the times and links, and no secret.
+rows = QueueTableTrigger(conn_id=DB, queue=QUEUE, body=True)
+red = Asset("escalations", watchers=[AssetWatcher(name="queue", trigger=rows)])
+
+with DAG("escalation_desk", schedule=[red], catchup=False, doc_md=__doc__, tags=TAGS):
+
+    @task
+    def call(triggering_asset_events: Any = None) -> list[str]:
+        """Return all escalations of this run's events; your desk calls somebody here."""
+        messages = [message for event in triggering_asset_events[red] for message in event.extra["payload"]["messages"]]
+        bodies = [str(message["body"]) for message in messages]
+        for body in bodies:
+            logging.getLogger("airflow.task").error("STILL RED: %s", body)
+        return bodies
+
+    call()

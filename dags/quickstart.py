@@ -16,7 +16,7 @@ with DAG("quickstart", doc_md=__doc__, tags=["airflow_delayed", "example"]):
 
     @task
     def read() -> list[tuple[str]]:
-        rows = BaseHook.get_hook(DB).get_records("SELECT CAST(body AS TEXT) FROM hello ORDER BY seq")
+        rows = BaseHook.get_hook(DB).get_records("DELETE FROM hello RETURNING CAST(body AS TEXT)")
         print("arrived:", rows)
         return rows
 

@@ -54,6 +54,7 @@ TITLES = {"README": "Overview </README>"}
 
 project = "airflow_delayed"
 author = "airflow_delayed contributors"
+project_copyright = f"2026 {author}, Apache License 2.0"
 _VERSION = re.search(r'__version__ = "(.*)"', (TOP / "airflow_delayed" / "__init__.py").read_text())
 release = version = _VERSION[1] if _VERSION else ""
 

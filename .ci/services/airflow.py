@@ -194,10 +194,10 @@ class Airflow:
         where = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
         return self.call("GET", where)["value"]
 
-    def log(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """Return the log of a task's last try."""
+    def log(self, dag_id: str, run_id: str, task_id: str, *, number: int | None = None) -> str:
+        """Return the log of a task's try, by default the last."""
         where = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-        tries = self.call("GET", where)["try_number"]
+        tries = number or self.call("GET", where)["try_number"]
         content = self.call("GET", f"{where}/logs/{tries}?full_content=true")["content"]
         return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content)
 

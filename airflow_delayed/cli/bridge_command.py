@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.bridge import Bridge
 from airflow_delayed.reports import State, TopologyReport
+
+if TYPE_CHECKING:
+    from airflow_delayed.rabbitmq.bridge import Bridge
 
 log = logging.getLogger(__name__)
 

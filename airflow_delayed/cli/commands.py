@@ -37,13 +37,16 @@ COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "t
 def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
     with _store(args) as store:
+        selection = _selection(args)
+        if "ids" in selection:
+            selection["ids"] = [name for text in selection["ids"] for name in _ids(store, text)]
         if set(args.state or ()) & set(LEFT):
-            page = store.page(**_selection(args), limit=args.limit or _ALL, after=args.after)
+            page = store.page(**selection, limit=args.limit or _ALL, after=args.after)
             show([asdict(one) for one in page.remembered], args.output, LEFT_COLUMNS)
             if page.next:
                 print(f"There may be more: --after {page.next}", file=sys.stderr)
             return
-        found = list(store.list(**_selection(args), limit=args.limit or None, after=args.after))
+        found = list(store.list(**selection, limit=args.limit or None, after=args.after))
         rows = [asdict(one) for one in found]
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
@@ -57,10 +60,15 @@ def list_(args: Namespace) -> None:
 def get_(args: Namespace) -> None:
     """``airflow delayed get``."""
     with _store(args) as store:
-        known = store.get(args.message_id)
-        if known is None:
+        found = [known for name in _ids(store, args.message_id) if (known := store.get(name)) is not None]
+        if not found:
             raise SystemExit(f"The store {args.store_conn_id} has no message {args.message_id}.")
-        show([asdict(known)], args.output)
+        show([asdict(known) for known in found], args.output)
+
+
+def _ids(store: DelayedStoreHook, text: str) -> list[str]:
+    """Return an argument as it is, and the ids in the store whose key it is."""
+    return [text, *store.ids_of(text)]
 
 
 @suppress_logs_and_warning

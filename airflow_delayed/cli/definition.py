@@ -19,7 +19,12 @@ _STORE_CONN_ID = Arg(("--store-conn-id",), help="The store's connection, of a SQ
 _TABLE = Arg(("--table",), help="The store's table (default: delayed_messages)", default="delayed_messages")
 _SCHEMA = Arg(("--schema",), help="The table's schema; by default the connection's own")
 _IDS = Arg(("message_id",), help="The ids of messages, instead of a filter", nargs="*")
-_ID = Arg(("message_id",), help="The id of a message")
+_LISTED_IDS = Arg(
+    ("message_id",),
+    help="The ids of messages, or their keys: the values of id_columns, such as order_id=1001",
+    nargs="*",
+)
+_ID = Arg(("message_id",), help="The id of a message, or its key: the values of id_columns, such as order_id=1001")
 _TAG = Arg(("--tag",), help="Only messages with this tag")
 _DESTINATION = Arg(("--destination",), help="Only messages to this queue")
 _DELIVER_CONN_ID = Arg(
@@ -59,7 +64,7 @@ _OVERDUE = Arg(
 _HOURS = Arg(("--hours",), help="Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
 _BY_DESTINATION = Arg(("--by-destination",), help="Count by destination, which reads all rows", action="store_true")
 _DUE_AT = Arg(("--due-at",), help="The new due time: 2026-01-31T09:30:00+01:00")
-_DELAY = Arg(("--delay",), help="Due in so many seconds from now, instead of --due-at", type=float)
+_DELAY = Arg(("--delay",), help="Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
 _OLDER_THAN = Arg(("--older-than",), help="Only messages in that state for more days", type=float, required=True)
 _REASON = Arg(
     ("--reason",),
@@ -180,6 +185,31 @@ _DIALECT = Arg(
     choices=("postgresql", "mysql", "mariadb", "sqlite", "mssql"),
 )
 
+_DELIVERER = Arg(
+    ("--conn-id",),
+    help="The connection that delivers: of RabbitMQ, AWS, or a database with queue tables",
+    required=True,
+)
+_WAITS_IN = Arg(
+    ("--store-conn-id",), help="Let it wait in this store, whatever its delay is, so that a dispatcher delivers it"
+)
+_TO = Arg(("--destination",), help="The queue that receives it")
+_VALUE = Arg(("--value",), help="The body (default: sent by hand)", default="sent by hand")
+_SENT_DUE_AT = Arg(("--due-at",), help="When it is due: 2026-01-31T09:30:00+01:00")
+_SENT_DELAY = Arg(("--delay",), help="Due in so many seconds, instead of --due-at (default: 0)", type=float)
+_SENT_TAG = Arg(("--tag",), help="By which it is found in the store")
+_HEADER = Arg(("--header",), help="A header, as NAME=VALUE; also several", action="append")
+_SENT_ID = Arg(("--message-id",), help="Its id; by default a new one")
+_WAIT = Arg(
+    ("--wait",),
+    help="Send it to a temporary queue, wait until it has arrived there, and remove that",
+    action="store_true",
+)
+_TIMEOUT = Arg(
+    ("--timeout",), help="With --wait: seconds from its due time until this fails (default: 60)", type=float, default=60
+)
+_SENDS_NOTHING = Arg(("--dry-run",), help="Check everything, and send nothing", action="store_true")
+
 _STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
     *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, *_BREAKERS, _RECOVERY_FAILURES),
@@ -202,7 +232,9 @@ def get_delayed_commands() -> list[CLICommand]:
             name="delayed",
             help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
             subcommands=(
-                _command("list", "List messages by due time", (*_STORE, _IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)),
+                _command(
+                    "list", "List messages by due time", (*_STORE, _LISTED_IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)
+                ),
                 _command("get", "Show a message", (*_STORE, _ID, *_SHOWN)),
                 _command(
                     "counts",
@@ -268,6 +300,28 @@ def get_delayed_commands() -> list[CLICommand]:
                     " prints the statements that a database administrator runs in its place.",
                     func=lazy_load_command("airflow_delayed.cli.install.install_"),
                     args=(_INSTALLED, _QUEUE, _OWN_TABLE, _SCHEMA, _DRY_RUN, _SQL, _DIALECT, *_SHOWN),
+                ),
+                ActionCommand(
+                    name="send",
+                    help="Send a message by hand; with --wait until it has arrived in a queue of its own",
+                    description="Tries a chain of connections: the transport alone, or with --store-conn-id the store,"
+                    " its dispatcher and the transport. The exit code is 1 if it cannot be sent or does not arrive."
+                    " Ctrl-C ends --wait, takes the message back where that is possible, and removes the queue.",
+                    func=lazy_load_command("airflow_delayed.cli.send_command.send_"),
+                    args=(
+                        *(
+                            _DELIVERER,
+                            _WAITS_IN,
+                            _OWN_TABLE,
+                            _SCHEMA,
+                            _TO,
+                            _VALUE,
+                            _SENT_DELAY,
+                            _SENT_DUE_AT,
+                            _SENT_TAG,
+                        ),
+                        *(_HEADER, _SENT_ID, _WAIT, _TIMEOUT, _SENDS_NOTHING, *_SHOWN),
+                    ),
                 ),
                 _command(
                     "upgrade",

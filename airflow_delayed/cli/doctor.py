@@ -273,7 +273,10 @@ def _failed(conn_id: str, error: Exception) -> Finding:
 
     from airflow_delayed.compat import AirflowException
 
-    text = str(error) if isinstance(error, AirflowException) else explained(error)
+    # the finding names the connection
+    text = (str(error) if isinstance(error, AirflowException) else explained(error)).removeprefix(
+        f"connection {conn_id!r}: "
+    )
     away = isinstance(error, TransportUnavailable)
     if away and any(words in text for words in _TIMED_OUT):
         return _silent(conn_id, text)

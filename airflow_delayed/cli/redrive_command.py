@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from airflow.utils.cli import suppress_logs_and_warning
 
@@ -12,7 +13,9 @@ from airflow_delayed.cli.commands import confirmed, show
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.drain import MoveReport
+
+if TYPE_CHECKING:
+    from airflow_delayed.rabbitmq.drain import MoveReport
 
 
 @suppress_logs_and_warning

@@ -22,7 +22,7 @@ from airflow_delayed import metrics
 from airflow_delayed.cli.probes import Answer, ProbeServer, PrometheusRecorder, health
 from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
-from airflow_delayed.errors import DelayedError, UnsupportedConnection, explained
+from airflow_delayed.errors import DelayedError, UnsupportedConnection, about, explained
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.dispatcher import AHEAD, PASS_EVERY, Dispatcher, DispatchLoop
 from airflow_delayed.store.dispatch.limits import TokenBucket
@@ -128,7 +128,7 @@ class ConnectionLoop:
                     if self.since_claim < time.monotonic() - self._began:
                         backoff.reset()
                     then = "this was its end" if self.failed else "this dispatcher tries again by itself"
-                    log.error("connection %r: %s; %s", self.conn_id, explained(error), then)
+                    log.error("%s; %s", about(self.conn_id, error), then)
                     self._stop.wait(backoff.next())
         finally:
             self.running = False

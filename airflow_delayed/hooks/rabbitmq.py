@@ -11,7 +11,7 @@ from airflow.sdk import BaseHook
 from airflow_delayed import config
 from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.transport import RabbitMQTransport
@@ -87,22 +87,23 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
 
         :raises TransportUnavailable: no host accepts the login.
         """
+        hosts = self._hosts()
         from airflow_delayed.rabbitmq.connection import connect
 
-        return connect(self.conn_id, self._hosts())
+        return connect(self.conn_id, hosts)
 
     def test_connection(self) -> tuple[bool, str]:
         """Log in within a few seconds; return the problem in plain words, or the hosts that answered.
 
         The text does not name the connection: the UI tests it under a name that Airflow has made up.
         """
+        try:
+            hosts, topology = self._hosts(), self.topology
+        except (MissingExtra, TransportUnavailable, ValueError) as error:
+            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         from airflow_delayed.rabbitmq.connection import login_problems
         from airflow_delayed.rabbitmq.hosts import host_name
 
-        try:
-            hosts, topology = self._hosts(), self.topology
-        except (TransportUnavailable, ValueError) as error:
-            return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
         causes = [(host_name(host), cause) for host, cause in zip(hosts, login_problems(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)
         good = ", ".join(name for name, cause in causes if not cause)

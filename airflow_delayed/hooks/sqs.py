@@ -9,15 +9,20 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.sdk import BaseHook
-from botocore.config import Config
 
 from airflow_delayed import config
 from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, TopologyReport, check_type
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
+
+try:
+    from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+    from botocore.config import Config
+except ModuleNotFoundError:
+    raise MissingExtra("Amazon SQS", "apache-airflow-providers-amazon", "sqs") from None
+
 from airflow_delayed.sqs.client import name_queues, retries, translated
 from airflow_delayed.sqs.settings import QueueSettings
 from airflow_delayed.sqs.stats import Prices

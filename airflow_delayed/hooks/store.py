@@ -16,9 +16,9 @@ from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk import BaseHook
 
 from airflow_delayed import config, metrics
-from airflow_delayed.compat import conf, limits
+from airflow_delayed.compat import AirflowException, conf, limits
 from airflow_delayed.delivery import BUILT_IN, Clock, Delivery, TopologyReport
-from airflow_delayed.errors import DelayedError, NotAStore, UnsupportedConnection
+from airflow_delayed.errors import DelayedError, MissingExtra, NotAStore, UnsupportedConnection
 from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import Store, first_line, system_user
@@ -27,6 +27,7 @@ from airflow_delayed.store.schema import TABLE
 from airflow_delayed.store.transport import engine_options, prepare
 
 if TYPE_CHECKING:
+    from airflow.sdk import Connection
     from sqlalchemy import Engine
 
     from airflow_delayed.store.dispatch.dispatcher import Dispatcher
@@ -166,7 +167,7 @@ class DelayedStoreHook(Store, BaseHook):
         kind = connection.conn_type
         if BUILT_IN.get(kind or "", BUILT_IN["sqlite"]) != BUILT_IN["sqlite"]:
             raise NotAStore(self.conn_id, kind)
-        hook = connection.get_hook()
+        hook = hook_of(connection)
         if not isinstance(hook, DbApiHook):
             raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
         return hook
@@ -179,6 +180,24 @@ class DelayedStoreHook(Store, BaseHook):
         if extras := connect_args(hook):
             options["connect_args"] = {**options.get("connect_args", {}), **extras}
         return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
+
+
+def hook_of(connection: Connection) -> BaseHook | None:
+    """Return Airflow's hook of a connection; None: no provider has a hook for its type.
+
+    :raises MissingExtra: an extra of this package brings that provider.
+    """
+    try:
+        hook: BaseHook = connection.get_hook()
+    except AirflowException as error:
+        if "Unknown hook type" not in str(error):
+            raise
+        kind = connection.conn_type
+        if kind and kind in BUILT_IN:
+            what = f"connection {connection.conn_id!r}: type {kind!r}"
+            raise MissingExtra(what, "its provider", kind) from None
+        return None
+    return hook
 
 
 def connect_args(hook: DbApiHook) -> dict[str, Any]:

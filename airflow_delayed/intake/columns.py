@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +15,8 @@ from airflow_delayed.message import DelayedMessage
 
 #: Most headers of a row. Brokers take fewer: SQS ten, RabbitMQ what a frame of 128 KiB holds.
 MAX_HEADERS = 10_000
+#: Most columns of a file, a table or a query: each costs memory and time before the first row is read.
+MAX_COLUMNS = 10_000
 #: Rows in memory at a time,
 BATCH_ROWS = 8192
 #: and bytes of them.
@@ -35,6 +38,28 @@ COLUMNS: Mapping[str, str] = {
     "expires_at": "a timestamp",
     "timezone": "text",
 }
+
+
+def check_names(names: Sequence[str], origin: str) -> None:
+    """Check the names of all columns of a source, before more than their names is read.
+
+    :raises UnsupportedColumns: there are too many, or two with the same name.
+    """
+    check_count(len(names), origin)
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise UnsupportedColumns(f"{origin} has more than one column {some(twice, separator=', ')}; rename one")
+
+
+def check_count(columns: int, origin: str) -> None:
+    """Check how many columns a source has.
+
+    :raises UnsupportedColumns: there are too many.
+    """
+    if columns > MAX_COLUMNS:
+        raise UnsupportedColumns(
+            f"{origin} has {columns:,} columns, and at most {MAX_COLUMNS:,} are read; write only those that a message"
+            f" has ({', '.join(COLUMNS)}) and those of id_columns="
+        )
 
 
 def wrong_type(name: str, kind: str, *, is_text: bool) -> str:

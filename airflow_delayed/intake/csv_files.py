@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from airflow_delayed.addresses import without_secrets
-from airflow_delayed.errors import InvalidMessage, SourceError, UnsupportedColumns, short, some
+from airflow_delayed.errors import InvalidMessage, SourceError, short
 from airflow_delayed.intake.arrow import ArrowColumns, to_batch
-from airflow_delayed.intake.columns import BATCH_ROWS, ColumnRules, RowBatch
+from airflow_delayed.intake.columns import BATCH_ROWS, ColumnRules, RowBatch, check_names
 from airflow_delayed.intake.files import MAX_LINE, FileSource, SourceFile, unpacked
 from airflow_delayed.intake.typed import headers_of_text, typed
 
+#: The longest line of columns' names, in bytes: as Python's objects it is thirty times as large.
+MAX_FIRST_LINE = 1024 * 1024
 _TIMES = ("due_at", "expires_at")
 #: Columns that are read value by value.
 _READ = ("delay_seconds", "headers")
@@ -44,12 +46,16 @@ class CsvFiles(FileSource):
 
 
 def _names(stream: BufferedReader[Any], file: SourceFile) -> list[str]:
-    line = stream.readline(MAX_LINE).decode("utf-8-sig", errors="replace")
-    names = next(csv.reader([line]), [])
+    line = stream.readline(MAX_FIRST_LINE + 1)
+    if len(line) > MAX_FIRST_LINE:
+        raise SourceError(
+            f"the first line of {file.name} has more than {MAX_FIRST_LINE:,} bytes, the longest that is read; the first"
+            " line of a CSV file names its columns"
+        )
+    names = next(csv.reader([line.decode("utf-8-sig", errors="replace")]), [])
     if not names:
         raise SourceError(f"{file.name} is empty; the first line of a CSV file names its columns")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UnsupportedColumns(f"{file.name} has more than one column {some(twice, separator=', ')}; rename one")
+    check_names(names, file.name)
     return names
 
 

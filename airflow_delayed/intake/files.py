@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,9 +116,24 @@ def check_inside(path: str, folder: str) -> str:
     real = os.path.realpath(path)
     if not real.startswith(folder.rstrip(os.sep) + os.sep):
         raise _leads_out(path)
-    if not os.path.isfile(real):
-        raise SourceError(f"{shown(path)} is no file with content, or a link to nothing; remove it from the source")
+    try:
+        _check_regular(path, os.lstat(real))
+    except FileNotFoundError:
+        raise _no_file(path) from None
     return real
+
+
+def _check_regular(path: str, found: os.stat_result) -> None:
+    """Check that a path leads to a file, and to no pipe or device, which may have no end.
+
+    :raises SourceError: it does not.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise _no_file(path)
+
+
+def _no_file(path: str) -> SourceError:
+    return SourceError(f"{shown(path)} is no file with content, or a link to nothing; remove it from the source")
 
 
 def _check_no_link(path: str, info: Mapping[str, Any]) -> None:
@@ -170,6 +186,8 @@ def _version(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 #: Longest line, in bytes: more than any transport carries as one message.
 MAX_LINE = 16 * 1024 * 1024
+#: Most blank lines of a file of JSON lines, besides one for each row.
+MAX_BLANK = 100_000
 #: What a compressed file may unpack to: so many bytes, and beyond the first of these bounds so many times its own size.
 #: Rows of JSON unpack to 5 to 30 times their size.
 UNPACKED_IN_ANY_CASE = 64 * 1024 * 1024
@@ -206,9 +224,14 @@ class FileSource:
 def opened(fs: Any, file: SourceFile) -> Iterator[Any]:
     """Open a file for its bytes, as they are stored.
 
-    :raises SourceError: it was replaced by a link that leads out of the source's folder.
+    :raises SourceError: it was replaced by a pipe, or a link that leads out of the source's folder.
     """
-    with fs.open(file.path, "rb") as handle:
+    if not is_local(fs):
+        with fs.open(file.path, "rb") as handle:
+            yield handle
+        return
+    with open(file.path, "rb", opener=at_once) as handle:
+        _check_regular(file.path, os.fstat(handle.fileno()))
         if file.folder is not None:
             # the name may lead to another file than when it was listed: check the file that was opened
             real = check_inside(file.path, file.folder)
@@ -245,9 +268,9 @@ def unpacked(fs: Any, file: SourceFile) -> Iterator[io.BufferedReader[Any]]:
 def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
     """Yield a text file's lines with their ends.
 
-    :raises SourceError: as :func:`unpacked`, or a line is too long.
+    :raises SourceError: as :func:`unpacked`, or a line is too long, or too many are blank.
     """
-    number = 0
+    number = blank = 0
     with unpacked(fs, file) as lines:
         while line := lines.readline(MAX_LINE + 1):
             number += 1
@@ -256,6 +279,13 @@ def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
                     f"{file.name} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"
                     " read; is the file JSON lines, with one object a line? Send a reference to a body as large"
                 )
+            if line.isspace():
+                blank += 1
+                if blank > MAX_BLANK + number - blank:
+                    raise SourceError(
+                        f"{file.name} has more than {MAX_BLANK:,} blank lines in its first {number:,}; is the file JSON"
+                        " lines, with one object a line?"
+                    )
             yield line
 
 
@@ -296,6 +326,51 @@ def is_local(fs: Any) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
+def at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a pipe that may be there: an ``opener`` for :func:`open`."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def private(path: str, flags: int) -> int:
     """Open a file that its owner alone may read, and follow no link: an ``opener`` for :func:`open`."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+
+
+#: Links on the way to one file that are followed; as many as Linux follows.
+_MOST_LINKS = 40
+
+
+def link_of_another_user(path: str) -> str | None:
+    """Return the first link on the way to a file, itself left out, that another user may have laid; None without one.
+
+    A link of root or of this process's user is followed, and one in a folder that nobody else can write: so are links
+    of the machine, such as ``/tmp`` on macOS, a home on another disk, or a volume of Kubernetes. Any other could be
+    laid by a user who wants the file elsewhere. It is the rule of Linux's ``protected_symlinks``, but for all folders
+    that others can write, not for ``/tmp`` alone.
+    """
+    trusted = {0, os.geteuid()}
+    parts = os.path.dirname(os.path.abspath(path)).split(os.sep)
+    folder, links = os.sep, 0
+    while parts:
+        part = parts.pop(0)
+        if part == os.pardir:
+            folder = os.path.dirname(folder)
+        if part in ("", os.curdir, os.pardir):
+            continue
+        here = os.path.join(folder, part)
+        try:
+            found = os.lstat(here)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISLNK(found.st_mode):
+            folder = here
+            continue
+        around = os.stat(folder)
+        links += 1
+        shared = around.st_uid not in trusted or around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if links > _MOST_LINKS or (shared and found.st_uid not in trusted):
+            return here
+        target = os.readlink(here)
+        folder = os.sep if os.path.isabs(target) else folder
+        parts[:0] = target.split(os.sep)
+    return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,9 +15,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_delayed.addresses import without_secrets
-from airflow_delayed.errors import SourceError, UnsupportedColumns, some
+from airflow_delayed.errors import SourceError, UnsupportedColumns
 from airflow_delayed.intake.arrow import entries, is_binary, is_text, to_batch
-from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, COLUMNS, ColumnRules, RowBatch, wrong_type
+from airflow_delayed.intake.columns import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    COLUMNS,
+    ColumnRules,
+    RowBatch,
+    check_count,
+    check_names,
+    wrong_type,
+)
 from airflow_delayed.intake.files import MAX_RATIO, UNPACKED_IN_ANY_CASE, FileSource, SourceFile, opened
 from airflow_delayed.intake.time_columns import (
     Meaning,
@@ -65,27 +74,27 @@ class ParquetFiles(FileSource):
         known = TimeColumnsOfFiles()
         for index, file in enumerate(self._files):
             with self._opened(file) as (handle, parquet):
+                check_count(parquet.metadata.num_columns, file.name)
                 names = {*parquet.schema_arrow.names, *file.partition}
                 wanted.check(names, file.name)
                 # ignored columns are not read at all
                 used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
-                if twice := sorted(name for name, count in Counter(used).items() if count > 1):
-                    raise UnsupportedColumns(
-                        f"{file.name} has more than one column {some(twice, separator=', ')}; rename one"
-                    )
+                check_names(used, file.name)
                 times = time_columns(parquet, used, self._declared)
                 known.add(file.name, times)
                 naive_ok = self._naive_ok or "timezone" in names
                 if not naive_ok and any(_lacks_zone(column) for column in times.values()):
                     self._compare(self._files[index + 1 :], wanted, known)
-                check_schema(parquet.schema_arrow, file.name, times, naive_ok=naive_ok)
+                read = pa.schema([column for column in parquet.schema_arrow if column.name in used])
+                check_schema(read, file.name, times, naive_ok=naive_ok)
                 first = 1
                 # of all row groups at once pyarrow would hold the whole file
                 for group in range(parquet.num_row_groups):
+                    check_chunks(parquet.metadata, group, used)
                     check_growth(file, parquet.metadata, group, used)
                     rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
                     batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
-                    for records in joined(batches, BATCH_ROWS, BATCH_BYTES):
+                    for records in joined(map(decoded, batches), BATCH_ROWS, BATCH_BYTES):
                         for piece in pieces(with_zones(records, times), BATCH_BYTES):
                             yield _batch(piece, file, first, times)
                             first += piece.num_rows
@@ -143,7 +152,7 @@ def check_footer(file: SourceFile, handle: Any) -> None:
 
 
 def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], *, naive_ok: bool) -> None:
-    """Check the types of the columns that are read.
+    """Check the types of the columns that are read. Those of a key are flat: what a list repeats has no bound.
 
     :param times: those that are timestamps.
     :param naive_ok: a time zone is set for timestamps that have none.
@@ -153,6 +162,11 @@ def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn]
     for column in schema:
         if column.name in COLUMNS and not _fits(column.name, column.type):
             problems.append(wrong_type(column.name, str(column.type), is_text=is_text(column.type)))
+        elif column.name not in COLUMNS and _is_nested(column.type):
+            problems.append(
+                f"column {column.name} is {column.type}, which cannot be part of a key; use text, whole numbers, times"
+                " or dates"
+            )
         elif not naive_ok and column.name in times and _lacks_zone(times[column.name]):
             problems.append(times[column.name].no_zone)
     if problems:
@@ -172,6 +186,59 @@ def _fits(name: str, kind: pa.DataType) -> bool:
     if wanted == "a map of text to text":
         return pa.types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
     return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_nested(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _is_nested(kind.value_type)
+    return bool(pa.types.is_nested(kind))
+
+
+def check_chunks(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
+    """Check what a footer says of a row group's columns, by opening them on a file that gives nothing.
+
+    pyarrow ends the process where ``RowGroupMetaData.column`` meets a contradiction; its reader raises an error.
+
+    :raises pyarrow.ArrowException: the footer contradicts itself.
+    :raises OSError: the same.
+    """
+    with suppress(_Unread):
+        file = pq.ParquetFile(_Nothing(), metadata=metadata, buffer_size=_BUFFER)
+        next(file.iter_batches(1, row_groups=[group], columns=list(names)), None)
+
+
+class _Unread(Exception):
+    """The reader wants the first bytes."""
+
+
+class _Nothing(io.RawIOBase):
+    """A file of endless length whose content cannot be read."""
+
+    def __init__(self) -> None:
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Return that it can be read, as a reader asks first."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return that it can be read anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a place."""
+        self._place = offset + (0, self._place, 1 << 62)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Give nothing."""
+        raise _Unread
 
 
 def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
@@ -210,13 +277,26 @@ def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequenc
     if not rows.num_rows or stored * max((column.num_values for column in columns), default=1) <= size:
         return max(int(rows.num_rows), 1)
     width = (stored + _HEADER * _values_beyond_rows(metadata, group, names)) / rows.num_rows
-    shared = {column.path_in_schema: column for column in columns if _may_grow(column)}
-    for path, longest in _longest(metadata, group, list(shared), names, handle):
-        width += longest * shared[path].num_values / rows.num_rows
+    # whether they have a dictionary is what the footer says, and a footer may lie
+    texts = {column.path_in_schema: column for column in columns if _may_share(column)}
+    for path, longest in _longest(metadata, group, list(texts), names, handle):
+        width += longest * max(1, texts[path].num_values / rows.num_rows)
+    width += sum(_fixed_width(metadata, column) for column in columns)
     for column in columns:
         if _DELTA in column.encodings:
-            width += column.total_uncompressed_size * column.num_values / rows.num_rows
+            width += column.total_uncompressed_size * max(1, column.num_values / rows.num_rows)
     return max(1, int(size / max(width, 1)))
+
+
+def decoded(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with a value of its own in each row, so that it weighs what it takes.
+
+    Of columns whose Arrow type is a dictionary (a pandas categorical) rows have numbers, and share the texts.
+    """
+    arrays = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in records.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, records.schema.names)
 
 
 def joined(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
@@ -277,8 +357,18 @@ def _name_of(path: str, names: Sequence[str]) -> str | None:
     return next((name for name in names if path == name or path.startswith(f"{name}.")), None)
 
 
-def _may_grow(column: Any) -> bool:
-    return bool(column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page)
+def _may_share(column: Any) -> bool:
+    # what differs from the value before cannot be read as a dictionary, and counts by itself
+    differs = _DELTA in column.encodings and not column.has_dictionary_page
+    return bool(column.physical_type == "BYTE_ARRAY" and not differs)
+
+
+def _fixed_width(metadata: pq.FileMetaData, chunk: Any) -> int:
+    """Return how many bytes each value of a column has whose type says that, such as an id of 16 bytes."""
+    if chunk.physical_type != "FIXED_LEN_BYTE_ARRAY":
+        return 0
+    leaves = (metadata.schema.column(index) for index in range(metadata.num_columns))
+    return next(int(leaf.length) for leaf in leaves if leaf.path == chunk.path_in_schema)
 
 
 def _longest(

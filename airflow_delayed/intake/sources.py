@@ -20,10 +20,24 @@ from typing import Any, Protocol
 from airflow_delayed.addresses import shown
 from airflow_delayed.errors import InputError, SourceError
 from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, REJECTED, ColumnRules, RowBatch, batch_of, row_of
-from airflow_delayed.intake.files import FileSource, SourceFile, is_local, iter_lines, list_files, private
+from airflow_delayed.intake.files import (
+    MAX_LINE,
+    FileSource,
+    SourceFile,
+    is_local,
+    iter_lines,
+    link_of_another_user,
+    list_files,
+    private,
+)
 from airflow_delayed.intake.rows import TOO_DEEP, Problem, is_deep
 from airflow_delayed.message import DelayedMessage
 
+#: The longest line of a file of rejects that is read, in bytes: of the longest line of a source each byte may have
+#: become six.
+_MAX_REJECTED = 8 * MAX_LINE
+#: Longest part of a file's name that names a run, in characters.
+_MAX_RUN = 120
 #: Bytes of text in memory at a time: as Python's objects JSON takes several times the text.
 _BATCH_TEXT = BATCH_BYTES // 4
 
@@ -211,7 +225,8 @@ class Rejects:
     not UTF-8 as ``{"base64": "..."}``, which a user has to decode by hand.
 
     :param run: names the run of the task; it stands in each row.
-    :raises InputError: the path holds something that is not a file of rejects, or is a link.
+    :raises InputError: the path holds something that is not a file of rejects, is a link, or leads through a link that
+        another user may have laid.
     """
 
     def __init__(self, fs: Any, path: str, run: str) -> None:
@@ -223,6 +238,7 @@ class Rejects:
         self._fs = fs
         self._file: Any = None
         self._local = is_local(fs)
+        self._check_links()
         if self._local and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
             raise self._taken("is a link or a folder")
         if not fs.exists(path):
@@ -231,16 +247,23 @@ class Rejects:
             fs.rm(path)
         else:
             stem, ending = posixpath.splitext(path)
-            self.moved_to = f"{stem}.{re.sub('[^A-Za-z0-9._-]', '-', other)}{ending}"
+            self.moved_to = f"{stem}.{_run_in_name(other)}{ending}"
             # os.replace replaces a file of the new name, and never moves the file into a folder
             (os.replace if self._local else fs.mv)(path, self.moved_to)
 
     def _run_of_file(self) -> str:
         try:
-            with self._fs.open(self.path, "rt", encoding="utf-8") as file:
-                return str(json.loads(file.readline())[REJECTED]["run"])
-        except (OSError, ValueError, LookupError, TypeError):
+            with open(self.path, "rb", opener=private) if self._local else self._fs.open(self.path, "rb") as file:
+                line = file.readline(_MAX_REJECTED + 1)
+            if len(line) > _MAX_REJECTED:
+                raise self._taken(f"is there already, and its first line has more than {_MAX_REJECTED:,} bytes")
+            return str(json.loads(line)[REJECTED]["run"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             raise self._taken("is there already and holds no rejected rows") from None
+
+    def _check_links(self) -> None:
+        if self._local and (link := link_of_another_user(self.path)):
+            raise self._taken(f"leads through {link}, a link that another user made where others can write")
 
     def _taken(self, why: str) -> InputError:
         return InputError(f"rejects={shown(self.path)} {why}; give rejects= a path of its own")
@@ -258,6 +281,7 @@ class Rejects:
         if self._file is None:
             parent = self._fs._parent(self.path)
             if parent:
+                self._check_links()
                 self._fs.makedirs(parent, exist_ok=True)
             self._file = self._new()
         line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
@@ -273,6 +297,14 @@ class Rejects:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _run_in_name(run: str) -> str:
+    """Return a run as part of a file's name, which file systems allow 255 bytes."""
+    name = re.sub("[^A-Za-z0-9._-]", "-", run)
+    if len(name) <= _MAX_RUN:
+        return name
+    return f"{name[:_MAX_RUN]}-{blake2b(run.encode(errors='backslashreplace'), digest_size=8).hexdigest()}"
 
 
 def _written(value: object) -> object:

@@ -6,6 +6,7 @@ on this machine finds the file again. It is its owner's alone: it has bodies.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from airflow_delayed.intake.produced import ProducedBatch
     from airflow_delayed.sending import Log
 
-#: A file that no try has used for so long is deleted: its task was killed, or went on elsewhere.
+#: A spool that no try has used for so long is deleted: its task was killed, or went on elsewhere.
 KEPT = timedelta(days=7)
+#: The ending of a spool that is being written. Its writer has locked it; the lock ends with the process.
+_PART = ".part"
 _DIGEST = 16
 _LENGTH = 8
 
@@ -107,6 +110,8 @@ class Spool:
             with suppress(FileNotFoundError):
                 if file.stat().st_mtime < time.time() - KEPT.total_seconds():
                     file.unlink()
+                elif file.suffix == _PART:
+                    _delete_abandoned(file)
 
     def _found(self, path: Path, name: str) -> BufferedReader | None:
         try:
@@ -138,7 +143,7 @@ class Spool:
         began, rows, written = time.monotonic(), 0, 0
         digest = blake2b(digest_size=_DIGEST)
         with self._disk(name):
-            handle, made = tempfile.mkstemp(suffix=".part", dir=self._folder)
+            handle, made = _locked_part(self._folder)
         try:
             with relaxed_gc():
                 for batch in batches:
@@ -159,6 +164,31 @@ class Spool:
         took = time.monotonic() - began
         self.log.info("%s gave %s rows, spooled as %s bytes in %.1f s", name, f"{rows:,}", f"{written:,}", took)
         return open(handle, "rb")
+
+
+def _locked_part(folder: Path) -> tuple[int, str]:
+    """Make a file for a spool and lock it, so that no other process takes it for the rest of a killed task."""
+    while True:
+        handle, made = tempfile.mkstemp(suffix=_PART, dir=folder)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # another process has found it before it was locked, and deletes it
+            os.close(handle)
+            continue
+        except OSError:
+            # a file system without locks: there nobody deletes it before KEPT is over
+            return handle, made
+        if os.fstat(handle).st_nlink:
+            return handle, made
+        os.close(handle)
+
+
+def _delete_abandoned(part: Path) -> None:
+    """Delete a spool whose writer was killed; one that is being written stays."""
+    with suppress(OSError), open(part, "r+b", opener=private) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
 
 
 def _write_all(handle: int, data: bytes) -> None:

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import Origin, key_id
-from airflow_delayed.message import from_microseconds, parse_moment, utcnow
+from airflow_delayed.identity import NOTIFIER, Origin, key_id
+from airflow_delayed.message import EPOCH, from_microseconds, parse_moment, utcnow
 from airflow_delayed.store.policy import MAX_TAG
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class CallbackRun:
     :param task_id: the task that failed last, or whose callback this is; None: Airflow did not pass it.
     :param try_id: identifies the try of the task.
     :param task_started_at: when the try began; None: unknown.
-    :param is_queued: a deadline passed before the run began.
     """
 
     dag_id: str
@@ -54,7 +53,6 @@ class CallbackRun:
     try_id: str | None = None
     task_started_at: datetime | None = None
     task_ended_at: datetime | None = None
-    is_queued: bool = False
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> CallbackRun:
@@ -111,7 +109,8 @@ class CallbackRun:
         - Otherwise the failure begins at this moment, and no other has its name.
 
         :param run_type: ``scheduled``, ``manual``, ``backfill`` or another of Airflow's; by default by the id.
-        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success.
+        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success, but
+            a deadline to be earlier.
         :param end_date: of the run; None while it goes on.
         :param try_id: the task instance's ``id``, of which each try has another.
         :param task_start_date: of the task instance, as ``task_end_date``.
@@ -120,6 +119,9 @@ class CallbackRun:
         name = None if try_id is None else str(try_id)
         if deadline is not None:
             failed_at = parse_moment("deadline_time", deadline["deadline_time"])
+            # Airflow deletes the deadlines of a run that succeeds, so each success ends one that passed before the run
+            # had begun
+            start_date = start_date or EPOCH
             failure = f"deadline {deadline['id']}"
         elif end_date is not None:
             failed_at, failure = end_date, f"end {end_date.isoformat()}"
@@ -144,7 +146,6 @@ class CallbackRun:
             try_id=name,
             task_started_at=_began(name, task_start_date),
             task_ended_at=task_end_date,
-            is_queued=deadline is not None and start_date is None,
         )
 
     def attempt(self, per: Per, key: str | None = None) -> RunAttempt:
@@ -158,20 +159,17 @@ class CallbackRun:
 
         task = (self.task_id, str(self.map_index)) if per == "task" and self.task_id is not None else ()
         own, name = (tag_of(self.dag_id, one, self.run_id, *task) for one in (key, None))
-        of_all = tag_of(self.dag_id, key)
         replaced = per == "dag" and self.run_type == SCHEDULED and self.run_after is not None
-        # a backfill makes a scheduled run that it plays again one of its own, with the same id
-        was_scheduled = per == "dag" and _scheduled_by_id(self.run_id) is not None
         return RunAttempt(
             name=name,
             run_id=self.run_id,
-            tag=of_all if replaced else own,
-            # of a failure whose run Airflow did not pass, or whose key could not be rendered
-            other_tags=(own, name, of_all) if was_scheduled else (own, name),
+            tag=tag_of(self.dag_id, key) if replaced else own,
+            # of a failure whose run Airflow did not pass, or whose key could not be rendered; and of a scheduled run
+            # that a backfill has made its own
+            other_tags=(own, name, tag_of(self.dag_id, key)) if per == "dag" else (own, name),
             started_at=self.task_started_at if task else self.started_at,
             run_after=self.run_after if replaced else None,
             ended_at=self.task_ended_at if task else self.ended_at,
-            is_queued=self.is_queued,
         )
 
     def failure_of(self, per: Per) -> str:
@@ -216,7 +214,7 @@ class CallbackRun:
         return f"DAG {self.dag_id}, run {self.run_id}"
 
 
-def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = "notifier:") -> str:
+def tag_of(dag_id: str, key: str | None, *parts: str, begins: str = NOTIFIER) -> str:
     """Return the tag of the messages about a DAG, narrowed by a key, a run of it, or a task instance."""
     # no name of a DAG has an at sign or a slash
     of_dag = f"{begins}{dag_id}" + ("" if key is None else f"@{_escaped(key)}")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 
 from airflow_delayed.compat import AirflowException, AirflowFailException
-from airflow_delayed.criteria import UNSET, Unset, passed
+from airflow_delayed.criteria import UNSET, Unset
 from airflow_delayed.errors import InputError, UnsupportedConnection, some
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import delay_of, due_after, parse_moment
+from airflow_delayed.operators.selection import CRITERIA, SelectsMessages
 from airflow_delayed.operators.task_state import first_change
-from airflow_delayed.sources.templated import rendered_flag, rendered_text
+from airflow_delayed.sources.templated import rendered_flag
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 PART = 50_000
 #: How many ids of each outcome the result names.
 NAMED = 100
-#: What selects messages, but for ``ids``; the words are those of the hook's methods.
-_TEXTS = ("tag", "destination", "deliver_conn_id")
-_TIMES = ("due_from", "due_until")
-CRITERIA = (*_TEXTS, *_TIMES, "sent_by")
 
 
-class ChangeOperator(BaseOperator):
+class ChangeOperator(SelectsMessages, BaseOperator):
     """The base of operators that change the messages of a store: by ids, or by a filter of at least one criterion.
 
     Messages that a broker has been given cannot be changed: see ``store_conn_id`` of DelayedSendOperator. Dispatchers
@@ -109,26 +105,23 @@ class ChangeOperator(BaseOperator):
         if on_missing not in ("warn", "fail", "ignore"):
             raise ValueError(f"on_missing={on_missing!r} is none of 'warn', 'fail', 'ignore'")
         self.store_conn_id = store_conn_id
-        selection = {
-            "ids": ids,
-            "tag": tag,
-            "destination": destination,
-            "deliver_conn_id": deliver_conn_id,
-            "due_from": due_from,
-            "due_until": due_until,
-            "sent_by": sent_by,
-        }
-        #: Which of ids and criteria were passed; as rendered, or from a mapped task's row, they may be None.
-        self.selected = [name for name, value in selection.items() if value is not UNSET]
-        for name, value in selection.items():
-            setattr(self, name, None if value is UNSET else value)
+        self.select(
+            ids=ids,
+            tag=tag,
+            destination=destination,
+            deliver_conn_id=deliver_conn_id,
+            due_from=due_from,
+            due_until=due_until,
+            sent_by=sent_by,
+        )
+        if not self.selected:
+            raise ValueError(f"give ids= or a filter: at least one of {', '.join(f'{name}=' for name in CRITERIA)}")
         self.on_missing = on_missing
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
         self.because = because
         self.table = table
         self.schema = schema
-        _check_selection(self.selected)
 
     @property
     def page_store(self) -> str:
@@ -146,7 +139,7 @@ class ChangeOperator(BaseOperator):
         from airflow_delayed.hooks.store import DelayedStoreHook
 
         try:
-            selection = self._selection()
+            selection = self.selection()
             options: dict[str, Any] = {"dry_run": rendered_flag("dry_run", self.only_plan), "because": self._reason()}
             with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
                 options.update(self.prepare_change(store, context))
@@ -199,22 +192,6 @@ class ChangeOperator(BaseOperator):
                     first.append(message_id)
             self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
         return result
-
-    def _selection(self) -> dict[str, Any]:
-        """Return ``ids``, or the criteria of the filter.
-
-        :raises InputError: one of them, as it was rendered, cannot be.
-        """
-        selection = passed(**{name: getattr(self, name) for name in self.selected})
-        checked: dict[str, Any] = {}
-        for name, value in selection.items():
-            if name == "ids":
-                checked[name] = message_ids(value)
-            elif name == "sent_by":
-                checked[name] = sent_by(value)
-            else:
-                checked[name] = (parse_moment if name in _TIMES else rendered_text)(name, value)
-        return checked
 
     def _reason(self) -> str | None:
         text = str(self.because).strip()
@@ -336,70 +313,6 @@ class DelayedRetryOperator(ChangeOperator):
     def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Retry messages."""
         return store.retry(**arguments)
-
-
-def _check_selection(names: Collection[str]) -> None:
-    if not names:
-        raise ValueError(f"give ids= or a filter: at least one of {', '.join(f'{name}=' for name in CRITERIA)}")
-    if "ids" in names and len(names) > 1:
-        raise ValueError("give ids= or a filter, and not both")
-
-
-def message_ids(value: Any) -> list[str]:
-    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator; or of a list of such results.
-
-    :raises InputError: they are no ids.
-    """
-    if isinstance(value, Mapping):
-        if value.get("message_ids") is None:
-            raise InputError(
-                "ids= is a dictionary without message_ids; a DelayedSendOperator of over 100 messages does not name"
-                " them. Pass sent_by= or tag= instead"
-            )
-        value = value["message_ids"]
-    if isinstance(value, str):
-        if not value.strip() or value.startswith("["):
-            raise InputError(
-                f"ids={value!r} is a text, and no id; pass a list, or the other task's output itself instead of a"
-                " template"
-            )
-        value = [value]
-    if not isinstance(value, Iterable):
-        raise InputError(f"ids= is a {type(value).__name__}, and must be a list of ids")
-    ids: list[str] = []
-    for one in value:
-        if isinstance(one, Mapping):
-            # of a mapped send
-            ids += message_ids(one)
-        elif isinstance(one, str) and one:
-            ids.append(one)
-        else:
-            raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
-    # an id in two parts would be counted twice
-    return list(dict.fromkeys(ids))
-
-
-def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
-    """Return the tasks whose messages are selected.
-
-    :raises InputError: the dictionary has no ``dag_id``, or other keys than those of SentBy, or a value is empty.
-    """
-    if isinstance(value, SentBy):
-        return value
-    known = [field.name for field in fields(SentBy)]
-    if not isinstance(value, Mapping) or "dag_id" not in value or set(value) - set(known):
-        raise InputError(f"sent_by= must be a dictionary with dag_id, and may have {', '.join(known[1:])}")
-    criteria: dict[str, Any] = {}
-    for name in value:
-        if value[name] is None:
-            raise InputError(f"sent_by= has None as its {name}; leave it out to select all")
-        criteria[name] = rendered_text(f"sent_by {name}", value[name])
-    if "map_index" in criteria:
-        try:
-            criteria["map_index"] = int(criteria["map_index"])
-        except ValueError:
-            raise InputError(f"sent_by= has {criteria['map_index']!r} as its map_index, which is no number") from None
-    return SentBy(**criteria)
 
 
 def _counts(outcomes: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, State, TopologyReport
-from airflow_delayed.errors import DestinationMissing, InputError, TopologyError, explained
+from airflow_delayed.errors import SHOWN, DestinationMissing, InputError, TopologyError, explained, some
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
@@ -58,6 +58,19 @@ def report_empty(log: Log, on_empty: str, rows: int) -> None:
     log.warning(text)
 
 
+def missing_tables(route: Route) -> TopologyError | None:
+    """Return the error of a store that lacks its tables, to be raised with all else that is missing; None: it is ready.
+
+    :raises TransportUnavailable: the database cannot be reached.
+    """
+    try:
+        if route.store is not None:
+            route.store.known(())
+    except TopologyError as error:
+        return error
+    return None
+
+
 def verify_route(log: Log, conn_id: str, store_conn_id: str | None, route: Route, found: PreflightReport) -> None:
     """Compare the transport and the store with what the messages need, and log what is no error.
 
@@ -66,35 +79,49 @@ def verify_route(log: Log, conn_id: str, store_conn_id: str | None, route: Route
     """
     # messages that go to the store now may be due soon by the time they are sent
     longest = max(found.longest, route.hold_over) if found.stored.sent else found.longest
-    report = route.delivery.verify(found.destinations, max_delay=longest)
-    # a destination that is only blocked passes, and its messages wait until then
-    require_ready(conn_id, report)
-    log_warnings(log, route.delivery, report, found)
+    reports = {conn_id: route.delivery.verify(found.destinations, max_delay=longest)}
     if route.store is not None and not route.holds_all:
-        report = route.store.verify(())
-        # messages may be stored while no dispatcher is at work
-        if report.unready:
-            raise TopologyError(str(store_conn_id), report)
+        reports[str(store_conn_id)] = route.store.verify(())
+    require_ready(reports)
+    log_warnings(log, route.delivery, reports.pop(conn_id), found)
+    for report in reports.values():
         log_findings(log, report)
 
 
-def require_ready(conn_id: str, report: TopologyReport) -> None:
-    """Check that destinations and transport are ready; a finding that only blocks messages for a while is no error.
+def require_ready(reports: Mapping[str, TopologyReport]) -> None:
+    """Check that destinations, transport and store are ready; one error names all that is missing.
 
-    A destination that is full is such a case: its messages wait, and :func:`log_warnings` warns of it.
+    A finding that only blocks messages for a while is no error, such as a destination that is full, or a store without
+    a dispatcher: :func:`log_warnings` warns of it.
 
+    :param reports: by connection.
     :raises DestinationMissing: a destination does not exist.
-    :raises TopologyError: the transport lacks what it needs.
+    :raises TopologyError: the transport, or the store, lacks what it needs.
     """
-    if report.missing_destinations:
-        raise DestinationMissing(
-            conn_id,
-            report.missing_destinations,
-            f"create it, or run TopologyInstallOperator(conn_id={conn_id!r}, destinations=[...],"
-            " create_destinations=True). Nothing was sent",
-        )
-    if report.unready:
-        raise TopologyError(conn_id, report)
+    problems = [
+        _missing_destinations(conn_id, report) if report.missing_destinations else TopologyError(conn_id, report)
+        for conn_id, report in reports.items()
+        if report.unready
+    ]
+    if not problems:
+        return
+    # no retry makes a destination
+    first = next((problem for problem in problems if isinstance(problem, InputError)), problems[0])
+    first.args = (". And ".join(map(str, problems)) + ". Nothing was sent",)
+    raise first
+
+
+def _missing_destinations(conn_id: str, report: TopologyReport) -> DestinationMissing:
+    names = report.missing_destinations
+    install = (
+        f"TopologyInstallOperator(conn_id={conn_id!r}, destinations={list(names) if len(names) <= SHOWN else '[...]'},"
+        " create_destinations=True)"
+    )
+    others = [str(finding) for finding in report.unready if not finding.destination]
+    remedy = (
+        f"and is not ready: {some(others)}. {install} makes all of it" if others else f"create it, or run {install}"
+    )
+    return DestinationMissing(conn_id, names, remedy)
 
 
 def log_warnings(log: Log, delivery: Delivery, report: TopologyReport, found: PreflightReport) -> None:

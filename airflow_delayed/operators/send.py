@@ -8,23 +8,24 @@ from contextlib import ExitStack
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import pause
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError, Interrupted
+from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
-from airflow_delayed.operators.send_arguments import SendArguments
+from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of
 from airflow_delayed.operators.spooling import spool_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
@@ -37,11 +38,14 @@ from airflow_delayed.operators.task_state import (
 from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Sending
+from airflow_delayed.sources.paths import path_text
 from airflow_delayed.sources.templated import TemplatedSource
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_delayed.operators.withdrawal import Withdrawal
 
 #: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
 BRIEF = timedelta(seconds=10)
@@ -64,8 +68,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param messages: a list of dictionaries or DelayedMessage, or an XComArg (of dictionaries that JSON can hold).
         Literals are rendered, what another task returned is not; neither is shown in the UI.
     :param source: a Parquet file or folder as Spark writes it, JSON lines or CSV, local or any fsspec URL
-        (``s3://conn_id@bucket/key``). Folders named ``column=value`` add that column. Or an object of
-        :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
+        (``s3://conn_id@bucket/key``): text, a ``pathlib.Path`` or an ObjectStoragePath. Folders named ``column=value``
+        add that column. Or an object of :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
     :param source_format: "parquet", "json" or "csv"; by default by the files' endings.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
@@ -81,7 +85,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     When:
 
-    :param delay: how long after its start the message is due: a timedelta, or seconds.
+    :param delay: how long after its start the message is due: a timedelta, seconds, or an ISO 8601 duration of weeks,
+        days, hours, minutes and seconds (``"PT10M"``, ``"P1D"``).
     :param delay_from: the start that relative delays count from: a time, "run" for the DAG run's ``run_after``, or by
         default the start of the task's first try. "run" is right for delays that are longer than a run may lag behind:
         it needs no memory, but a chain of tasks that took three hours makes ``delay=600`` late, and a backfill's is
@@ -91,9 +96,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param timezone: the IANA name of the zone in which times without an offset are read, such as Spark's
         ``timestamp_ntz``; a row may have its own. Spark's ``timestamp`` is an instant, and needs none.
     :param expires_at: the time after which a store no longer dispatches the message.
-    :param lead: send nothing until so long before the first message is due, and then all. Use it for messages that
-        must not be in a broker earlier, or that are due later than the transport can delay and have no store. For SQS
-        never more than 870 s.
+    :param lead: send nothing until so long before the first message is due, and then all: a timedelta, or an ISO 8601
+        duration, as are ``hold_over`` and ``max_past``. Use it for messages that must not be in a broker earlier, or
+        that are due later than the transport can delay and have no store. For SQS never more than 870 s.
         All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
         it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
         a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
@@ -110,6 +115,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         StoreDispatchOperator dispatches it.
     :param hold_over: at least the time between two dispatches and a worker's start; what the transport cannot delay by
         itself is stored in any case. By default ``[delayed] hold_over``, 15 minutes.
+    :param until_due: let all messages wait in the store until they are due, however soon that is and however far ahead
+        a dispatcher looks, so that each can be cancelled until then. They arrive late by the time between two
+        dispatches: let a dispatcher stay. A message that the store knows already stays as it is.
     :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
         "celery"; experimental: "nservicebus-v1", "celery-classic". Not with a store: its dispatcher goes by the
         connection.
@@ -128,6 +136,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         same ids.
     :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
     :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
+    :param on_backfill: in a run of a backfill "send", "skip" the task before a row is read, or "fail". Runs that a
+        schedule catches up on are no backfill: for them and for messages with due times of their own there is
+        ``past_due``, and ``delay_from="run"`` makes relative delays count from the run, so that it holds for them.
     :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
     :param rejects: the JSON lines file that receives invalid rows; corrected, it can be a source itself.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
@@ -135,6 +146,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
         task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
+    :param cancel_on_kill: when the task is killed and Airflow does not try it again (a person marks it failed or
+        deletes its run, or its last try runs into ``execution_timeout`` or a worker that shuts down), take out of the
+        store what it has stored, as if it had not: its ids are not remembered, and a clear stores the same messages
+        again. Where a retry follows, or the task was marked as success, they stay. There are 4 seconds for it; the log
+        has the counts. What a broker has confirmed, and what is being dispatched, stays in any case. With it a retry
+        begins at the top, and what the store knows is a duplicate.
     :param dry_run: check all, send nothing, and log what would go where and when.
 
     For tests:
@@ -181,7 +198,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         *,
         conn_id: str,
         messages: Sequence[Any] | XComArg | None = None,
-        source: str | TemplatedSource | None = None,
+        source: str | PurePath | ObjectStoragePath | TemplatedSource | None = None,
         value: Any = None,
         body: Any = None,
         destination: str | None = None,
@@ -195,13 +212,15 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta | None = None,
+        hold_over: timedelta | str | None = None,
+        until_due: bool = False,
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
         invalid_rows: Literal["fail", "set_aside"] = "fail",
-        rejects: str | None = None,
+        rejects: str | PurePath | ObjectStoragePath | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta | None = None,
+        max_past: timedelta | str | None = None,
+        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
@@ -210,9 +229,10 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         routing: str | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
-        lead: timedelta | None = None,
+        lead: timedelta | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
+        cancel_on_kill: bool = False,
         clock: Clock = utcnow,
         sleep: Callable[[float], object] = time.sleep,
         **kwargs: Any,
@@ -221,7 +241,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.conn_id = conn_id
         self.messages = messages
         # tasks that are mapped share the object that their DAG has, and rendering changes it
-        self.source = source = copy(source)
+        self.source = source = copy(path_text(source))
         self.value = value
         self.body = body
         self.destination = destination
@@ -235,13 +255,15 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = config.hold_over() if hold_over is None else hold_over
+        self.hold_over = hold_over_of(hold_over, until_due=until_due)
+        self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.invalid_rows = invalid_rows
-        self.rejects = rejects
+        self.rejects = path_text(rejects)
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
+        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.require_success = require_success
@@ -254,11 +276,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.lead = lead
         self.deferrable = deferrable
         self.on_clear = on_clear
+        self.cancel_on_kill = cancel_on_kill
         self.clock = clock
         self.sleep = sleep
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
         self._sending: Sending | None = None
+        self._withdrawal: Withdrawal | None = None
         #: Whether Airflow has ended the task.
         self.stopped = False
         SendArguments.of(vars(self))
@@ -285,21 +309,33 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         try:
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
+                arguments.check_run(context)
                 opening = spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
                 spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)
                 if route.store is not None and not self.only_plan:
                     self.stored_in = arguments.conn_id if route.holds_all else arguments.store_conn_id
+                unready = reporting.missing_tables(route)
                 began = load_first_try(
                     context,
                     self.clock(),
                     retries=self.retries or 0,
                     new_ids=new_ids,
-                    keep=not self.only_plan,
+                    keep=not self.only_plan and unready is None,
                     deferred=deferred,
-                    store=route.store,
+                    store=route.store if unready is None else None,
                 )
-                summary = self._execute(context, arguments, began, route, spool)
+                if self.cancel_on_kill and not self.only_plan and unready is None:
+                    from airflow_delayed.operators.withdrawal import Withdrawal
+
+                    assert route.store is not None
+                    self._withdrawal = Withdrawal(context, route.store, self.log, new_ids=new_ids)
+                    closing.enter_context(self._withdrawal)
+                    if self.stopped:
+                        self._withdrawal.note_kill()
+                summary = self._execute(context, arguments, began, route, spool, unready)
+                if self._withdrawal is not None and self._withdrawal.killed():
+                    raise Interrupted(summary["sent"], summary["stored"], "the task was ended")
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made again has none of the messages that it had
@@ -316,6 +352,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     def on_kill(self) -> None:
         """Send nothing more, and log how many messages can be recalled, and how many cannot."""
         self.stopped = True
+        if self._withdrawal is not None:
+            self._withdrawal.note_kill()
         if self._sending is not None:
             self.log.warning(
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
@@ -325,7 +363,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             )
 
     def _execute(
-        self, context: Context, arguments: SendArguments, began: FirstTry, route: Route, spool: Spool
+        self,
+        context: Context,
+        arguments: SendArguments,
+        began: FirstTry,
+        route: Route,
+        spool: Spool,
+        unready: TopologyError | None,
     ) -> dict[str, Any]:
         wanted, rules = arguments.rules(context, began.anchor)
 
@@ -342,6 +386,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                 log=self.log,
                 way=arguments.way,
                 stopped=lambda: self.stopped,
+                asks=unready is None,
             )
 
         clock = self.clock
@@ -349,6 +394,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             clock = self._wait(context, arguments, arguments.capped_lead(route, self.log), began, route, read)
         sending = read(clock)
         found = self._preflight(context, arguments, sending, route)
+        if unready is not None:
+            # there are no rows, or the tables were made a moment ago
+            raise unready
         if began.cleared_state and arguments.past_due == "skip" and found.past_due:
             raise InputError(
                 f"{found.past_due:,} rows were due more than {arguments.max_past} before this try, and would be"
@@ -451,7 +499,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             return
         self._sending = sending
         try:
-            sending.deliver(found, checkpoints=TaskCheckpoints(context, self.log, new_ids=arguments.new_ids))
+            checkpoints = TaskCheckpoints(context, self.log, new_ids=arguments.new_ids)
+            # a checkpoint would outlive the messages that a kill takes out of the store
+            sending.deliver(found, checkpoints=None if arguments.cancel_on_kill else checkpoints)
         finally:
             reporting.log_outcome(self.log, "confirmed", sending)
             counts, in_store = (sending.sent + sending.stored).by_destination, bool(sending.stored.by_destination)
@@ -460,5 +510,5 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         if sending.route.store is not None:
             stored = sending.start.stored + sending.stored.sent
             reporting.warn_without_dispatcher(
-                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over
+                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over or config.hold_over()
             )

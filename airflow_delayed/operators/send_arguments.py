@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk import XComArg
 
-from airflow_delayed import lineage
+from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, NeedsAirflow
+from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError
 from airflow_delayed.identity import Origin, scope_of
@@ -26,17 +26,18 @@ from airflow_delayed.operators.hidden_arguments import headers_of
 from airflow_delayed.operators.task_state import iteration_of, turn_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
-from airflow_delayed.sources.paths import file_system, open_files
+from airflow_delayed.sources.paths import file_system, open_files, path_text
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text
 from airflow_delayed.store.policy import check_on_conflict
 from airflow_delayed.trace import current_trace
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from airflow.sdk import Context
+    from typing_extensions import Self
 
 _OPTIONS = ("topology", "routing", "envelope")
+#: The type of a DAG run that a backfill made, or runs again.
+BACKFILL = "backfill"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,9 +49,12 @@ class CommonArguments:
 
     #: Text parameters, whose template must not render to nothing.
     texts: ClassVar[tuple[str, ...]] = ("conn_id", "destination", "tag", "timezone")
+    #: Text parameters that may be path objects.
+    paths: ClassVar[tuple[str, ...]] = ()
     #: Parameters with few values.
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         "past_due": ("fail", "send", "skip"),
+        "on_backfill": ("send", "skip", "fail"),
         "on_empty": ("warn", "fail", "skip"),
         "unknown_columns": ("fail", "ignore"),
     }
@@ -67,10 +71,12 @@ class CommonArguments:
     expires_at: datetime | str | None
     store_conn_id: str | None
     hold_over: timedelta
+    until_due: bool
     on_conflict: str
     timezone: str | None
     past_due: str
     max_past: timedelta
+    on_backfill: str
     on_empty: str
     unknown_columns: str
     topology: str | None
@@ -85,10 +91,46 @@ class CommonArguments:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
         for name in ("hold_over", "max_past"):
-            check_span(name, getattr(self, name))
+            object.__setattr__(self, name, span_of(name, getattr(self, name)))
+        self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
+        if self.until_due and self.hold_over:
+            raise ValueError(
+                "until_due=True lets all messages wait in the store, and hold_over= sends those that are due soon at"
+                " once; give one of them"
+            )
         # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
+
+    def check_store(self, name: str, why: str) -> None:
+        """Check that a parameter which needs a store has one.
+
+        :raises ValueError: it has none.
+        """
+        if getattr(self, name) and self.store_conn_id is None:
+            raise ValueError(
+                f"{name}=True needs a store, and store_conn_id= names none: {why}. If the connection of conn_id= is a"
+                " store itself, a SQL database with queue tables, name it as store_conn_id= too"
+            )
+
+    def check_run(self, context: Context) -> None:
+        """Check that messages are to be sent in a run of this kind.
+
+        :raises AirflowSkipException: it is a backfill's, and ``on_backfill`` skips the task.
+        :raises InputError: it is a backfill's, and ``on_backfill`` refuses that.
+        """
+        run = context.get("dag_run")
+        if self.on_backfill == "send" or getattr(run, "run_type", None) != BACKFILL:
+            return
+        text = (
+            f"this run belongs to a backfill, and on_backfill={self.on_backfill!r}: nothing was read and nothing sent"
+        )
+        if self.on_backfill == "skip":
+            raise AirflowSkipException(text)
+        raise InputError(
+            f"{text}. To leave this task out of backfills, pass on_backfill='skip'; to send, on_backfill='send', where"
+            " past_due= is for rows that are past due"
+        )
 
     def inputs(self) -> list[lineage.Dataset]:
         """Return the source by OpenLineage's name."""
@@ -110,6 +152,8 @@ class CommonArguments:
 
         :raises InputError: a template rendered to something that cannot be.
         """
+        # another task may return a path object
+        attributes = {**attributes, **{name: path_text(attributes[name]) for name in cls.paths}}
         columns = attributes["id_columns"]
         if isinstance(columns, list | tuple) and not columns:
             # another task may return none
@@ -129,7 +173,11 @@ class CommonArguments:
             empty = str(attributes[name]).strip() in ("", "None")
             texts[name] = None if empty else rendered_text(name, attributes[name])
         changed: dict[str, Any] = {**texts, "headers": headers_of(arguments.headers)}
-        return replace(arguments, **changed)
+        try:
+            return replace(arguments, **changed)
+        except ValueError as error:
+            # a store that rendered to nothing
+            raise InputError(str(error)) from None
 
     def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
         """Return the route: the transport that delivers, and the store in front of it.
@@ -143,8 +191,11 @@ class CommonArguments:
                 f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
                 f" says; set the extra of {self.conn_id!r} instead"
             )
-        if self.on_conflict != "error" and self.store_conn_id in (None, self.conn_id):
-            options["on_conflict"] = self.on_conflict
+        stored: dict[str, Any] = {"on_conflict": self.on_conflict} if self.on_conflict != "error" else {}
+        if self.until_due:
+            stored["until_due"] = True
+        if self.store_conn_id in (None, self.conn_id):
+            options |= stored
         delivery = delivery_for(self.conn_id, **options)
         trace = current_trace()
         closing.callback(delivery.close)
@@ -160,7 +211,7 @@ class CommonArguments:
             return Route(delivery=delivery, store=store, trace=trace)
         if self.store_conn_id is None:
             return Route(delivery=delivery, trace=trace)
-        store = store_for(self.store_conn_id, self.conn_id, on_conflict=self.on_conflict)
+        store = store_for(self.store_conn_id, self.conn_id, **stored)
         store.origin = origin_of(context)
         closing.callback(store.close)
         hold_over = min(self.hold_over, delivery.horizon)
@@ -199,6 +250,7 @@ class SendArguments(CommonArguments):
     """
 
     texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "message_id", "source", "rejects")
+    paths: ClassVar[tuple[str, ...]] = ("source", "rejects")
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
         "invalid_rows": ("fail", "set_aside"),
@@ -216,6 +268,7 @@ class SendArguments(CommonArguments):
     source_format: str | None
     lead: timedelta | None
     on_clear: str
+    cancel_on_kill: bool
 
     def __post_init__(self) -> None:
         self._check_content()
@@ -224,11 +277,12 @@ class SendArguments(CommonArguments):
             raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
+        self.check_store("cancel_on_kill", "what a broker has confirmed cannot be taken back")
         if self.lead is not None and not KEEPS_STATE:
             why = "to go on as it began; a store (store_conn_id=) can store messages before"
             raise NeedsAirflow("lead=", "3.3", why)
         if self.lead is not None:
-            check_span("lead", self.lead)
+            object.__setattr__(self, "lead", span_of("lead", self.lead))
 
     def _check_content(self) -> None:
         sources = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
@@ -344,13 +398,29 @@ class SendArguments(CommonArguments):
         return Rejects(fs, path, f"{origin.dag_id}.{origin.run_id}.{origin.task_id}")
 
 
-def check_span(name: str, span: object) -> None:
-    """Check a parameter that is a span of time.
+def hold_over_of(hold_over: timedelta | str | None, *, until_due: bool) -> timedelta | str:
+    """Return how long before its due time a message goes to the transport at once, by default as configured.
 
-    :raises ValueError: it is none, or negative.
+    :param until_due: by default never.
     """
-    if not isinstance(span, timedelta) or span < timedelta(0):
-        raise ValueError(f"{name}={span!r} must be a timedelta, and not negative")
+    if hold_over is not None:
+        return hold_over
+    return timedelta(0) if until_due else config.hold_over()
+
+
+def span_of(name: str, span: object) -> timedelta:
+    """Return a parameter that is a span of time: a timedelta or an ISO 8601 duration. A number would have no unit.
+
+    :raises ValueError: it is neither, or negative.
+    """
+    if isinstance(span, timedelta) and span >= timedelta(0):
+        return span
+    if isinstance(span, str) and span.strip()[:1] == "P":
+        try:
+            return delay_of(span, name)
+        except InvalidMessage as error:
+            raise ValueError(str(error)) from None
+    raise ValueError(f"{name}={span!r} must be a timedelta or an ISO 8601 duration such as 'PT10M', and not negative")
 
 
 def origin_of(context: Context) -> Origin:

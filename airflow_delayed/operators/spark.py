@@ -10,24 +10,29 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.compat import AirflowFailException
-from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.errors import DelayedError, InputError, SourceError, TransportUnavailable
+from airflow_delayed.delivery import Clock, Delivery, TopologyReport
+from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
+from airflow_delayed.operators.send_arguments import hold_over_of
 from airflow_delayed.operators.spark_arguments import SparkArguments
 from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.sources.paths import file_system
 from airflow_delayed.spark.reporting import check_manifest
+
+try:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+except ModuleNotFoundError:
+    raise MissingExtra("DelayedSparkSendOperator", "apache-airflow-providers-apache-spark", "spark") from None
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -71,7 +76,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
         connection, where the destination is a queue table in that database.
     :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
-        ``store_conn_id``, ``hold_over``, ``topology``, ``routing`` and ``envelope`` are DelayedSendOperator's.
+        ``store_conn_id``, ``hold_over``, ``until_due``, ``topology``, ``routing`` and ``envelope`` are
+        DelayedSendOperator's.
 
     How Spark sends:
 
@@ -91,7 +97,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     Safety:
 
-    :param on_conflict: as DelayedSendOperator's; so are ``past_due`` and ``max_past``.
+    :param on_conflict: as DelayedSendOperator's; so are ``past_due``, ``max_past`` and ``on_backfill``.
     :param check_first: read and check all rows before the first is sent; the rows are read twice.
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
@@ -161,11 +167,13 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         tag: str | None = None,
         expires_at: datetime | str | None = None,
         store_conn_id: str | None = None,
-        hold_over: timedelta | None = None,
+        hold_over: timedelta | str | None = None,
+        until_due: bool = False,
         on_conflict: str = "error",
         timezone: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
-        max_past: timedelta | None = None,
+        max_past: timedelta | str | None = None,
+        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
         topology: str | None = None,
@@ -202,11 +210,13 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.tag = tag
         self.expires_at = expires_at
         self.store_conn_id = store_conn_id
-        self.hold_over = config.hold_over() if hold_over is None else hold_over
+        self.hold_over = hold_over_of(hold_over, until_due=until_due)
+        self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
+        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
         self.topology = topology
@@ -254,6 +264,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     def _run(self, context: Context) -> Mapping[str, Any]:
         with ExitStack() as stack:
             arguments = SparkArguments.rendered(vars(self))
+            arguments.check_run(context)
             manifest = arguments.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
@@ -287,20 +298,20 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         :return: whether all could be seen from here.
         """
         seen = True
+        reports: dict[str, TopologyReport] = {}
         destinations = [arguments.destination] if arguments.destination else []
         transports: list[tuple[str, Delivery, list[str]]] = [(arguments.conn_id, route.delivery, destinations)]
         if arguments.store_conn_id and route.store is not None:
             transports.append((arguments.store_conn_id, route.store, []))
         for conn_id, transport, names in transports:
             try:
-                report = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
+                reports[conn_id] = transport.verify(names, max_delay=None if route.store is None else route.hold_over)
             except TransportUnavailable as error:
                 self.log.warning("from here it cannot be seen whether all is ready: %s", error)
                 seen = False
-                continue
             finally:
                 transport.close()
-            reporting.require_ready(conn_id, report)
+        reporting.require_ready(reports)
         return seen
 
     def _submit(
@@ -317,7 +328,15 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
             file = FILE
         self.application = job.__file__
         self.application_args = arguments.application_arguments(context, began, manifest, connections_file=file)
-        super().execute(context)
+        try:
+            super().execute(context)
+        except FileNotFoundError as error:
+            # the provider alone brings a Spark that can only talk to another one
+            raise DelayedError(
+                f"Spark cannot be started on this worker, which has no {error.filename}: pip install"
+                " 'apache-airflow-providers-apache-spark[pyspark]', or name the worker's own in the extra spark-binary"
+                f" of connection {self._conn_id!r}"
+            ) from error
 
     def _read(self, manifest: str) -> Mapping[str, Any]:
         fs, path = file_system(manifest)
@@ -347,5 +366,5 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self._trace(lambda: (arguments.inputs(), route.outputs(counts.get("destinations", {}), stored=stored)))
         if route.store is not None:
             reporting.warn_without_dispatcher(
-                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over
+                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over or config.hold_over()
             )

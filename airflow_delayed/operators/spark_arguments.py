@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_delayed.addresses import is_secret, parse, secrets_of
+from airflow_delayed.message import delay_of
 from airflow_delayed.operators.send_arguments import CommonArguments, origin_of
 from airflow_delayed.operators.task_state import FirstTry, iteration_of
 from airflow_delayed.spark.options import UNKNOWN
@@ -32,7 +33,6 @@ _SAME = (
     "window",
     "due_at",
     "expires_at",
-    "delay",
     "hold_over",
     "max_past",
 )
@@ -90,7 +90,7 @@ class SparkArguments(CommonArguments):
         """Return the job's command line.
 
         :param began: when the task's first try began.
-        :raises InvalidMessage: headers are no texts, or ``delay_from`` is no time.
+        :raises InvalidMessage: headers are no texts, ``delay`` is none, or ``delay_from`` is no time.
         """
         arguments = []
         for name in ("table", "source", "query"):
@@ -122,8 +122,10 @@ class SparkArguments(CommonArguments):
             anchor = self.anchor(context)
         origin = origin_of(context)
         return {name: _text(getattr(self, name)) for name in _SAME} | {
+            "delay": "" if self.delay is None else _text(delay_of(self.delay)),
             "deliver": self.conn_id,
-            "store": self.store_conn_id or "",
+            "store": self.store_conn_id if self.store_conn_id and self.store_conn_id != self.conn_id else "",
+            "until_due": "true" if self.until_due and self.store_conn_id != self.conn_id else "",
             "headers": "" if self.headers is None else json.dumps(self.header_texts()),
             "id_columns": ",".join(self.id_column_names()),
             "scope": json.dumps(origin.parts),

@@ -64,8 +64,9 @@ class TopologyInstallOperator(BaseOperator):
 
     Safety:
 
-    :param dry_run: change nothing, and log the plan; may be a template, such as ``"{{ params.dry_run }}"``.
-        Among the rendered templates it is ``only_plan``, because each operator of Airflow has a method ``dry_run``.
+    :param dry_run: change nothing, and log the plan; may be a template, such as ``"{{ params.dry_run }}"``. The log
+        counts what would be made; ``airflow delayed install --dry-run`` lists each part. Among the rendered templates
+        it is ``only_plan``, because each operator of Airflow has a method ``dry_run``.
 
     Result:
 
@@ -127,14 +128,11 @@ class TopologyInstallOperator(BaseOperator):
             report = self._run(rendered_flag("dry_run", self.only_plan))
         except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
-        for finding in report:
+        for finding in report.notable:
             log = self.log.info if finding.state in _GOOD else self.log.warning
             log("%s", finding)
-        counts = report.counts()
-        self.log.info(
-            "%s: %s", self.conn_id, ", ".join(f"{count} {state}" for state, count in counts.items()) or "nothing"
-        )
-        return counts
+        self.log.info("%s: %s", self.conn_id, report.headline)
+        return report.counts()
 
     def _run(self, only_plan: bool) -> TopologyReport:
         conn_type = type_of(self.conn_id)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import BatchBounds, Clock, Connection, Delivery, SendReport, TopologyReport
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import TransportUnavailable, require
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
+    from airflow_delayed.temporary_queue import TemporaryQueue
+
+
+def require_client() -> None:
+    """Check that RabbitMQ's client is installed; what needs no network works without it.
+
+    :raises MissingExtra: it is not.
+    """
+    require("RabbitMQ", "rabbitmq", "pika")
 
 
 class RabbitMQTransport(Delivery):
@@ -155,6 +164,7 @@ class RabbitMQTransport(Delivery):
             top_level = levels.entry_level(seconds) if seconds else -1
         names = list(destinations)
         declare.plan(self.topology, names)
+        require_client()
         from airflow_delayed.rabbitmq.node_clocks import NodeClocks
 
         url = self._connection().extra.get("management_url")
@@ -194,6 +204,7 @@ class RabbitMQTransport(Delivery):
         Consumes a stream with at most 1000 messages unconfirmed at a time. Errors: see
         :meth:`airflow_delayed.rabbitmq.publisher.Publisher.send`.
         """
+        require_client()
         from airflow_delayed.rabbitmq.publisher import WINDOW, Publisher
 
         publisher = self._kept or Publisher(
@@ -224,6 +235,7 @@ class RabbitMQTransport(Delivery):
 
         :param prefetch: how many messages may be unsettled at most.
         """
+        require_client()
         from airflow_delayed.rabbitmq.consumer import Consumer
 
         async def hosts() -> Sequence[ConnectionParameters]:
@@ -232,8 +244,18 @@ class RabbitMQTransport(Delivery):
 
         return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
 
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a queue of its own, which is bound as a destination is.
+
+        A queue to which a message is on its way when the block ends is deleted by the broker, later.
+        """
+        from airflow_delayed.rabbitmq.temporary_queue import temporary_queue
+
+        return temporary_queue(self.topology, name, seconds, self._connected)
+
     def replies(self, queue: str) -> RabbitMQReplyQueue:
         """Return a queue in which tasks wait for replies."""
+        require_client()
         from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
 
         return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
@@ -249,6 +271,7 @@ class RabbitMQTransport(Delivery):
         :raises ValueError: the two are one, the type has no binding for every routing key, or no secret is long enough.
         :raises LimitExceeded: the exchange's name is too long, or has an empty word.
         """
+        require_client()
         from airflow_delayed.rabbitmq.bridge import Bridge
         from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
 
@@ -285,6 +308,7 @@ class RabbitMQTransport(Delivery):
             destinations are named, and the management API does not show which are bound.
         :raises SendFailed: the target did not take some messages; they are in their queue.
         """
+        require_client()
         from airflow_delayed.rabbitmq.move import MessageMover
 
         ends = self._endpoint(source), self._endpoint(target)
@@ -319,6 +343,7 @@ class RabbitMQTransport(Delivery):
             are named, and the management API does not show which are bound.
         :raises SendFailed: the broker did not take some messages; they are in their queue.
         """
+        require_client()
         from airflow_delayed.rabbitmq.move import MessageMover
 
         queue = queue or self.topology.unroutable_queue
@@ -344,13 +369,14 @@ class RabbitMQTransport(Delivery):
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
+        first = self._hosts()[0]
         from airflow_delayed.rabbitmq.hosts import host_name
 
-        first = self._hosts()[0]
         return rabbitmq_queue(host_name(first), first.virtual_host, destination)
 
     @contextmanager
     def _connected(self) -> Iterator[BlockingConnection]:
+        require_client()
         from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
         from airflow_delayed.rabbitmq.connection import connect, describe_error, muted_pika
@@ -373,9 +399,9 @@ class RabbitMQTransport(Delivery):
 
     @contextmanager
     def _admin(self) -> Iterator[TopologyAdmin]:
-        from airflow_delayed.rabbitmq.admin import TopologyAdmin
-
         with self._connected() as connection:
+            from airflow_delayed.rabbitmq.admin import TopologyAdmin
+
             management, why = self._management()
             with management or nullcontext():
                 yield TopologyAdmin(self.conn_id, self.topology, connection, management, why)
@@ -394,6 +420,7 @@ class RabbitMQTransport(Delivery):
         return management.reach(self._hosts(), url)
 
     def _hosts(self) -> Sequence[ConnectionParameters]:
+        require_client()
         from airflow_delayed.rabbitmq.connection import parameters
 
         given = self._connection()

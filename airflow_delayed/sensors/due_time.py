@@ -13,6 +13,7 @@ from airflow_delayed.compat import RENDERS_TRIGGERS, AirflowFailException, Needs
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import InputError
 from airflow_delayed.message import parse_moment, utcnow
+from airflow_delayed.triggers.base import class_path
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class DueTimeSensor(BaseSensorOperator):
         mapped task begins on a worker all the same, since Airflow would give all its instances the same trigger
         (apache/airflow#48009).
     :param end_from_trigger: let the triggerer end the task as a success, within about a second; else a worker starts
-        for it, two to three seconds later. It makes no events for ``outlets``, so they are refused.
+        for it, two to three seconds later. Airflow then makes no events for ``outlets`` and calls neither
+        ``on_success_callback`` nor ``post_execute``, nor, with ``start_from_trigger``, ``on_execute_callback`` and
+        ``pre_execute``; so these are refused. ``on_failure_callback`` and ``on_retry_callback`` are called.
 
     For tests:
 
@@ -47,7 +50,8 @@ class DueTimeSensor(BaseSensorOperator):
     Result:
 
     :raises InvalidMessage: ``target_time`` is no time, or has no zone (NaiveTime); that of a template when it runs.
-    :raises ValueError: end_from_trigger is set, and outlets too; or start_from_trigger, and another task's output.
+    :raises ValueError: end_from_trigger is set, and outlets or a callback that Airflow would not call; or
+        start_from_trigger, and another task's output.
     :raises NeedsAirflow: start_from_trigger is set, and Airflow cannot render the template in the triggerer.
     """
 
@@ -65,8 +69,8 @@ class DueTimeSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(timeout=timeout, **kwargs)
-        if end_from_trigger and self.outlets:
-            raise ValueError("end_from_trigger=True makes no events for outlets; leave one of the two out")
+        if end_from_trigger:
+            self._check_end_from_trigger(start_from_trigger=start_from_trigger)
         self.target_time = target_time
         self.end_from_trigger = end_from_trigger
         self.wait_limit = None if timeout is None else timedelta(seconds=self.timeout)
@@ -78,6 +82,25 @@ class DueTimeSensor(BaseSensorOperator):
         if start_from_trigger:
             self._start_from_trigger(text)
 
+    def _check_end_from_trigger(self, *, start_from_trigger: bool) -> None:
+        """Refuse what Airflow would ignore.
+
+        It asks the DAG processor for a callback when a trigger ends a task, which then calls those of failures alone.
+        """
+        if self.outlets:
+            raise ValueError("end_from_trigger=True makes no events for outlets; leave one of the two out")
+        ignored: dict[str, object] = {
+            "on_success_callback": self.on_success_callback,
+            "post_execute": self._post_execute_hook,
+        }
+        if start_from_trigger:
+            ignored.update(on_execute_callback=self.on_execute_callback, pre_execute=self._pre_execute_hook)
+        if names := [name for name, function in ignored.items() if function]:
+            raise ValueError(
+                f"Airflow does not call {' and '.join(names)} of a task that a trigger ends; leave"
+                f" end_from_trigger=True out, or pass {', '.join(f'{name}=None' for name in names)}"
+            )
+
     def _start_from_trigger(self, target_time: str | None) -> None:
         if not RENDERS_TRIGGERS:
             raise NeedsAirflow("start_from_trigger=True", "3.3", "to render target_time in the triggerer; leave it out")
@@ -86,7 +109,7 @@ class DueTimeSensor(BaseSensorOperator):
         # set here and not in the class, where a mapped task would find it
         self.start_from_trigger = True
         self.start_trigger_args = StartTriggerArgs(
-            trigger_cls=DueTimeTrigger.path,
+            trigger_cls=class_path(DueTimeTrigger),
             trigger_kwargs={"target_time": target_time, "end_from_trigger": self.end_from_trigger},
             next_method="execute_complete",
             timeout=self.wait_limit,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os.path import abspath
-from typing import Any, ClassVar
+from pathlib import PurePath
+from typing import Any, ClassVar, cast
+
+from airflow.sdk import ObjectStoragePath
 
 from airflow_delayed import lineage
 from airflow_delayed.addresses import secrets_of, shown, without_secrets
@@ -13,24 +17,26 @@ from airflow_delayed.intake.spool import Spool
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text
 
 
-class FilesSource(TemplatedSource):
-    """A file or a folder of one format, local or by any fsspec URL (``s3://conn_id@bucket/key``).
+class PathSource(TemplatedSource):
+    """Rows at a path.
 
-    :param require_success: refuse a folder without ``_SUCCESS``.
+    :param path: local or a URL (``s3://conn_id@bucket/key``), as text, ``pathlib.Path`` or ObjectStoragePath.
     """
 
-    template_fields = ("path",)
-    #: As the operator's ``source_format=`` has it.
-    source_format: ClassVar[str]
+    template_fields: ClassVar[Sequence[str]] = ("path",)
 
-    def __init__(self, path: str, *, require_success: bool = True) -> None:
+    def __init__(self, path: str | PurePath | ObjectStoragePath) -> None:
         self.path = path
-        self.require_success = require_success
 
-    def open(self, spool: Spool, *, naive_ok: bool) -> Source:
-        """Return the rows of the files."""
-        path = rendered_text("path", self.path)
-        return open_files(path, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
+    @property
+    def path(self) -> Any:
+        """The path or URL as text, or a task's result that will be one."""
+        return self._path
+
+    @path.setter
+    def path(self, path: object) -> None:
+        # Airflow sets it too, when it has rendered it
+        self._path = path_text(path)
 
     def inputs(self) -> list[lineage.Dataset]:
         """Return the file or folder."""
@@ -39,7 +45,27 @@ class FilesSource(TemplatedSource):
     @property
     def folder(self) -> str | None:
         """The path or URL."""
-        return self.path
+        return cast(str, self.path)
+
+
+class FilesSource(PathSource):
+    """A file or a folder of one format, local or by any fsspec URL.
+
+    :param path: ``s3://conn_id@bucket/key``; as text, ``pathlib.Path`` or ObjectStoragePath.
+    :param require_success: refuse a folder without ``_SUCCESS``.
+    """
+
+    #: As the operator's ``source_format=`` has it.
+    source_format: ClassVar[str]
+
+    def __init__(self, path: str | PurePath | ObjectStoragePath, *, require_success: bool = True) -> None:
+        super().__init__(path)
+        self.require_success = require_success
+
+    def open(self, spool: Spool, *, naive_ok: bool) -> Source:
+        """Return the rows of the files."""
+        path = rendered_text("path", self.path)
+        return open_files(path, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
 
 
 class ParquetSource(FilesSource):
@@ -68,6 +94,22 @@ class CsvSource(FilesSource):
     source_format = "csv"
 
 
+def path_text(path: Any) -> Any:
+    """Return a path or an ObjectStoragePath as text, with its connection; anything else, such as an XComArg, as it is.
+
+    :raises SourceError: it has options of a file system, which text has no place for.
+    """
+    if not isinstance(path, PurePath | ObjectStoragePath):
+        return path
+    if options := getattr(path, "storage_options", None):
+        raise SourceError(
+            f"the {type(path).__name__} has {', '.join(sorted(options))}= for its file system, which a source does not"
+            " take; put them into an Airflow connection and name that: ObjectStoragePath('s3://bucket/key',"
+            " conn_id='...')"
+        )
+    return str(path)
+
+
 def open_files(url: str, source_format: str | None, *, require_success: bool, naive_ok: bool) -> Source:
     """Return the rows of a file or folder.
 
@@ -89,7 +131,6 @@ def file_system(url: str) -> tuple[Any, str]:
 
     :raises SourceError: no file system of that scheme is installed.
     """
-    from airflow.sdk import ObjectStoragePath
     from airflow.sdk.log import mask_secret
 
     # what other packages log or raise of it is masked in this task's log

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.errors import SourceError, TransportUnavailable, UnsupportedColumns, some
+from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable
+from airflow_delayed.intake.columns import check_names
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.intake.spool import Spool, SpooledSource
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text, require_pyarrow
@@ -94,8 +95,7 @@ class _Query:
         if not found.returns_rows:
             raise SourceError(f"{self.name} gives no rows at all; write it as a SELECT")
         names = list(found.keys())
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UnsupportedColumns(f"{self.name} has more than one column {some(twice, separator=', ')}; rename one")
+        check_names(names, self.name)
         wanted.check(names, self.name)
         size = _FIRST_ROWS
         while rows := found.fetchmany(size):
@@ -111,11 +111,11 @@ def _engine(conn_id: str) -> Engine:
     from sqlalchemy.exc import SQLAlchemyError
 
     from airflow_delayed.compat import AirflowException
-    from airflow_delayed.hooks.store import connect_args
+    from airflow_delayed.hooks.store import connect_args, hook_of
 
     try:
         connection = BaseHook.get_connection(conn_id)
-        hook = connection.get_hook()
+        hook = hook_of(connection)
         if not isinstance(hook, DbApiHook):
             raise SourceError(
                 f"connection {conn_id!r} of SqlSource is of type {connection.conn_type!r}, which is no SQL database;"
@@ -124,6 +124,8 @@ def _engine(conn_id: str) -> Engine:
         # an error's text shows no parameters
         options = {"connect_args": connect_args(hook), "hide_parameters": True}
         return hook.get_sqlalchemy_engine(engine_kwargs=options)
+    except MissingExtra as error:
+        raise SourceError(f"{error}, or name another connection") from None
     except (AirflowException, SQLAlchemyError, ImportError, NotImplementedError) as error:
         raise SourceError(
             f"connection {conn_id!r} of SqlSource cannot be used: {error}; define it with a type whose provider is"

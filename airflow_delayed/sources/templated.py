@@ -33,6 +33,10 @@ class TemplatedSource(ABC):
         """Return what Airflow shows of it among the rendered templates."""
         return {"source": type(self).__name__, **{name: getattr(self, name) for name in self.template_fields}}
 
+    def __repr__(self) -> str:
+        """Return what Airflow keeps of a mapped task's source: the same each time that the DAG is parsed."""
+        return str(self.serialize())
+
     def inputs(self) -> list[lineage.Dataset]:
         """Return what is read, by OpenLineage's names."""
         return []

@@ -168,7 +168,13 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     waits = find(settings.store, settings.connections_file)
     if not is_store(waits):
         raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
-    store = _store(waits, deliver.conn_id, on_conflict=settings.on_conflict or "error", origin=settings.origin)
+    store = _store(
+        waits,
+        deliver.conn_id,
+        on_conflict=settings.on_conflict or "error",
+        origin=settings.origin,
+        until_due=settings.until_due,
+    )
     hold_over = min(settings.hold_over, delivery.horizon)
     return Route(delivery=delivery, store=store, hold_over=hold_over, trace=settings.trace)
 
@@ -179,6 +185,7 @@ def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Del
     :param options: see ``_OPTIONS``; None counts as not given.
     :raises UnsupportedConnection: nothing serves that type.
     :raises UnsupportedOption: that transport has no such option.
+    :raises InputError: its client or its driver is missing.
     """
     known = _OPTIONS.get(connection.conn_type)
     if known is None:
@@ -187,6 +194,7 @@ def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Del
     if unknown := sorted(given.keys() - set(known)):
         raise UnsupportedOption(connection.conn_id, connection.conn_type, unknown)
     if connection.conn_type in _RABBITMQ:
+        _require(connection, "pika")
         from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 
         made = RabbitMQTransport(connection.conn_id, lambda: connection, clock=clock, **given)
@@ -194,10 +202,16 @@ def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Del
         _ = made.topology
         return made
     if connection.conn_type == "aws":
+        _require(connection, "boto3")
         from airflow_delayed.sqs.transport import SqsTransport
 
         return SqsTransport.of(connection, clock=clock, **given)
     return _store(connection, None, **given)
+
+
+def _require(connection: Connection, library: str) -> None:
+    if not find_spec(library):
+        raise InputError(f"connection {connection.conn_id!r} needs {library}; install it on Spark's executors")
 
 
 def _store(connection: Connection, deliver_conn_id: str | None, **options: Any) -> StoreTransport:

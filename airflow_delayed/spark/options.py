@@ -22,6 +22,7 @@ NAMES = (
     "destination",
     "store",
     "hold_over",
+    "until_due",
     "on_conflict",
     "delay",
     "due_at",
@@ -70,6 +71,7 @@ class Settings:
     wanted: ColumnRules
     store: str | None
     hold_over: timedelta
+    until_due: bool
     on_conflict: OnConflict | None
     origin: Origin | None
     past_due: str
@@ -104,6 +106,10 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     anchor = None if given.get("anchor") == UNKNOWN else read.moment("anchor") or now
     began = read.moment("began") or anchor or now
     max_past = read.span("max_past", timedelta(hours=1))
+    until_due = read.choice("until_due", "false", "true") == "true"
+    hold_over = read.span("hold_over", timedelta(0) if until_due else timedelta(minutes=15))
+    if until_due and (hold_over or "store" not in given):
+        raise InputError("until_due=true lets all messages wait in a store: give the option store, and no hold_over")
     return Settings(
         deliver=given["deliver"],
         rules=_rules(read, anchor),
@@ -114,7 +120,8 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
             ignore_others=read.choice("unknown_columns", "fail", "ignore") == "ignore",
         ),
         store=given.get("store"),
-        hold_over=read.span("hold_over", timedelta(minutes=15)),
+        hold_over=hold_over,
+        until_due=until_due,
         on_conflict=read.one("on_conflict", check_on_conflict),
         origin=read.one("origin", _origin),
         past_due=read.choice("past_due", "fail", "send", "skip"),
@@ -214,7 +221,7 @@ class _Reader:
         return self.one(name, lambda text: utc(name, parse_time(name, text)))
 
     def span(self, name: str, default: timedelta) -> timedelta:
-        """Return an option in seconds, which may be zero."""
+        """Return an option in seconds or as a duration, which may be zero."""
         found = self.one(name, _span)
         return default if found is None else found
 
@@ -234,7 +241,7 @@ def _span(text: str) -> timedelta:
     try:
         return delay_of(text)
     except InputError:
-        raise ValueError("it must be a number of seconds") from None
+        raise ValueError("it must be a number of seconds, or an ISO 8601 duration such as PT10M") from None
 
 
 def _number(text: str) -> int:

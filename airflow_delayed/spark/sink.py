@@ -45,10 +45,10 @@ class DelayedDataSource(DataSource):
 
     - ``deliver``: the name of the connection that delivers (rabbitmq, amqp, amqps, aws, or a SQL connection whose
       database has the destination as a queue table). ``store``: the name of a SQL connection, in whose store
-      messages wait that are due later than ``hold_over`` seconds from now (900). ``on_conflict``: ``error``, ``keep``
-      or ``replace``.
-    - ``destination``, ``due_at`` or ``delay`` (seconds), ``headers`` (a JSON object), ``tag``, ``expires_at``: for rows
-      without the column or with a null in it. ``timezone``: of times without an offset.
+      messages wait that are due later than ``hold_over`` seconds from now (900); with ``until_due`` (``true``) all of
+      them, until they are due. ``on_conflict``: ``error``, ``keep`` or ``replace``.
+    - ``destination``, ``due_at`` or ``delay`` (seconds, or as ``PT10M``), ``headers`` (a JSON object), ``tag``,
+      ``expires_at``: for rows without the column or with a null in it. ``timezone``: of times without an offset.
     - ``id_columns``: columns, separated by commas, whose values name a message. Without, and without a column
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ from airflow_delayed.sqs.hops import hop_of
 from airflow_delayed.sqs.redrive import RedriveResult
 from airflow_delayed.sqs.settings import Duration, QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
+from airflow_delayed.sqs.temporary_queue import temporary_queue
+from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -316,6 +318,10 @@ class SqsTransport(Delivery):
     def receiver_warning(self, message: DelayedMessage) -> str | None:
         """Return a line for the log about a message without a type, in a form of NServiceBus."""
         return None if self._form == RAW else warning_without_type(message)
+
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a standard queue of its own; it has no delay queue, so it takes up to 900 s."""
+        return temporary_queue(self._urls, name)
 
     def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
         """Return OpenLineage's name of a destination's queue, or of its delay queue.

@@ -6,6 +6,7 @@ No Airflow here: the hook adds the connection, the metrics and the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.delivery import Clock, Delivery
+from airflow_delayed.identity import SentBy
 from airflow_delayed.message import delay_of, due_after, utc
+from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import audit, counts, queries, rates
 from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
-from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
-from airflow_delayed.store.counts import DispatcherSeen, StoreCounts
+from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
+from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
 from airflow_delayed.store.escalations import (
@@ -30,7 +33,7 @@ from airflow_delayed.store.escalations import (
     StoreEscalations,
     TakenBack,
 )
-from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
+from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, run_number, take_left
 from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import Job, JobSeen
 from airflow_delayed.store.leases import DISPATCHED
@@ -57,6 +60,7 @@ __all__ = [
     "JobSeen",
     "Outcome",
     "Outcomes",
+    "Progress",
     "RunAttempt",
     "RunFailure",
     "RunFailures",
@@ -213,6 +217,22 @@ class Store(StoreEscalations):
                 by_destination=by_destination,
             )
 
+    def progress(self, *, ids: Iterable[str] | Unset = UNSET, **filters: Unpack[FilterArgs]) -> Progress:
+        """Count messages by outcome: those in the store, and those that have left it for as long as ids are remembered.
+
+        Messages that a send handed to the transport at once count as dispatched, if it had this store. With ``sent_by``
+        alone, those that notifiers stored about a run do not count; with their ``tag`` they do.
+
+        :param ids: only these.
+        :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.
+        :raises TopologyError: the table is missing.
+        """
+        wanted = self._filter(filters)
+        if wanted.states is not None or wanted.reason is not None:
+            raise ValueError("progress: state= and reason= are of messages in the store alone; leave them out")
+        with self._ready():
+            return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
+
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
@@ -262,12 +282,41 @@ class Store(StoreEscalations):
             raise ValueError(f"restore: state={options['state']!r}: only cancelled messages are restored")
         return self._change(Restore(overdue_ok), ids, **options)
 
+    def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
+        """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
+
+        So the task can store the same messages again, which it cannot after a cancel. Messages that are being
+        dispatched stay, and messages of another run that were replaced since, and escalations of notifiers. Nothing
+        brings back what was removed.
+
+        :param since: aware; by :meth:`now`.
+        :param seconds: begin with no further thousand messages after that.
+        """
+        origin, change_since = self._own_origin, utc("since", since)
+        with self._ready():
+            with self._reading() as connection:
+                run = run_number(connection, self.tables, origin)
+            if run is None:
+                return WithdrawReport(withdrawn=0, in_flight=0, complete=True)
+            names = {field.name: getattr(origin, field.name) for field in fields(SentBy)}
+            found, complete = self._changes.withdraw(
+                Withdraw(run, change_since),
+                SentBy(**names),
+                seconds=seconds,
+                who=self.actor(),
+                because=because,
+            )
+        counts = found.counts
+        return WithdrawReport(
+            withdrawn=counts.get(Outcome.WITHDRAWN, 0), in_flight=counts.get(Outcome.IN_FLIGHT, 0), complete=complete
+        )
+
     def reschedule(
         self,
         ids: Iterable[str] | Unset = UNSET,
         due_at: datetime | None = None,
         *,
-        delay: timedelta | float | None = None,
+        delay: timedelta | float | str | None = None,
         limit: int | None = None,
         after: str | None = None,
         dry_run: bool = False,
@@ -282,7 +331,8 @@ class Store(StoreEscalations):
         keeps its new due time.
 
         :param due_at: aware; a message with a past due time is dispatched at once.
-        :param delay: instead of ``due_at``, a timedelta or seconds from now on, by the database's clock.
+        :param delay: instead of ``due_at``, how long from now on, by the database's clock: a timedelta, seconds, or an
+            ISO 8601 duration (``"PT10M"``).
         :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
         :raises NaiveTime: ``due_at`` has no time zone.
         """

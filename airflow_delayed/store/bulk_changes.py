@@ -13,11 +13,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, not_, or_, select
 
+from airflow_delayed.identity import NOTIFIER, SentBy
 from airflow_delayed.store import audit, cancelled, leases
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, locate
+from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -130,6 +131,22 @@ class BulkChanges:
         pages = self._pages_of(change, wanted, limit=limit)
         return self._run(change, pages, wanted, entry, Outcomes(0), dry_run=False)
 
+    def withdraw(
+        self, change: Withdraw, sent_by: SentBy, *, seconds: float, who: str, because: str | None = None
+    ) -> tuple[Outcomes, bool]:
+        """Withdraw the messages of a run, and return the outcomes and whether these are all.
+
+        :param seconds: begin with no further thousand messages after that.
+        """
+        found, wanted, end = Outcomes(0), MessageFilter(sent_by=sent_by), self._monotonic() + seconds
+        selection = {**selection_of(change, wanted), "since": change.since.isoformat()}
+        entry = AuditEntry(who, change.action, selection, because=because)
+        steps = self._run(change, self._pages_of(change, wanted, limit=None), wanted, entry, found, dry_run=False)
+        for _ in steps:
+            if self._monotonic() >= end:
+                return found, False
+        return found, True
+
     def purge(
         self,
         older_than: timedelta,
@@ -164,6 +181,8 @@ class BulkChanges:
             more = partial(_due_at_another_time, change.due_at)
         if isinstance(change, Restore):
             more = _still_kept
+        if isinstance(change, Withdraw):
+            more = partial(_stored_since, change)
         where = [one for one in change.where if one in BOTH or self._reading(self._keeps_cancelled)]
         return self._pages(wanted, where, more, limit=limit, after=after)
 
@@ -309,6 +328,11 @@ def _due_at_another_time(due_at: datetime, table: Table) -> Conditions:
 def _still_kept(table: Table) -> Conditions:
     # the parameter of a page
     return [table.c.Until > bindparam("now", type_=table.c.Until.type)]
+
+
+def _stored_since(change: Withdraw, table: Table) -> Conditions:
+    by_notifier = table.c.Tag.startswith(NOTIFIER, autoescape=True)
+    return [table.c.Run == change.run, table.c.StoredAt >= change.since, or_(table.c.Tag.is_(None), not_(by_notifier))]
 
 
 def _failed_before(before: datetime, table: Table) -> Conditions:

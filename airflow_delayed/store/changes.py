@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import Connection, Select, Table, and_, case, literal, null, select, union_all
 
+from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import cancelled, leases, notify
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
@@ -30,12 +31,15 @@ from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
 
 #: The columns that a change reads.
-_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run")
+_READ = (
+    *("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run"),
+    "StoredAt",
+)
 
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
 GONE: Mapping[str, Outcome] = {
-    leases.DISPATCHED: Outcome.DISPATCHED,
+    **dict.fromkeys(leases.SENT, Outcome.DISPATCHED),
     Outcome.CANCELLED.value: Outcome.ALREADY_CANCELLED,
     Outcome.PURGED.value: Outcome.ALREADY_REMOVED,
     Outcome.ERASED.value: Outcome.ALREADY_REMOVED,
@@ -182,6 +186,37 @@ class Erase:
             if outcome in (Outcome.ERASED, Outcome.DISPATCHED)
         ]
         _record(connection, tables, blank, Outcome.ERASED, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
+
+    Messages of notifiers stay, which store them for the run of the task that they are about.
+
+    :param run: the number of the run.
+    :param since: a message that was stored before stays, also one that was replaced since.
+    """
+
+    run: int
+    since: datetime
+    action: ClassVar[str] = "withdraw"
+    where: ClassVar[Sequence[Where]] = BOTH
+
+    def decide(self, found: Location, now: datetime) -> Outcome:
+        """Return WITHDRAWN for a message of that run and time."""
+        if not found.row:
+            return found.gone
+        stored_at, by_notifier = found.row["StoredAt"], (found.row["Tag"] or "").startswith(NOTIFIER)
+        in_time = stored_at is not None and stored_at >= self.since
+        its_own = found.row["Run"] == self.run and in_time and not by_notifier
+        return Outcome.WITHDRAWN if its_own else Outcome.UNCHANGED
+
+    def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
+        """Remove the messages, and the leases of dispatchers that died, by which the store would know the ids."""
+        gone = _changed(decided)
+        _remove(connection, tables, gone)
+        leases.forget(connection, tables, [found.message_id for found in gone if found.abandoned])
 
 
 @dataclass(frozen=True, slots=True)

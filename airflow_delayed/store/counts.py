@@ -6,6 +6,7 @@ that wait for next year cost little.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,24 +14,41 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Connection,
     Engine,
     FromClause,
+    Select,
     Table,
     and_,
     case,
+    exists,
     func,
+    literal_column,
+    not_,
     null,
     or_,
     select,
+    union_all,
 )
 
-from airflow_delayed.store.database import TimeUnit
+from airflow_delayed.identity import MISSED_RUN, NOTIFIER
+from airflow_delayed.store.database import TimeUnit, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, names_column
-from airflow_delayed.store.filters import AHEAD, LONGEST_LEASE, MessageFilter, MessageState, retries_later
+from airflow_delayed.store.filters import (
+    AHEAD,
+    LONGEST_LEASE,
+    MessageFilter,
+    MessageState,
+    in_state,
+    moments,
+    retries_later,
+)
 from airflow_delayed.store.history import beginning, per_minute
-from airflow_delayed.store.leases import FIRST_ID
+from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID, keeps_labels
+from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store.past import check_labels
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.schema import Tables
@@ -74,6 +92,129 @@ class StoreCounts:
         """Return the fields that are single numbers."""
         names = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired", "remembered")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far messages have come, in numbers; an id that the store does not know counts nowhere."""
+
+    #: By the database's clock.
+    at: datetime
+    #: In the store: a dispatcher sends them later, or is about to.
+    waiting: int = 0
+    #: Sent to their destination, by a dispatcher or at once by the task that stored the others.
+    dispatched: int = 0
+    cancelled: int = 0
+    #: Given up, and in the table of failed messages.
+    failed: int = 0
+    #: Not sent before their ``expires_at``.
+    expired: int = 0
+    #: Given up, and sent to the error destination.
+    dead_lettered: int = 0
+    #: Removed after they had failed or expired.
+    purged: int = 0
+    #: Only the id is known: they were removed with all that was known of them, before or after they were sent.
+    erased: int = 0
+    #: The due time of the next message that waits.
+    next_due: datetime | None = None
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """The numbers by name."""
+        return {name: getattr(self, name) for name in ("waiting", *_OUTCOMES)}
+
+    @property
+    def total(self) -> int:
+        """The number of messages."""
+        return sum(self.outcomes.values())
+
+    @property
+    def given_up(self) -> int:
+        """The number of messages that will not reach their destination, though nobody cancelled them."""
+        return self.failed + self.expired + self.dead_lettered + self.purged
+
+
+#: The fields of Progress for messages that wait no longer.
+_OUTCOMES = ("dispatched", "cancelled", "failed", "expired", "dead_lettered", "purged", "erased")
+
+
+def progress(
+    engine: Engine,
+    tables: Tables,
+    wanted: MessageFilter,
+    *,
+    ids: Sequence[str] | None = None,
+    database_time: DatabaseTime = database_time,
+) -> Progress:
+    """Count messages by outcome; a message counts once, whatever becomes of it meanwhile.
+
+    :param ids: only these; each part of some hundreds is counted at a moment of its own.
+    :raises DelayedError: the tables are of the version before, and the filter needs what only this version keeps.
+    """
+    sums: Counter[str] = Counter()
+    next_due: datetime | None = None
+    with dialect_of(engine).read_only(engine) as connection:
+        now = database_time(connection)
+        check_labels(tables, wanted, labels=keeps_labels(connection, tables))
+        for some in [None] if ids is None else slices(list(dict.fromkeys(ids))):
+            # one statement, so that a message which moves from one table to another counts once
+            for row in connection.execute(_outcomes(tables, wanted, some), moments(now)).mappings():
+                sums.update({name: int(number) for name, number in row.items()})
+            table = tables.messages
+            soonest = select(func.min(table.c.Time)).where(*_conditions(tables, table, wanted, some))
+            first = connection.execute(soonest).scalar_one()
+            next_due = min(filter(None, (next_due, first)), default=None)
+    # what has expired is in the table of messages until a dispatcher moves it
+    moving = sums.pop("moving", 0)
+    sums.update(waiting=-moving, expired=moving)
+    return Progress(at=now, next_due=next_due if sums["waiting"] else None, **sums)
+
+
+def _conditions(
+    tables: Tables, table: Table, wanted: MessageFilter, ids: Sequence[str] | None
+) -> list[ColumnElement[bool]]:
+    matching = wanted.stable_conditions(tables, table)
+    if wanted.sent_by is not None and wanted.tag is None:
+        # what notifiers store about a run is no message that its tasks sent
+        tag, theirs = table.c.Tag, (table.c.Tag.startswith(name, autoescape=True) for name in (NOTIFIER, MISSED_RUN))
+        matching.append(or_(tag.is_(None), not_(or_(*theirs))))
+    return matching if ids is None else [*matching, table.c.Id.in_(ids)]
+
+
+def _outcomes(tables: Tables, wanted: MessageFilter, ids: Sequence[str] | None) -> CompoundSelect[Any]:
+    """Return the statement whose rows add up to the counts; its parameters are those of :func:`moments`."""
+    waiting, failed, past = tables.messages, tables.failed, tables.past
+
+    def row(table: Table, *more: ColumnElement[bool], **counted: ColumnElement[int]) -> Select[Any]:
+        columns: list[ColumnElement[Any]] = [
+            counted.get(name, literal_column("0")).label(name) for name in (*_OUTCOMES, "waiting", "moving")
+        ]
+        return select(*columns).select_from(table).where(*_conditions(tables, table, wanted, ids), *more)
+
+    def times(column: ColumnElement[str], value: str) -> ColumnElement[int]:
+        return func.coalesce(func.sum(case((column == value, 1), else_=0)), 0)
+
+    # a leased message has a row there, too
+    there = (exists().where(table.c.Id == past.c.Id) for table in (waiting, failed))
+    return union_all(
+        row(waiting, waiting=func.count()),
+        row(waiting, in_state(tables, MessageState.EXPIRED), moving=func.count()),
+        row(failed, failed=times(failed.c.Reason, "failed"), expired=times(failed.c.Reason, "expired")),
+        row(
+            past,
+            past.c.Id >= FIRST_ID,
+            *map(not_, there),
+            **{name: times(past.c.Outcome, value) for name, value in _LEFT_AS.items()},
+        ),
+    )
+
+
+#: By field of Progress, the value of the column Outcome.
+_LEFT_AS = {
+    "dispatched": DISPATCHED,
+    "dead_lettered": DEAD_LETTERED,
+    **{outcome.value: outcome.value for outcome in (Outcome.CANCELLED, Outcome.PURGED, Outcome.ERASED)},
+}
 
 
 def count(

@@ -9,13 +9,14 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError, TimeoutError
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
+from airflow_delayed.store.network import activity_of
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.versions import check_ready
 
@@ -51,6 +52,7 @@ def prepare(engine: Engine) -> Engine:
     :mod:`airflow_delayed.store.drivers`. A host that falls silent is an error after some seconds, see
     :mod:`airflow_delayed.store.network`.
     """
+    activity_of(engine)
     dialect_of(engine).prepare(engine)
     return engine
 
@@ -58,7 +60,7 @@ def prepare(engine: Engine) -> Engine:
 def close_engine(engine: Engine) -> None:
     """Close idle connections now, and each connection in use when it returns to its pool."""
     # dispose() alone would leave those in a pool that nothing uses any more
-    event.listen(engine.pool, "checkin", lambda _, record: record.invalidate())
+    activity_of(engine).closing = True
     engine.dispose()
 
 

@@ -103,14 +103,25 @@ def enqueue(
     return report
 
 
-def note_sent(engine: Engine, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
+def note_sent(
+    engine: Engine,
+    tables: Tables,
+    messages: Sequence[DelayedMessage],
+    deliver_conn_id: str | None = None,
+    *,
+    origin: Origin | None = None,
+) -> None:
     """Remember messages that another transport has confirmed and that never waited here; 2500 in a transaction.
 
+    :param deliver_conn_id: the connection of that transport.
+    :param origin: the run of the task that sent them.
     :raises TransportUnavailable: other transactions kept changing the same messages.
     """
+    run = None if origin is None else _registered(engine, tables, origin)
     rest = iter(messages)
     while chunk := list(islice(rest, CHUNK)):
-        retried(engine, partial(_note_sent, tables=tables, messages=chunk))
+        labels = {"DeliverConnId": deliver_conn_id, "Run": run}
+        retried(engine, partial(_note_sent, tables=tables, messages=chunk, of_all=labels))
 
 
 def _registered(engine: Engine, tables: Tables, origin: Origin) -> int:
@@ -240,7 +251,7 @@ def _look_back(
     if on_conflict == "error":
         if other:
             raise conflict("have failed before with other content or for another connection", sorted(other))
-        if sent := sorted(name for name in changed if past[name][1] == leases.DISPATCHED):
+        if sent := sorted(name for name in changed if past[name][1] in leases.SENT):
             raise conflict("were dispatched already with other content", sent)
     if on_conflict == "replace":
         result.not_replaced |= changed
@@ -291,7 +302,7 @@ def conflicting(
         there = present_rows(connection, table, names)
         found.update(name for name in there if there[name] != (digests[name], deliver_conn_id))
     for name, (digest, outcome) in leases.remembered(connection, tables, names).items():
-        if outcome == leases.DISPATCHED and digest is not None and digest != digests[name]:
+        if outcome in leases.SENT and digest is not None and digest != digests[name]:
             found.add(name)
     return sorted(found)
 
@@ -304,7 +315,9 @@ def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[s
     return found
 
 
-def _note_sent(connection: Connection, tables: Tables, messages: Sequence[DelayedMessage]) -> None:
+def _note_sent(
+    connection: Connection, tables: Tables, messages: Sequence[DelayedMessage], of_all: Mapping[str, Any]
+) -> None:
     """Remember messages that never waited here; an id that is remembered already keeps its record."""
     now, labels = database_time(connection), leases.keeps_labels(connection, tables)
     rows = {
@@ -315,7 +328,7 @@ def _note_sent(connection: Connection, tables: Tables, messages: Sequence[Delaye
             "Digest": digest_of(message),
             "Outcome": leases.DISPATCHED,
             "At": now,
-            **({"Tag": message.tag} if labels else {}),
+            **({"Tag": message.tag, **of_all} if labels else {}),
         }
         for message in messages
     }

@@ -63,8 +63,6 @@ class RunAttempt:
     :param run_after: of a scheduled run whose later runs replace it; all of them have the same tag. None: no other run
         replaces it.
     :param ended_at: when it ended, by Airflow's clock.
-    :param is_queued: it had not begun when its deadline passed. Airflow deletes the deadlines of a run that succeeds,
-        so any success of the run came later.
     """
 
     name: str
@@ -74,7 +72,6 @@ class RunAttempt:
     started_at: datetime | None = None
     run_after: datetime | None = None
     ended_at: datetime | None = None
-    is_queued: bool = False
 
     def ends(self, failure: RunFailure) -> bool:
         """Return whether a success of this attempt ends a failure: of an attempt that is no later, or of an older run.
@@ -331,15 +328,11 @@ def _later(message: DelayedMessage, failures: RunFailures, rest: RunFailures, su
 
 
 def _came_first(failed: RunAttempt, run_succeeded: datetime | None, newest: datetime | None) -> bool:
-    """Return whether a success that ends a failure came before the failure's callback.
-
-    A failure whose start is unknown has not ended.
+    """Return whether a success that ends a failure came before the failure; one whose start is unknown has not ended.
 
     :param run_succeeded: when the attempt of the run that succeeded had started.
     :param newest: the ``run_after`` of the newest run that succeeded, of those that replace each other.
     """
-    if run_succeeded is not None and failed.is_queued:
-        return True
     if run_succeeded is not None and failed.started_at is not None and failed.started_at <= run_succeeded:
         return True
     return newest is not None and failed.run_after is not None and failed.run_after < newest

@@ -36,7 +36,7 @@ from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import LEFT, Tables, UtcTime
-from airflow_delayed.store.versions import table_version, tables_of
+from airflow_delayed.store.versions import columns_after, table_version, tables_of
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
 AHEAD = timedelta(days=1)
@@ -372,6 +372,12 @@ def _insert_run(connection: Connection, tables: Tables, origin: Origin, now: dat
     return int(key[0])
 
 
+def run_number(connection: Connection, tables: Tables, origin: Origin) -> int | None:
+    """Return the number of a run; None: it has stored nothing, or nothing of it is there."""
+    number = connection.execute(select(tables.runs.c.Seq).where(tables.runs.c.Digest == origin.digest)).scalar()
+    return None if number is None else int(number)
+
+
 def run_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None) -> datetime | None:
     """Return the time from which a run's relative delays count, stored by its first try; None: no time is stored."""
     runs = tables.runs
@@ -391,17 +397,20 @@ def keep_run_anchor(connection: Connection, tables: Tables, origin: Origin, turn
 
 
 def forget_runs(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Examine up to 100 runs that began to store before a time, and delete those without messages; return how many.
+    """Examine up to 100 runs that began to store before a time, and delete unused ones; return how many.
 
-    Runs with messages are checked again after :data:`RUN_KEPT`, or later.
+    A run is used while its messages are in the store or their ids are remembered; it is examined again after
+    :data:`RUN_KEPT`, or later.
     """
     runs = tables.runs
     old = runs.c.At < min(before, now - RUN_KEPT)
     oldest = select(runs.c.Seq).where(old).order_by(runs.c.At).limit(RUNS_FORGOTTEN)
     numbers = list(connection.execute(oldest).scalars())
     if numbers:
-        there = tables_of(tables, table_version(connection, tables))
-        places = [table for table in (tables.messages, tables.failed, tables.cancelled) if table in there]
+        version = table_version(connection, tables)
+        there, lacking = tables_of(tables, version), set(columns_after(tables, version))
+        tables_with_runs = (tables.messages, tables.failed, tables.cancelled, tables.past)
+        places = [table for table in tables_with_runs if table in there and table.c.Run not in lacking]
         left = [exists().where(table.c.Run == runs.c.Seq) for table in places]
         used = set(connection.execute(select(runs.c.Seq).where(runs.c.Seq.in_(numbers), or_(*left))).scalars())
         connection.execute(update(runs).where(runs.c.Seq.in_(sorted(used))).values(At=now))

@@ -27,6 +27,10 @@ from airflow_delayed.store.versions import columns_after, table_version
 
 #: The value of the column Outcome for a message that is leased or was dispatched.
 DISPATCHED = "dispatched"
+#: The same for a message that was given up and sent to the error destination.
+DEAD_LETTERED = "dead-lettered"
+#: The values of a message that a dispatcher or a sender has sent.
+SENT = (DISPATCHED, DEAD_LETTERED)
 
 #: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`), which is no message's row.
 MARK = "mark"

@@ -1,4 +1,4 @@
-"""How long a store's database may be silent: timeouts of its connections, and how a silent connection is ended.
+"""How long a store's database may be silent: timeouts of its connections, and what is known of each to end it.
 
 Without them a host that drops packets, or whose power fails, leaves a client waiting for ever: no reset ever comes.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from threading import Lock, get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect, Engine, event
 
@@ -133,3 +137,87 @@ def descriptor_of(connection: Any) -> int | None:
             number = descriptor(connection)
             return number if number >= 0 else None
     return None
+
+
+@dataclass(slots=True, eq=False)
+class DatabaseCall:
+    """A transaction of one thread.
+
+    :param since: when its last statement began, by the monotonic clock.
+    :param socket: the descriptor of its connection; None: it has no connection yet, or one that is tested before it is
+        used, or the driver has no socket.
+    """
+
+    what: str
+    since: float = field(default_factory=time.monotonic)
+    socket: int | None = None
+    logged: bool = False
+    ended: bool = False
+
+
+class EngineActivity:
+    """What an engine's connections do, for all that use the engine, in whatever threads.
+
+    Its listeners are there from the engine's first use to its end: SQLAlchemy raises an error in a thread that is
+    inside an event while another one adds or removes a listener.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        #: By thread.
+        self.calls: dict[int, DatabaseCall] = {}
+        #: The sockets of the connections in the pool, also of a connection while it is tested before its use.
+        self.pooled: dict[int, int] = {}
+        #: Whether each connection is closed when it returns to the pool.
+        self.closing = False
+        # a new connection is known before the first statement, which the dialect executes in this event
+        event.listen(engine, "connect", self._connected, insert=True)
+        event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "checkin", self._returned)
+        event.listen(engine, "close", self._closed)
+        for name in ("before_cursor_execute", "commit", "rollback"):
+            event.listen(engine, name, self._alive)
+
+    # a socket is looked up by the thread that uses its connection: mysqlclient refuses others
+
+    def _connected(self, connection: Any, _record: object) -> None:
+        if call := self.calls.get(get_ident()):
+            call.socket = descriptor_of(connection)
+            self._alive()
+
+    def _taken(self, connection: Any, _record: object, _proxy: object) -> None:
+        self.pooled.pop(id(connection), None)
+        self._connected(connection, None)
+
+    def _returned(self, connection: Any, record: Any) -> None:
+        if self.closing:
+            record.invalidate()
+        elif (descriptor := descriptor_of(connection)) is not None:
+            self.pooled[id(connection)] = descriptor
+        self._let_go()
+
+    def _closed(self, connection: Any, _record: object) -> None:
+        # its number may soon be another socket's
+        self.pooled.pop(id(connection), None)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if call := self.calls.get(get_ident()):
+            call.socket = None
+
+    def _alive(self, *_arguments: object) -> None:
+        """Note that the last statement was answered, and the next one begins."""
+        if call := self.calls.get(get_ident()):
+            call.since = time.monotonic()
+            call.logged = call.ended = False
+
+
+_ACTIVITIES: WeakKeyDictionary[Engine, EngineActivity] = WeakKeyDictionary()
+_LOCK = Lock()
+
+
+def activity_of(engine: Engine) -> EngineActivity:
+    """Return the activity of an engine; its first call comes before the engine's first connection."""
+    with _LOCK:
+        if (activity := _ACTIVITIES.get(engine)) is None:
+            activity = _ACTIVITIES[engine] = EngineActivity(engine)
+        return activity

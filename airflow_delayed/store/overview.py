@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import Column, Connection, func, select
 from typing_extensions import Unpack
 
+from airflow_delayed.identity import typed_key_ids
 from airflow_delayed.store import counts, queries
 from airflow_delayed.store.counts import DispatcherSeen
 from airflow_delayed.store.dialects import database_time, dialect_of
@@ -52,7 +53,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchMatch:
-    """A value of a field that is the text of a search, or begins with it."""
+    """A value of a field that is the text of a search, or begins with it; or an id whose key is that text."""
 
     field: SearchField
     value: str
@@ -119,7 +120,8 @@ class StoreOverview(StoreTransport):
     def search(self, text: str) -> Sequence[SearchMatch]:
         """Return up to five ids, tags, destinations and DAGs each that begin with a text, an exact one first.
 
-        Texts are compared byte by byte. The ids are those of messages in the store, and remembered ones.
+        Texts are compared byte by byte. The ids are those of messages in the store, and remembered ones. A key such as
+        ``order_id=1001`` is the ids that :func:`airflow_delayed.identity.typed_key_ids` makes of it.
         """
         messages, failed, past = self.tables.messages, self.tables.failed, self.tables.past
         searched: dict[SearchField, Sequence[Column[Any]]] = {
@@ -128,12 +130,19 @@ class StoreOverview(StoreTransport):
             "destination": (messages.c.Destination, failed.c.Destination),
             "dag_id": (self.tables.runs.c.DagId,),
         }
-        found: list[SearchMatch] = []
+        keys = self.ids_of(text)
+        found = [SearchMatch(field="id", value=one, exact=True) for one in keys[:MAX_MATCHES]]
         with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
             for field, columns in searched.items():
                 values = sorted({value for column in columns for value in _beginning_with(connection, column, text)})
                 found += [SearchMatch(field=field, value=one, exact=one == text) for one in values[:MAX_MATCHES]]
         return found
+
+    def ids_of(self, key: str) -> Sequence[str]:
+        """Return the ids that the store knows of a key such as ``order_id=1001``: the values of ``id_columns``."""
+        ids = typed_key_ids(key)
+        there = self.known(ids) if ids else ()
+        return [one for one in ids if one in there]
 
     def last_dispatched(self) -> DeliveredMessage | None:
         """Return the message that was dispatched last; None: none is remembered."""

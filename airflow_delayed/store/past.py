@@ -12,7 +12,7 @@ from airflow_delayed.errors import DelayedError
 from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.filters import CANCELLED, Conditions, MessageFilter
-from airflow_delayed.store.leases import FIRST_ID, LABELS, keeps_labels
+from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID, LABELS, keeps_labels
 from airflow_delayed.store.records import Remembered, of_runs, origin_of
 from airflow_delayed.store.schema import Tables
 
@@ -52,14 +52,11 @@ def newest(
     :raises DelayedError: the tables are of the version before, and the filter needs what only this version keeps.
     """
     past, labels = tables.past, keeps_labels(connection, tables)
-    if not labels and (wanted.tag, wanted.deliver_conn_id, wanted.sent_by) != (None, None, None):
-        raise DelayedError(
-            f"table {past.fullname} is of the release before, which keeps no tag, connection or task of a message that"
-            " has left the store: search by destination and due time, or upgrade the tables: airflow delayed upgrade"
-        )
+    check_labels(tables, wanted, labels=labels)
     # a leased message looks like a dispatched one, but is still there
     there = (exists().where(table.c.Id == past.c.Id) for table in (tables.messages, tables.failed))
-    conditions: Conditions = [past.c.Outcome.in_(states), *map(not_, there)]
+    outcomes = [*states, DEAD_LETTERED] if DISPATCHED in states else states
+    conditions: Conditions = [past.c.Outcome.in_(outcomes), *map(not_, there)]
     conditions += wanted.stable_conditions(tables, past)
     if ids is not None:
         conditions.append(past.c.Id.in_(ids))
@@ -70,6 +67,20 @@ def newest(
         conditions += [past.c.At <= at, or_(past.c.At < at, later)]
     statement = _records(tables, labels=labels).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
     return [_record(row, now) for row in connection.execute(statement.limit(limit))]
+
+
+def check_labels(tables: Tables, wanted: MessageFilter, *, labels: bool) -> None:
+    """Check that the tables keep what the filter needs of messages that have left the store.
+
+    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
+    :raises DelayedError: they are of the version before, which keeps less.
+    """
+    if not labels and (wanted.tag, wanted.deliver_conn_id, wanted.sent_by) != (None, None, None):
+        raise DelayedError(
+            f"table {tables.past.fullname} is of the release before, which keeps no tag, connection or task of a"
+            " message that has left the store: search by destination and due time, or upgrade the tables: airflow"
+            " delayed upgrade"
+        )
 
 
 def _records(tables: Tables, *, labels: bool) -> Select[Any]:
@@ -83,7 +94,8 @@ def _records(tables: Tables, *, labels: bool) -> Select[Any]:
 
 
 def _record(row: Sequence[Any], now: datetime) -> Remembered:
-    message_id, state, at, destination, due_at, dispatcher, until, tag, deliver_conn_id, *of_run = row
+    message_id, outcome, at, destination, due_at, dispatcher, until, tag, deliver_conn_id, *of_run = row
+    state = DISPATCHED if outcome == DEAD_LETTERED else outcome
     restorable = state == CANCELLED and until is not None and until > now
     return Remembered(
         message_id=message_id,

@@ -34,7 +34,7 @@ from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.filters import BOTH, Conditions, MessageFilter, Where, matching_runs, moments
-from airflow_delayed.store.leases import DISPATCHED, FIRST_ID
+from airflow_delayed.store.leases import FIRST_ID, SENT
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
 from airflow_delayed.store.schema import Tables, UtcTime
 
@@ -182,7 +182,7 @@ def dispatched_since(engine: Engine, tables: Tables, beginning: str, since: date
     # a range, for which each database uses the primary key; no character of an id comes after the tilde
     begins = and_(remembered.c.Id >= beginning, remembered.c.Id < beginning + "\x7f")
     wanted = select(remembered.c.Id).where(
-        begins, remembered.c.Outcome == DISPATCHED, remembered.c.At >= since, not_(in_flight)
+        begins, remembered.c.Outcome.in_(SENT), remembered.c.At >= since, not_(in_flight)
     )
     with dialect_of(engine).read_only(engine) as connection:
         return list(connection.execute(wanted.order_by(remembered.c.Id).limit(PAGE)).scalars())
@@ -204,9 +204,7 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
         .subquery()
     )
     in_flight = exists().where(waiting.c.Id == newest.c.Id)
-    statement = (
-        select(newest).where(newest.c.Outcome == DISPATCHED, not_(in_flight)).order_by(newest.c.At.desc()).limit(1)
-    )
+    statement = select(newest).where(newest.c.Outcome.in_(SENT), not_(in_flight)).order_by(newest.c.At.desc()).limit(1)
     with engine.connect().execution_options(read_only=True) as connection:
         row = connection.execute(statement).one_or_none()
     if row is None:

@@ -17,7 +17,7 @@ from airflow_delayed.errors import DelayedError, one_line
 from airflow_delayed.message import UTC
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.queue_tables import MESSAGE_ID, QueueTables
+from airflow_delayed.store.dispatch.queue_tables import LONGEST_HEADERS, MESSAGE_ID, QueueTables, bounded
 from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.engine import close_engine, database_errors
 from airflow_delayed.store.notify import Waiter, waiter_for
@@ -34,7 +34,7 @@ BATCH_BYTES = 4 * 1024 * 1024
 class QueueRow:
     """A row of a queue table.
 
-    :param message_id: None if its headers have none.
+    :param message_id: None if its headers have none, or are longer than 64 KiB.
     :param size: bytes of its body.
     :param body: None if it is not wanted, or is longer than wanted.
     """
@@ -196,7 +196,7 @@ class QueueTableReceiver:
             if now is not None and _has_expired(expires, now):
                 expired.append(number)
                 continue
-            size += (headers or 0) + (body if self._wants(body) else 0)
+            size += min(headers or 0, LONGEST_HEADERS) + (body if self._wants(body) else 0)
             if numbers and size > BATCH_BYTES:
                 break
             numbers.append(number)
@@ -204,7 +204,7 @@ class QueueTableReceiver:
 
     def _read(self, connection: Connection, table: Table, numbers: Sequence[int]) -> list[QueueRow]:
         size = dialect_of(connection).length(table.c.body)
-        columns: list[ColumnElement[Any]] = [table.c.headers, size]
+        columns: list[ColumnElement[Any]] = [bounded(connection, table.c.headers, LONGEST_HEADERS), size]
         if self._body_limit is not None:
             columns.append(case((size <= self._body_limit, table.c.body), else_=null()))
         found = select(*columns).where(table.c.seq.in_(numbers)).order_by(table.c.seq)
@@ -250,9 +250,9 @@ def as_bytes(body: Any) -> bytes | None:
     return body.encode(errors="surrogateescape") if isinstance(body, str) else None if body is None else bytes(body)
 
 
-def _message_id(headers: str) -> str | None:
+def _message_id(headers: str | None) -> str | None:
     try:
-        found = json.loads(headers)[MESSAGE_ID]
+        found = json.loads(headers or "")[MESSAGE_ID]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     # a longer one is no id; and an event's database may hold neither a null nor half a character

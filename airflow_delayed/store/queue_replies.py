@@ -8,16 +8,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, case, delete, event, null, select
+from sqlalchemy import Connection, Engine, Table, delete, event, select
 
 from airflow_delayed.replies import Reply, ReplyQueue, answered
-from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.dispatch.queue_tables import MESSAGE_ID
+from airflow_delayed.store.dispatch.queue_tables import LONGEST_HEADERS, MESSAGE_ID, bounded
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.queue_receiver import as_bytes, checked_table, prepare_nothing
 
-#: Rows of one query, and bytes of the longest headers that are read.
-_ROWS, _LONGEST_HEADERS = 1_000, 65_536
+#: Rows of one query.
+_ROWS = 1_000
 #: Seconds after which all rows are read again: a row may be committed later than the rows behind it.
 _READ_AGAIN = 30.0
 
@@ -79,7 +78,8 @@ class QueueTableReplies(ReplyQueue):
         if not key.isdigit():
             return None
         with self._connected() as (connection, table):
-            row = connection.execute(select(table.c.headers, table.c.body).where(table.c.seq == int(key))).first()
+            columns = bounded(connection, table.c.headers, LONGEST_HEADERS).label("headers"), table.c.body
+            row = connection.execute(select(*columns).where(table.c.seq == int(key))).first()
         headers = {} if row is None else _parsed(row.headers)
         # the table may have been made again, and have another row of this number
         if row is None or answered(headers, None, [message_id]) is None:
@@ -104,8 +104,7 @@ class QueueTableReplies(ReplyQueue):
         self._engine.dispose()
 
     def _rows(self, connection: Connection, table: Table) -> Iterator[tuple[int, Any]]:
-        size = dialect_of(connection).length(table.c.headers)
-        headers = case((size <= _LONGEST_HEADERS, table.c.headers), else_=null())
+        headers = bounded(connection, table.c.headers, LONGEST_HEADERS)
         while True:
             query = select(table.c.seq, headers).where(table.c.seq > self._last).order_by(table.c.seq).limit(_ROWS)
             rows = connection.execute(query).all()

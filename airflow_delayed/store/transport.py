@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
 from airflow_delayed.store.schema import TABLE, store_tables
+from airflow_delayed.store.temporary_queue import temporary_queue
 from airflow_delayed.store.versions import check_ready, problem, table_version
+from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -213,12 +215,13 @@ class StoreTransport(DelayStore):
     def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
         """Remember messages, without their content, that another transport has confirmed and that never waited here.
 
-        A later ``send`` of them is a duplicate or a conflict, as after a dispatch.
+        A later ``send`` of them is a duplicate or a conflict, as after a dispatch; and they are listed and counted by
+        tag, connection and run as those that were dispatched.
 
         :raises TopologyError: the table is missing.
         """
         with self._ready():
-            note_sent(self.engine, self.tables, messages)
+            note_sent(self.engine, self.tables, messages, self.deliver_conn_id, origin=self.origin)
 
     def anchor(self, turn: str | None) -> datetime | None:
         """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time.
@@ -270,6 +273,11 @@ class StoreTransport(DelayStore):
             schema, url = self.schema or self.engine.dialect.default_schema_name, self.engine.url
             host, port = first_address(connection)
         return lineage.table(url.get_backend_name(), host, port, url.database, schema, destination)
+
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a queue table of its own in this database."""
+        check_queue_name(name)
+        return temporary_queue(self.conn_id, self.engine, self.schema, name)
 
     def replies(self, queue: str) -> QueueTableReplies:
         """Return a queue table of this database in which tasks wait for replies."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, BaseOperator
 
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
+from airflow_delayed.testing.task_run import Answers, TaskRun
 
 if TYPE_CHECKING:
     import pytest
-    from airflow.sdk import BaseOperator
 
     from airflow_delayed.hooks.store import DelayedStoreHook
 
@@ -66,6 +65,7 @@ class Delayed:
         self._sent: list[SentMessage] = []
         self._stores: dict[tuple[str, str, str | None], None] = {}
         self._runs = 0
+        self._answers = Answers()
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -151,14 +151,38 @@ class Delayed:
         return self._sent[before:]
 
     def run(self, operator: BaseOperator, **context: Any) -> Any:
-        """Execute one operator, without Airflow's database, and return its result; templates are rendered.
+        """Execute one operator, without Airflow's database, and return its result.
 
-        Where it is deferred, its trigger runs here, and then it is resumed. Each call is the first try of a new run.
+        Templates are rendered with the context that Airflow's own code makes for the first try of a manual run at the
+        present. Where the operator is deferred, its trigger runs here, and then it is resumed. Variables are those of
+        the environment; no earlier run was there.
 
-        :param context: further names for templates, or in place of the usual: ``params=``, ``run_id=``...
+        :param context: what differs from that run: its fields, such as ``run_id``, ``logical_date``,
+            ``data_interval_start`` or ``conf``, from which ``ds`` and others follow; ``params``, which Airflow checks;
+            ``xcoms``, what other tasks returned, by task id; and further names for templates. By default each call is a
+            new run. With the same ``run_id``, a task can pull what an earlier one returned or pushed.
         """
+        return self._task_run(operator, context).execute()
+
+    def call(self, callback: Any, of: BaseOperator | DAG, **context: Any) -> None:
+        """Call a callback, such as a notifier, as Airflow does when a task, or a run of a DAG, has ended just now.
+
+        :param callback: of a task or a DAG, or a list of callbacks; the value of ``on_failure_callback``, for one.
+        :param of: the task, or the DAG, which it is a callback of.
+        :param context: as in :meth:`run`; also ``exception`` of a task, or ``reason`` of a DAG.
+        """
+        callbacks = callback if isinstance(callback, Sequence) else [callback]
+        if isinstance(of, BaseOperator):
+            self._task_run(of, context).call(callbacks)
+            return
+        # Airflow passes a task along
+        task = next(task for task in reversed(of.tasks) if isinstance(task, BaseOperator))
+        self._task_run(task, {"end_date": self._now, **context}).call(callbacks)
+
+    def _task_run(self, operator: BaseOperator, context: Mapping[str, Any]) -> TaskRun:
         self._runs += 1
-        return executed(operator, {**context_of(operator, f"run-{self._runs}", self._now), **context})
+        run: dict[str, Any] = {"run_id": f"run-{self._runs}", **context}
+        return TaskRun(operator, self._now, answers=self._answers, **run)
 
     def note(self, conn_id: str, message: DelayedMessage) -> None:
         """Note a message that was handed to a transport."""
@@ -198,78 +222,3 @@ def _transport(conn_id: str, clock: Clock) -> Delivery:
 def fields_of(message: DelayedMessage) -> dict[str, object]:
     """Return the fields of a DelayedMessage, without the fields of its subclasses."""
     return {field.name: getattr(message, field.name) for field in fields(DelayedMessage)}
-
-
-class _Outlets:
-    """Events by outlet, made when they are first asked for."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, SimpleNamespace] = {}
-
-    def __getitem__(self, outlet: object) -> SimpleNamespace:
-        return self._events.setdefault(repr(outlet), SimpleNamespace(extra={}))
-
-
-def context_of(operator: BaseOperator, run_id: str, now: datetime) -> dict[str, Any]:
-    """Return the context of a task's first try, as far as there is one without Airflow's database."""
-    from airflow.sdk.definitions.param import ParamsDict
-
-    from airflow_delayed.compat import TryStates
-
-    dag = operator.dag if operator.has_dag() else None
-    params = ParamsDict({} if dag is None else dag.params)
-    params.update(operator.params)
-    ti = SimpleNamespace(
-        dag_id="test" if dag is None else dag.dag_id,
-        run_id=run_id,
-        task_id=operator.task_id,
-        map_index=-1,
-        try_number=1,
-        max_tries=operator.retries or 0,
-        xcom_push=lambda key, value: None,
-    )
-    run = SimpleNamespace(run_id=run_id, run_type="manual", run_after=now, logical_date=now, conf={})
-    return {
-        "dag": dag,
-        "dag_run": run,
-        "logical_date": now,
-        "ds": now.date().isoformat(),
-        "outlet_events": _Outlets(),
-        "params": params.dump(),
-        "run_id": run_id,
-        "task": operator,
-        "task_instance": ti,
-        "task_state_store": TryStates(),
-        "ti": ti,
-        **({} if dag is None else dag.user_defined_macros or {}),
-    }
-
-
-def executed(operator: BaseOperator, context: dict[str, Any]) -> Any:
-    """Render, execute, and resume for as long as it is deferred."""
-    from airflow_delayed.compat import TaskDeferred
-
-    operator = operator.prepare_for_execution()
-    operator.render_template_fields(context)  # type: ignore[arg-type]
-    method: Any = operator.execute
-    arguments: dict[str, Any] = {}
-    while True:
-        try:
-            return method(context, **arguments)
-        except TaskDeferred as deferred:
-            payload = asyncio.run(_fired(deferred.trigger))
-            method = getattr(operator, deferred.method_name)
-            arguments = {**(deferred.kwargs or {}), "event": payload}
-
-
-async def _fired(trigger: Any) -> Any:
-    """Return the payload of a trigger's first event; the trigger is made from its serialized form, as Airflow does."""
-    path, arguments = trigger.serialize()
-    module, _, name = path.rpartition(".")
-    events = getattr(import_module(module), name)(**arguments).run()
-    try:
-        async for event in events:
-            return event.payload
-    finally:
-        await events.aclose()
-    raise AssertionError(f"{path} ended without an event")

@@ -26,6 +26,11 @@ def error_text(error: Exception) -> str:
     return f"{name}: {error}" if isinstance(error, AirflowException | ImportError) else name
 
 
+def class_path(trigger: type[BaseTrigger]) -> str:
+    """Return the path by which Airflow's database names a class: a triggerer imports that class, and no other."""
+    return f"{trigger.__module__}.{trigger.__qualname__}"
+
+
 class ThreadTrigger(BaseTrigger):
     """Does its work in a thread, and fires once with the payload that the work returns; with None it does not fire.
 
@@ -45,7 +50,7 @@ class ThreadTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and its arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", dict(self.arguments)
+        return class_path(type(self)), dict(self.arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Work in a thread, and fire when that ends."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_delayed.clock import pause
 from airflow_delayed.delivery import Clock
 from airflow_delayed.message import delay_of, parse_moment, utcnow
+from airflow_delayed.triggers.base import class_path
 
 
 class DueTimeTrigger(BaseTrigger):
@@ -32,9 +33,6 @@ class DueTimeTrigger(BaseTrigger):
     :raises InvalidMessage: it is no time, or the lead is negative or no span.
     :raises TypeError: neither or both of ``moment`` and ``target_time``.
     """
-
-    #: The path of the class, by which Airflow's database names it.
-    path: ClassVar[str] = "airflow_delayed.triggers.due_time.DueTimeTrigger"
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class DueTimeTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and its arguments."""
         moment = {"target_time": self.target_time} if self._moment is None else {"moment": self._moment.isoformat()}
-        return self.path, {
+        return class_path(type(self)), {
             **moment,
             "lead": self.lead.total_seconds(),
             "end_from_trigger": self.end_from_trigger,

@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_delayed import compat
 from airflow_delayed.compat import NeedsAirflow
 from airflow_delayed.errors import one_line, some
+from airflow_delayed.triggers.base import class_path
 
 try:
     from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
@@ -50,8 +51,6 @@ class MessageStreamTrigger(BaseEventTrigger, Generic[Message]):
     The parameters are those of the subclasses, whose further ones are attributes of the same names.
     """
 
-    #: Where a triggerer finds the class, also for a subclass that only takes other parameters.
-    path: ClassVar[str]
     #: The defaults of the parameters beside connection and queue.
     defaults: ClassVar[Mapping[str, Any]] = {
         "pause": PAUSE,
@@ -90,7 +89,7 @@ class MessageStreamTrigger(BaseEventTrigger, Generic[Message]):
         arguments: dict[str, Any] = {"conn_id": self.conn_id, "queue": self.queue_name}
         values = {name: getattr(self, name) for name in self.defaults}
         arguments.update((name, value) for name, value in values.items() if value != self.defaults[name])
-        return self.path, arguments
+        return class_path(type(self)), arguments
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Batch[Message]]) -> AsyncIterator[TriggerEvent]:
         """Yield an event for the messages that came together."""

@@ -44,11 +44,15 @@ class RabbitMQQueueProvider(_SchemeAlone):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger, with ``queue_name`` for the queue."""
+        from airflow_delayed.triggers.base import class_path
         from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
         class NamedQueueTrigger(RabbitMQMessageTrigger):
             def __init__(self, *, queue_name: str, **options: Any) -> None:
                 super().__init__(queue=queue_name, **options)
+
+            def serialize(self) -> tuple[str, dict[str, Any]]:
+                return class_path(RabbitMQMessageTrigger), super().serialize()[1]
 
         return NamedQueueTrigger
 
@@ -60,10 +64,14 @@ class SqlQueueProvider(_SchemeAlone):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger, with ``queue_name`` for the queue."""
+        from airflow_delayed.triggers.base import class_path
         from airflow_delayed.triggers.queue_table import QueueTableTrigger
 
         class NamedQueueTrigger(QueueTableTrigger):
             def __init__(self, *, queue_name: str, **options: Any) -> None:
                 super().__init__(queue=queue_name, **options)
+
+            def serialize(self) -> tuple[str, dict[str, Any]]:
+                return class_path(QueueTableTrigger), super().serialize()[1]
 
         return NamedQueueTrigger

@@ -81,7 +81,6 @@ class QueueTableTrigger(MessageStreamTrigger[QueueRow]):
     :raises NeedsAirflow: ``triggerer_queue`` before Airflow 3.4.
     """
 
-    path = "airflow_delayed.triggers.queue_table.QueueTableTrigger"
     defaults = {"batch_size": BATCH_SIZE, "schema": None, **MessageStreamTrigger.defaults}
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage, event_payload
+from airflow_delayed.rabbitmq.transport import require_client
 from airflow_delayed.triggers.message_stream import (
     BODY_LIMIT,
     PAUSE,
@@ -14,6 +14,9 @@ from airflow_delayed.triggers.message_stream import (
     MessageProducer,
     MessageStreamTrigger,
 )
+
+require_client()
+from airflow_delayed.rabbitmq.consumer import Consumer, ReceivedMessage, event_payload  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.triggers.shared_stream import AdvanceOutcome
@@ -63,7 +66,6 @@ class RabbitMQMessageTrigger(MessageStreamTrigger[ReceivedMessage]):
     :raises NeedsAirflow: ``triggerer_queue`` before Airflow 3.4.
     """
 
-    path = "airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger"
     defaults = {"prefetch": PREFETCH, **MessageStreamTrigger.defaults}
 
     def __init__(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -21,7 +21,7 @@ from airflow_delayed.clock import Backoff, pause
 from airflow_delayed.delivery import Clock, delivery_for
 from airflow_delayed.message import parse_moment, utcnow
 from airflow_delayed.replies import ReplyQueue
-from airflow_delayed.triggers.base import error_text
+from airflow_delayed.triggers.base import class_path, error_text
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,6 @@ class ReplyTrigger(BaseTrigger):
     :param clock: returns the present; for tests, and not kept in the database.
     """
 
-    #: The path of the class, by which Airflow's database names it.
-    path: ClassVar[str] = "airflow_delayed.triggers.reply.ReplyTrigger"
-
     def __init__(
         self,
         conn_id: str,
@@ -77,7 +74,7 @@ class ReplyTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and its arguments."""
-        return self.path, {
+        return class_path(type(self)), {
             "conn_id": self.conn_id,
             "queue": self.queue_name,
             "message_id": self.message_id,

@@ -192,7 +192,7 @@ class FailureGroups(ApiModel):
 
 
 class SearchMatchResponse(ApiModel):
-    """A value of a field that begins with the text of a search."""
+    """A value of a field that begins with the text of a search, or an id whose key it is."""
 
     field: Literal["id", "tag", "destination", "dag_id"]
     value: str
@@ -223,6 +223,6 @@ async def search(
     q: Annotated[str, Query(), StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00]*$")],
     pool: HookPoolDep,
 ) -> SearchMatches:
-    """Return up to five ids, tags, destinations and DAGs each that begin with a text."""
+    """Return up to five ids, tags, destinations and DAGs each that begin with a text, or ids whose key it is."""
     found = await pool.call_store(connection_id, lambda hook: hook.search(q))
     return SearchMatches(matches=[SearchMatchResponse.model_validate(one) for one in found])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -12,6 +12,10 @@ from airflow_delayed.store.api import Timeline
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import HookPoolDep
 from airflow_delayed.ui.models import ApiModel
+
+if TYPE_CHECKING:
+    # Python 3.10 does not have it
+    from typing_extensions import Self
 
 router = APIRouter(
     prefix="/stores/{connection_id}",

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from airflow_delayed.errors import DelayedError, InputError, TopologyError, TransportUnavailable
+from airflow_delayed.errors import DelayedError, InputError, MissingExtra, TopologyError, TransportUnavailable
 from airflow_delayed.ui.hook_pool import Busy, TooSlow
 from airflow_delayed.ui.models import ApiModel
 
@@ -90,9 +90,10 @@ _KNOWN: tuple[tuple[type[Exception], int, ErrorCode, bool], ...] = (
     (Busy, 503, "busy", False),
     (TransportUnavailable, 503, "unreachable", True),
     (TopologyError, 409, "not_ready", False),
+    (MissingExtra, 409, "not_ready", False),
     (InputError, 400, "invalid", False),
     (DelayedError, 409, "conflict", True),
-    # a connection that Airflow does not know, or a client that is not installed beside the api-server
+    # a connection that Airflow does not know, or a library that no extra brings
     (AirflowException, 409, "not_ready", True),
     (ImportError, 409, "not_ready", True),
 )

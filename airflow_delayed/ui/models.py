@@ -19,7 +19,7 @@ from airflow_delayed.store.records import Content, Remembered, StoredMessage
 
 if TYPE_CHECKING:
     # Python 3.10 does not have it
-    from typing import Self
+    from typing_extensions import Self
 
 #: Characters of a header's value that are shown.
 MAX_VALUE = 2000

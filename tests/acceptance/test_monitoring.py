@@ -39,7 +39,7 @@ def of_alerts(rules: Path) -> Iterator[str]:
             if found := re.fullmatch(r"absent\((.*)\)", expression):
                 yield found[1]
             else:
-                for side in re.split(r"\nunless on \(conn_id\) ", expression):
+                for side in re.split(r"\nunless on \(store_conn_id\) ", expression):
                     yield re.sub(r" (>|==) (\d+)$", r" \1 bool \2", side)
 
 

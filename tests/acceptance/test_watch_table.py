@@ -155,3 +155,38 @@ def test_the_example_makes_one_run_for_each_row(watched: World, store: DelayedSt
         queued = sorted(datetime.fromisoformat(str(made()[name]["queued_at"])) for name in names)
         minutes = (queued[-1] - queued[0]).total_seconds() / 60
         TABLES["one run for each row"] = [f"{RUNS} rows: {RUNS / minutes:.0f} runs a minute"]
+
+
+def test_the_escalation_of_a_red_run_reaches_its_desk(watched: World, connect: Callable[..., str]) -> None:
+    live = watched.live
+    connect("delayed_store", watched.store_url)
+    for dag in ("escalation", "escalation_dispatch"):
+        live.call("PATCH", f"/dags/{dag}", is_paused=False)
+    live.unpause("escalation_desk")
+    with closing(DelayedStoreHook("delayed_store")) as store:
+        eventually(watched, "a dispatcher", lambda: waits_in_triggerer(watched, "escalation_dispatch", "dispatch"))
+        run = live.trigger("escalation")
+        assert live.wait("escalation", run) == "failed"
+        eventually(watched, "its message", lambda: any(store.list(tag=f"notifier:escalation/{run}")), "dag-processor")
+        (one,) = store.list(tag=f"notifier:escalation/{run}")
+        assert live.runs("escalation_desk") == []
+        # not in half an hour
+        due = store.now() + timedelta(seconds=3)
+        store.reschedule([one.message_id], due)
+    eventually(watched, "a call", lambda: live.runs("escalation_desk", state="success"), "scheduler")
+    (called,) = live.runs("escalation_desk")
+    (body,) = live.result("escalation_desk", called["dag_run_id"], "call")
+    assert run in body
+    late = datetime.fromisoformat(called["queued_at"]) - due
+    assert late >= timedelta(0)
+    if LONG:
+        TABLES["an escalation, from its due time to the run of the desk"] = [f"{late.total_seconds():.1f} s"]
+    for dag in ("escalation_dispatch", "escalation_desk"):
+        live.call("PATCH", f"/dags/{dag}", is_paused=True)
+    for left in live.runs("escalation_dispatch", state="running"):
+        live.call("PATCH", f"/dags/escalation_dispatch/dagRuns/{left['dag_run_id']}", state="failed")
+
+
+def waits_in_triggerer(world: World, dag_id: str, task_id: str) -> bool:
+    runs = world.live.runs(dag_id, state="running")
+    return any(world.live.deferred(dag_id, run["dag_run_id"], task_id) for run in runs)

@@ -21,6 +21,7 @@ from support.standing import give_up, mark_dispatched
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import key_id
 from airflow_delayed.store.schema import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -116,6 +117,18 @@ def test_a_store_is_seen(hook: DelayedStoreHook, program, delayed):
     assert delayed("dispatchers", "-o", "json").rows == []
 
 
+def test_a_message_is_found_by_the_columns_of_its_id(hook: DelayedStoreHook, delayed):
+    ids = [key_id(["order_id"], [value]) for value in (1001, 1002)]
+    hook.send(message(name, LATER) for name in ids)
+    (known,) = delayed("get", "order_id=1001", "-o", "json").rows
+    assert known["message_id"] == ids[0]
+    rows = delayed("list", "order_id=1001", "order_id=1002", "m0", "-o", "json").rows
+    assert {one["message_id"] for one in rows} == {*ids, "m0"}
+    # never all of them
+    assert delayed("list", "order_id=1003", "-o", "json").rows == []
+    assert "has no message order_id=1003" in delayed("get", "order_id=1003").err
+
+
 @pytest.mark.parametrize("output", ["table", "plain"])
 @pytest.mark.parametrize(
     "text, shown",
@@ -190,7 +203,10 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     ]
     assert hook.get("m0").due_at == LATER + timedelta(days=1)
     assert delayed("reschedule", "m0", "--delay", "60").code == 0
-    assert hook.get("m0").due_at < LATER
+    in_a_minute = hook.get("m0").due_at
+    assert in_a_minute < LATER
+    assert delayed("reschedule", "m0", "--delay", "PT1H").code == 0
+    assert timedelta(minutes=59) <= hook.get("m0").due_at - in_a_minute < timedelta(hours=1, minutes=5)
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
     assert hook.get("m5").last_error is None
     would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
@@ -213,6 +229,7 @@ def test_each_change(hook: DelayedStoreHook, delayed):
         (["cancel", "m0", "--tag", "t"], "cancel: give ids or a filter, and not both"),
         (["get", "m9"], "has no message m9"),
         (["reschedule", "m0", "--due-at", "2030-01-01T00:00:00"], "--due-at: 2030-01-01 00:00:00 has no time zone"),
+        (["reschedule", "m0", "--delay", "P1M"], "'P1M' has months or years"),
         (["list", "--table", "other"], "table other: missing"),
         (["counts", "--store-conn-id", "gone"], "The conn_id `gone` isn't defined"),
     ],
@@ -281,6 +298,9 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
             "airflow_delayed",
             "airflow_delayed.cli",
             "airflow_delayed.cli.definition",
+            # which imports nothing else
+            "airflow_delayed.notifications",
+            "airflow_delayed.notifications.dag_policy",
             "airflow_delayed.provider_info",
         ],
     }

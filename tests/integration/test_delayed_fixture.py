@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import DAG, Asset, task
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+from jinja2 import UndefinedError
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
+from airflow_delayed.operators.change import DelayedCancelOperator
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -58,26 +59,133 @@ def test_what_is_sent_arrives_when_the_clock_says_so(delayed):
     assert delayed.arrived("other") == []
 
 
-def test_an_escalation_arrives_or_is_taken_back(delayed):
-    notifier = DelayedNotifier(conn_id="broker", store_conn_id="store", destination="desk", delay=HOUR)
+#: What a template renders to in a run of 5 June 2026, 07:30 in UTC.
+RENDERED = {
+    "{{ ts }}": "2026-06-05T07:30:00+00:00",
+    "{{ ts_nodash }}": "20260605T073000",
+    "{{ ts_nodash_with_tz }}": "20260605T073000+0000",
+    "{{ ds_nodash }}": "20260605",
+    "{{ logical_date.add(hours=2) }}": "2026-06-05 09:30:00+00:00",
+    "{{ data_interval_start.to_date_string() }}": "2026-06-04",
+    "{{ data_interval_end.subtract(minutes=1).time() }}": "23:59:00",
+    "{{ macros.ds_add(ds, -5) }}": "2026-05-31",
+    "{{ var.value.customer }} {{ var.json.limits.low }} {{ var.value.get('none', 'default') }}": "acme 3 default",
+    "{{ conn.mine.host }}": "desk",
+    "{{ prev_data_interval_end_success }} {{ prev_start_date_success }}": "None None",
+    "{{ dag_run.dag_id }} {{ dag_run.run_type.value }} {{ dag_run.conf.shop }}": "nightly manual 7",
+    "{{ ti.task_id }} {{ ti.try_number }} {{ task_instance.map_index }}": "send 1 -1",
+    "{{ task_instance_key_str }}": "nightly__send__20260605",
+    "{{ run_id }}": "monday",
+    "{{ params.shop }} {{ params.level }}": "7 low",
+    "{{ ti.xcom_pull('compute')['total'] + 1 }}": "43",
+    "{{ ti.xcom_pull('compute', key='other') }} {{ ti.xcom_pull(['a', 'compute'])[1].total }}": "None 42",
+    "{{ own }} {{ task.task_id }} {{ dag.dag_id }} {{ mine }}": "macro send nightly mine",
+}
+
+
+def test_templates_have_all_names_that_airflow_gives_them(delayed, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_VAR_CUSTOMER", "acme")
+    monkeypatch.setenv("AIRFLOW_VAR_LIMITS", '{"low": 3}')
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", "amqp://desk")
+    timetable = CronDataIntervalTimetable("@daily", "UTC")
+    params = {"shop": Param(1, type="integer"), "level": "low"}
+    with DAG("nightly", schedule=timetable, params=params, user_defined_macros={"own": "macro"}):
+        operator = send(value="\n".join(RENDERED), delay=60)
+    delayed.run(
+        operator,
+        run_id="monday",
+        logical_date=datetime(2026, 6, 5, 7, 30, tzinfo=timezone.utc),
+        params={"shop": 7},
+        xcoms={"compute": {"total": 42}},
+        mine="mine",
+    )
+    assert delayed.sent[0].body.decode().split("\n") == list(RENDERED.values())
+
+
+@pytest.mark.parametrize("in_dag", [True, False])
+def test_a_name_that_airflow_does_not_have_is_an_error_as_in_airflow(delayed, in_dag):
+    with DAG("d", schedule=None) if in_dag else nullcontext():
+        wrong, right = (
+            send(value="{{ data_interval }}", delay=60),
+            send(task_id="right", delay=60, value="{{ ds }} {{ dag.dag_id }}"),
+        )
+    with pytest.raises(UndefinedError, match="'data_interval' is undefined"):
+        delayed.run(wrong)
+    delayed.run(right)
+    assert delayed.sent[0].body.decode() == f"{delayed.now:%Y-%m-%d} {'d' if in_dag else 'test'}"
+    # a run of an asset has no date
+    with pytest.raises(UndefinedError, match="'ds' is undefined"):
+        delayed.run(right, logical_date=None)
+
+
+def test_params_are_checked_as_airflow_checks_them(delayed):
+    operator = send(value="{{ params.shop }}", delay=60, params={"shop": Param(type="integer", maximum=9)})
+    with pytest.raises(ParamValidationError, match="No value passed"):
+        delayed.run(operator)
+    with pytest.raises(ParamValidationError, match="10 is greater than the maximum of 9"):
+        delayed.run(operator, params={"shop": 10})
+    delayed.run(operator, params={"shop": 9})
+    assert delayed.sent[0].body == b"9"
+
+
+def test_tasks_of_one_run_pull_what_the_earlier_ones_returned(delayed):
+    with DAG("d", schedule=None) as dag:
+
+        @task
+        def compute():
+            context = get_current_context()
+            context["ti"].xcom_push("count", 2)
+            return [{"value": context["run_id"], "delay_seconds": 7200}, {"value": "b", "delay_seconds": 7200}]
+
+        summary = send(value=None, messages=compute(), store_conn_id="db").output
+        cancel = DelayedCancelOperator(task_id="cancel", store_conn_id="db", ids=summary)
+    delayed.run(dag.get_task("compute"), run_id="one")
+    assert delayed.run(dag.get_task("send"), run_id="one")["stored"] == 2
+    assert {message.body for message in delayed.stored} == {b"one", b"b"}
+    count = send(task_id="count", delay=60, value="{{ ti.xcom_pull('compute', key='count') }}", dag=dag)
+    delayed.run(count, run_id="one")
+    delayed.run(count, run_id="two")
+    assert [message.body for message in delayed.sent] == [b"2", b"None"]
+    assert delayed.run(cancel, run_id="one")["changed"] == 2
+    # in another run there is nothing to pull, and the audit names the run that changed it
+    with pytest.raises(AirflowFailException, match="ids= is None"):
+        delayed.run(cancel)
+    with closing(DelayedStoreHook("db")) as store:
+        assert next(store.audit()).who == "task d.cancel, run one"
+
+
+def test_what_only_an_airflow_knows_is_an_error_that_says_so(delayed):
+    with pytest.raises(NotImplementedError, match=r"asks Airflow by GetTICount, .* use dag\.test\(\)"):
+        delayed.run(send(value="{{ ti.get_ti_count('d') }}", delay=60))
+    with DAG("d", schedule=None) as dag:
+        DelayedSendOperator.partial(task_id="mapped", conn_id="c", destination="q").expand(value=["a"])
+    with pytest.raises(TypeError, match=r"mapped is mapped, .* use dag\.test\(\)"):
+        delayed.run(dag.get_task("mapped"))
+
+
+@pytest.mark.parametrize("per", ["run", "dag"])
+def test_an_escalation_arrives_or_is_taken_back(delayed, per):
+    arguments = {"store_conn_id": "store", "per": per}
+    red = DelayedNotifier(conn_id="broker", destination="desk", delay=HOUR, **arguments)
+    green = [DelayedCancelNotifier(**arguments)]
+    with DAG("etl", schedule=None, on_failure_callback=red, on_success_callback=green) as dag:
+        send()
     dispatch = StoreDispatchOperator(task_id="d", store_conn_id="store", deliver_conn_ids=["broker"])
-
-    def context(run: str) -> dict[str, object]:
-        ended = SimpleNamespace(dag_id="etl", run_id=run, start_date=delayed.now - HOUR, end_date=delayed.now)
-        return {"dag": DAG("etl", schedule=None), "dag_run": ended, "run_id": run}
-
-    notifier(context("red"))
+    delayed.call(dag.on_failure_callback, dag, run_id="monday", reason="task_failure")
+    (waits,) = delayed.stored
+    assert (waits.destination, waits.due_at) == ("desk", delayed.now + HOUR)
     delayed.advance(60)
-    DelayedCancelNotifier(store_conn_id="store")(context("red"))
+    delayed.call(dag.on_success_callback, dag, run_id="monday")
     assert delayed.stored == []
-    notifier(context("red again"))
+    delayed.advance(60)
+    delayed.call(red, dag.get_task("send"), run_id="tuesday", exception=ValueError("no"))
     delayed.advance(HOUR - timedelta(seconds=1))
     delayed.run(dispatch)
     assert (len(delayed.stored), delayed.sent) == (1, [])
     delayed.advance(1)
     delayed.run(dispatch)
     (sent,) = delayed.arrived("desk")
-    assert b'"run_id":"red again"' in sent.body
+    assert b'"run_id":"tuesday"' in sent.body
 
 
 def test_the_clock_is_the_packages_own_and_is_put_back():

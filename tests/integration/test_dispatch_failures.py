@@ -26,7 +26,7 @@ from airflow_delayed.store.policy import DispatchPolicy
 SECOND = timedelta(seconds=1)
 
 
-def test_a_connection_that_comes_back_in_time_is_no_failure(store: Store):
+def test_a_connection_that_comes_back_in_time_is_no_failure(store: Store, caplog):
     hook = store.installed()
     time = Time(hook)
     hook.send(message(f"m{n}", time.start - SECOND) for n in range(4))
@@ -46,6 +46,9 @@ def test_a_connection_that_comes_back_in_time_is_no_failure(store: Store):
     assert len(time.naps) == 4
     assert all(0.25 <= nap <= 5 for nap in time.naps)
     assert time.naps[3] > time.naps[0]
+    # its name once
+    lines = [line for line in caplog.messages if line.endswith("it is tried again")]
+    assert lines == ["connection 'broker': reset by peer; it is tried again"] * 4
     assert sorted(transport.ids) == [f"m{n}" for n in range(4)]
 
 
@@ -179,7 +182,7 @@ def test_what_is_given_up_goes_to_the_error_destination_through_its_own_connecti
     assert copy.headers["x"] == "1"
     assert copy.headers["NServiceBus.FailedQ"] == "gone"
     assert copy.headers["NServiceBus.ExceptionInfo.Message"] == "connection 'broker' has no destination gone; make it"
-    assert store.past(hook) == {"a": "dispatched", "b": "dispatched"}
+    assert store.past(hook) == {"a": "dead-lettered", "b": "dispatched"}
 
 
 def test_what_is_given_up_when_the_connection_is_lost_goes_to_the_error_destination_later(store: Store):

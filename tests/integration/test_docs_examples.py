@@ -42,9 +42,9 @@ def dags_of(block):
 
 def test_every_block_is_ten_lines_or_so(here):
     blocks = code_blocks(here)
-    assert len(blocks) == 8
+    assert len(blocks) == 10
     for block in blocks:
-        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 10
+        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 11
 
 
 def test_sqs_dags_are_dags(here):

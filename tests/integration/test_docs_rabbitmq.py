@@ -84,8 +84,9 @@ def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
 def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run_page("install")
     log = capsys.readouterr().out
-    assert "118 would create" in log
-    assert "118 created" in log
+    assert "118 would create (binding: 58, exchange: 30, queue: 30; for orders)" in log
+    # as the page shows it
+    assert "rabbitmq_default: 118 created (binding: 58, exchange: 30, queue: 30; for orders)" in log
     # pika's own lines would be more than ours
     assert "[pika." not in log
 

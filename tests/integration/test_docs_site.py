@@ -164,6 +164,19 @@ def test_a_phone_shows_a_page_without_scrolling_sideways(page: chromium.Page, ad
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_title_breaks_no_word_on_a_phone(page: chromium.Page, address: str) -> None:
+    page.resize(360, 800)
+    show(page, address, PAGES[0])
+    one_line = "(box => box.height < 2 * parseFloat(getComputedStyle(document.querySelector('h1')).fontSize))"
+    assert page.evaluate(f"{one_line}(document.querySelector('h1').getBoundingClientRect())")
+
+
+def test_the_footer_says_whose_the_pages_are(site: Path) -> None:
+    footer = parsed(site / "docs/README.html").find("footer")
+    assert footer is not None
+    assert "Copyright © 2026 airflow_delayed contributors" in " ".join(footer.get_text().split())
+
+
 def test_a_phone_leads_from_page_to_page_and_the_theme_is_changed_by_a_button(
     page: chromium.Page, address: str
 ) -> None:

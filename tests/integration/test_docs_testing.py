@@ -25,24 +25,27 @@ class Results:
 
 
 def test_the_example_passes(here: Path, tmp_path: Path, airflow_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    dag, test = (text for _, text in pages.blocks(here / "docs/airflow/test-your-dag.md"))
+    dag, test, nightly, test_nightly = (text for _, text in pages.blocks(here / "docs/airflow/test-your-dag.md"))
     # in the DAGs folder, where dag.test() looks for it
     folder = Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_invoices.py").write_text(test)
+    (tmp_path / "tests/test_nightly.py").write_text(test_nightly)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.chdir(tmp_path)
     results = Results()
     (folder / "invoices.py").write_text(dag)
+    (folder / "nightly.py").write_text(nightly)
     # pytest in this process, which has Airflow imported; what would outlast the run inside is left to the outer one
     outer = [f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "unraisableexception", "threadexception")]
     try:
         ended = pytest.main(["-q", "--rootdir=.", *outer, "tests"], plugins=[results])
     finally:
-        (folder / "invoices.py").unlink()
-        for name in ("invoices", "test_invoices"):
+        for name in ("invoices", "nightly"):
+            (folder / f"{name}.py").unlink()
+        for name in ("invoices", "test_invoices", "nightly", "test_nightly"):
             sys.modules.pop(name, None)
-    assert (ended, list(results.outcomes.values())) == (0, ["passed"] * 4)
+    assert (ended, list(results.outcomes.values())) == (0, ["passed"] * 7)
 
 
 def test_the_table_names_all_that_a_test_may_use(here: Path) -> None:
@@ -54,4 +57,4 @@ def test_the_table_names_all_that_a_test_may_use(here: Path) -> None:
 
 def test_its_links_lead_somewhere(here: Path) -> None:
     for link in pages.links(here / "docs/README.md"):
-        assert (here / "docs" / link).exists()
+        assert (here / "docs" / link.partition("#")[0]).exists()

@@ -9,12 +9,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from airflow.sdk import DAG
-from pendulum import instance
 from support import pages
 
 from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
-from airflow_delayed.testing.delayed import Delayed, context_of, executed
+from airflow_delayed.testing.delayed import Delayed
+from airflow_delayed.testing.task_run import TaskRun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 
@@ -33,13 +33,13 @@ def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.
     blocks = pages.run(PAGE)
     next(blocks)
     task = made[0].get_task("send")
-    summary = executed(task, context_of(task, "manual__2030-05-06", began))
+    summary = TaskRun(task, began, run_id="manual__2030-05-06").execute()
     assert (summary["sent"], summary["stored"]) == (1, 1)
     # in the triggerer, until five minutes before the first is due
     assert delayed.now == began + timedelta(hours=3, minutes=-5)
     assert [message.due_at for message in delayed.sent] == [began + timedelta(hours=3)]
-    next(blocks)
-    next(blocks)
+    for _ in range(3):
+        next(blocks)
     assert list(blocks) == [None]
     assert delayed.stored == []
 
@@ -48,14 +48,24 @@ def test_a_sensor_waits_until_a_time_of_its_template(delayed: Delayed) -> None:
     names: dict[str, Any] = {}
     exec(compile(pages.blocks(PAGE)[1][1], PAGE.name, "exec"), names)
     wait = names["dag"].get_task("wait")
-    end = instance(delayed.now)
-    assert executed(wait, {**context_of(wait, "r", delayed.now), "data_interval_end": end}) is None
-    assert delayed.now == end + timedelta(hours=2)
+    began = delayed.now
+    assert delayed.run(wait, logical_date=began - timedelta(hours=1)) is None
+    assert delayed.now == began + timedelta(hours=1)
+
+
+def test_a_sensor_waits_for_the_messages_of_its_run(delayed: Delayed) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(pages.blocks(PAGE)[2][1], PAGE.name, "exec"), names)
+    send, wait = names["reminders"].tasks
+    delayed.run(send, run_id="one")
+    began = delayed.now
+    found = delayed.run(wait, run_id="one")
+    assert (found["total"], found["dispatched"], delayed.now - began) == (2, 2, timedelta(hours=2))
 
 
 def test_an_operator_of_ones_own_waits(delayed: Delayed) -> None:
     names: dict[str, Any] = {}
-    exec(compile(pages.blocks(PAGE)[2][1], PAGE.name, "exec"), names)
+    exec(compile(pages.blocks(PAGE)[3][1], PAGE.name, "exec"), names)
     moment = delayed.now + timedelta(days=2, microseconds=1)
     delayed.run(names["WaitUntil"](task_id="wait", moment=moment.isoformat()))
     assert delayed.now == moment

@@ -27,8 +27,6 @@ from support.stores import plain_store_fixture as plain_store_fixture
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, InputError, TopologyError
-from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.message import utcnow
 from airflow_delayed.notifications import store_calls
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 
@@ -270,42 +268,6 @@ def test_what_cannot_wait_says_what_to_do(store: Store, broker, connect, caplog)
         DelayedNotifier(conn_id="another", store_conn_id=store.conn_id, **to)(dict(context))
     with pytest.raises(InputError, match="destination: must be the name of a queue"):
         DelayedNotifier(conn_id=broker, store_conn_id=store.conn_id, destination="{{ '' }}", delay=1)(context)
-
-
-def test_the_example_escalates_what_stays_red(
-    here: Path, tmp_path: Path, connect, run_dag, monkeypatch, caplog
-) -> None:
-    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
-    dags = dags_of(here / "dags/escalation.py", monkeypatch)
-    desk = dags["escalation_desk"]
-    # stays for a minute, until the next run is due
-    desk.get_task("dispatch").until = None
-
-    def called() -> object:
-        run = run_dag(desk)
-        states = {one.task_id: one.state for one in run.get_task_instances()}
-        return result(run, "call") if states["call"] == "success" else states["call"]
-
-    assert called() == "skipped"
-    red = run_dag(dags["escalation"])
-    assert (red.state, called()) == ("failed", "skipped")
-    store = DelayedStoreHook("delayed_store")
-    (one,) = store.list()
-    assert red.end_date <= one.due_at - HALF_AN_HOUR <= utcnow()
-    store.reschedule([one.message_id], delay=0)
-    (body,) = called()
-    assert (json.loads(body)["dag_id"], json.loads(body)["run_id"]) == ("escalation", red.run_id)
-    assert "STILL RED" in caplog.text
-    assert called() == "skipped"
-
-    red = run_dag(dags["escalation"])
-    assert run_dag(dags["escalation"], run_conf={"fail": False}).state == "success"
-    assert [one.tag for one in store.list()] == [f"notifier:escalation/{red.run_id}"]
-    # dag.test() cannot clear a task
-    green = SimpleNamespace(dag_id="escalation", run_id=red.run_id, start_date=red.end_date, end_date=utcnow())
-    dags["escalation"].on_success_callback({"dag": dags["escalation"], "run_id": red.run_id, "dag_run": green})
-    assert list(store.list()) == []
-    store.close()
 
 
 def test_the_quickstart_reads_its_message(here: Path, tmp_path: Path, connect, run_dag, monkeypatch) -> None:

@@ -17,7 +17,7 @@ from services import sqs
 
 OLDEST = Path(sys.prefix, "oldest/bin/python")
 #: What is not installed there.
-ABSENT = tuple(f"No module named '{name}'" for name in ("pyarrow", "pyspark", "pytest"))
+ABSENT = ("No module named 'pyarrow'", "No module named 'pytest'", "No module named 'pyspark'", "delayed[spark]'")
 DONE = "success"
 
 
@@ -63,7 +63,7 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
     names = ("message_stream", "messaging", "queue_table", "rabbitmq_message")
     assert needs.keys() == {f"airflow_delayed.triggers.{name}" for name in names}
     assert "common-messaging" in needs.pop("airflow_delayed.triggers.messaging")
-    assert found["dags"].keys() == {"dispatch_store", "on_message_due", "on_row_due", "precise_send"}
+    assert found["dags"].keys() == {"dispatch_store", "escalation", "on_message_due", "on_row_due", "precise_send"}
     assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
     for text in (*needs.values(), *found["dags"].values()):
         assert "needs Airflow 3.3 or later" in text
@@ -72,6 +72,9 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
     assert states == {"install_db": DONE, "send": DONE, "dispatch": DONE}
     assert (results["send"]["stored"], results["dispatch"]["dispatched"]) == (3, 2)
     assert found["left in db"] == 1
+    assert found["rendered"] == ("20260605T073000 2026-06-04 01:00:00+00:00 2026-06-06 7 default None 7 42 None"), (
+        "delayed.run of the fixture has Airflow's context"
+    )
 
 
 @pytest.mark.long

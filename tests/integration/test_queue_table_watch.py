@@ -12,11 +12,13 @@ from uuid import uuid4
 
 import pytest
 from airflow.triggers.shared_stream import SharedStreamManager
+from support.memory import peak
 from support.proxy import Proxy, proxy
 from support.stores import Store, message, run_sql, store_fixture  # noqa: F401 - a fixture
 from support.watching import Triggerer, eventually, triggerer
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.queue_receiver import QueueRow, QueueTableReceiver
 from airflow_delayed.triggers.queue_table import QueueTableTrigger
 from services import pgbouncer
 
@@ -153,6 +155,57 @@ def test_a_row_that_makes_no_sense_holds_up_no_other(store: Store, hook: Delayed
             ]
 
     asyncio.run(watch())
+
+
+@on_postgres
+def test_headers_of_any_length_take_no_memory(store: Store, hook: DelayedStoreHook) -> None:
+    """Whoever may insert rows writes a hundred bytes of SQL, and the row stays when its reader is killed."""
+
+    def inserted(lists: int) -> None:
+        store.sql(
+            hook,
+            "INSERT INTO {s}q (id, headers, body) VALUES"
+            f" (gen_random_uuid(), '[' || repeat('[],', {lists}) || '[]]', 'x')",
+        )
+
+    def received() -> list[QueueRow]:
+        receiver = QueueTableReceiver(store.conn_id, store.hook().engine, "q", schema=store.schema)
+        rows = receiver.receive(100)
+        receiver.done()
+        receiver.close()
+        return rows
+
+    inserted(5)
+    small = peak(received)
+    inserted(2_000_000)
+    inserted(5)
+    # six megabytes of JSON were 160 of Python's lists
+    assert peak(received) < 3 * small
+    inserted(2_000_000)
+    inserted(5)
+    assert [(row.message_id, row.size) for row in received()] == [(None, 1), (None, 1)]
+
+
+@on_postgres
+def test_a_row_with_the_id_of_a_message_and_endless_content_is_another(store: Store, hook: DelayedStoreHook) -> None:
+    def dispatch() -> None:
+        dispatcher = store.dispatcher(hook)
+        dispatcher.once()
+        dispatcher.close()
+
+    hook.send([message("first", hook.now()), message("second", hook.now())])
+    harmless = peak(dispatch)
+    message_id = str(uuid4())
+    store.sql(
+        hook,
+        "INSERT INTO {s}q (id, headers, body) VALUES"
+        f" ('{message_id}', '[' || repeat('[],', 2000000) || '[]]', convert_to(repeat('x', 20000000), 'UTF8'))",
+    )
+    hook.send([message(message_id, hook.now()), message("behind", hook.now())])
+    assert peak(dispatch) < 3 * harmless
+    ((_, retries, reason),) = store.given_up(hook).values()
+    assert (retries, reason) == (1, "table 'q' has this id with other content")
+    assert len(store.rows(hook, "q")) == 4
 
 
 @on_postgres

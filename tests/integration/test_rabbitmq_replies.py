@@ -35,7 +35,7 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.nservicebus import headers
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.rabbitmq import reply_queues
-from airflow_delayed.testing.delayed import context_of, executed
+from airflow_delayed.testing.task_run import TaskRun
 from airflow_delayed.triggers import reply
 
 Connect = Callable[..., str]
@@ -83,7 +83,7 @@ def test_two_runs_one_queue_answers_crossed(rabbit: VirtualHost, kind: str, capl
         delay=0,
         headers=headers("Acme.PriceRequest", reply_to=QUEUE),
     )
-    (first,), (second,) = (executed(send, context_of(send, run, utcnow()))["message_ids"] for run in ("one", "two"))
+    (first,), (second,) = (TaskRun(send, utcnow(), run_id=run).execute()["message_ids"] for run in ("one", "two"))
     # the endpoint takes both, and answers the second one first
     assert {each.message_id for each in rabbit.collect("billing", enough=2)} == {first, second}
     one = WaitingTask(sensor(first, "rabbit")).start()
@@ -110,11 +110,9 @@ def test_the_page_and_its_code(rabbit: VirtualHost, connect: Connect, here: Path
     connect("rabbitmq_dotnet", **rabbit.connection)
     rabbit.declare("prices", QUEUE)
     ask.delay = 0
-    summary = executed(ask, context_of(ask, "r", utcnow()))
+    summary = TaskRun(ask, utcnow(), run_id="r").execute()
     answer(rabbit, *summary["message_ids"], body='{{"Price": 100}}')
-    context = context_of(wait, "r", utcnow())
-    context["ti"].xcom_pull = {"ask": summary}.get
-    assert executed(wait, context) == 100
+    assert TaskRun(wait, utcnow(), run_id="r", xcoms={"ask": summary}).execute() == 100
 
 
 def test_replies_of_a_service_that_is_no_nservicebus(rabbit: VirtualHost) -> None:

@@ -227,6 +227,20 @@ def test_a_store_that_delivers_itself(store: Store, monkeypatch):
     assert [one.message_id for one in hook.list()] == ["a"]
 
 
+@on_postgres_too
+def test_what_stays_until_it_is_due_can_be_cancelled_until_then(job: Job):
+    dues = {"due": -MINUTE, "soon": 2 * MINUTE, "later": 20 * MINUTE}
+    assert job.run(dues, until_due=True, past_due="send") == counts(sent=1, stored=2)
+    assert job.run(dues, until_due=True, past_due="send") == counts(duplicates=3)
+    assert job.run({"ahead": 30 * MINUTE}) == counts(stored=1)
+    transport = Transport(horizon=60 * MINUTE)
+    # a dispatcher that takes what is due within an hour
+    job.store.dispatcher(job.hook, transport, lookahead=60 * MINUTE).run()
+    assert [one.message_id for one in transport.sent] == ["ahead"]
+    assert job.hook.cancel(due_until=job.now + 5 * MINUTE).changed == 1
+    assert job.waiting() == {"later": 20 * MINUTE}
+
+
 def test_a_transport_has_no_on_conflict(connect):
     connect("broker", conn_type="rabbitmq", host="127.0.0.1")
     task = DelayedSendOperator(

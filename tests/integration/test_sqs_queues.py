@@ -305,7 +305,8 @@ NEEDED = {
         if action not in ("sqs:CreateQueue", "sqs:ListDeadLetterSourceQueues", "sqs:StartMessageMoveTask")
     }
     for need in client.NEEDS
-    if need.queue != "*"
+    # the policy of a queue that is not there yet denies nothing
+    if need.queue not in ("*", client.TEMPORARY_QUEUE)
 }
 
 

@@ -6,7 +6,7 @@ import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.identity import Origin, SentBy
@@ -129,6 +129,9 @@ def test_runs_of_which_nothing_is_left_are_forgotten_with_their_ids(store: Store
     assert noted(hook)[again] == number
     store.dispatcher(hook, Transport(), remember=timedelta(days=20)).run()
     assert noted(hook).keys() == {used, unused, young, again}
+    past = hook.tables.past
+    with hook.engine.begin() as connection:
+        connection.execute(delete(past).where(past.c.Id == unused.run_id))
     store.dispatcher(hook, Transport()).run()
     assert noted(hook).keys() == {used, young, again}
     assert hook.restore([used.run_id]).changed == 1

@@ -70,6 +70,7 @@ def world(request: pytest.FixtureRequest, connect: Callable[..., str], here: Pat
         dialect="postgresql" if postgres else "mariadb",
         grant=lambda which, who: [who.sql(who.hook(), named(one).replace(";", "")) for one in which],
         grant_queue=lambda: grant([f"GRANT SELECT, INSERT ON {name}.alarms TO {name}_dispatcher"]),
+        grant_audit=lambda: grant([one.replace("_editor", "_sender") for one in after if "_audit" in one[:80]]),
     )
     for made in stores:
         made.close()
@@ -214,6 +215,20 @@ def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
 
     assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
     assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
+
+
+def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):
+    world.before()
+    world.store("installer").hook().install([])
+    world.after()
+    sending = world.store("sender").hook(origin=Origin(dag_id="d", run_id="r", task_id="t"))
+    since = sending.now()
+    sending.send([message("a", LATER)])
+    with pytest.raises(DelayedError, match="denied"):
+        sending.withdraw(since)
+    world.grant_audit()
+    assert sending.withdraw(since).withdrawn == 1
+    assert sending.send([message("a", LATER)]).sent == 1
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):

@@ -39,7 +39,8 @@ def install(conn_id, **options):
 def test_plan_then_parts_then_nothing_more(conn_id, capsys):
     planned = install(conn_id, dry_run=True)
     assert set(planned) == {"would create"}
-    assert f"{QUEUE}: would create" in capsys.readouterr().out
+    # few lines, however many parts a broker needs
+    assert [line for line in capsys.readouterr().out.splitlines() if "would create" in line and QUEUE in line]
     # a plan makes nothing
     assert install(conn_id, dry_run=True) == planned
     assert install(conn_id) == {"created": planned["would create"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -59,6 +60,23 @@ def test_tables_that_are_not_there(store: Store, page: Page):
     assert "TopologyInstallOperator" in answer.json()["error"]["message"]
     hook.install([])
     assert page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["waiting"] == 0
+
+
+def test_a_library_that_is_not_installed_is_named_to_every_viewer(
+    store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
+):
+    # the tests have no provider for it
+    connect("database", "mssql://somebody:secret@127.0.0.1/nothing")
+    connect("cloud", "aws://")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", "database")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "cloud:orders")
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    monkeypatch.setitem(sys.modules, "airflow.providers.amazon.aws.hooks.sqs", None)
+    monkeypatch.delitem(sys.modules, "airflow_delayed.hooks.sqs", raising=False)
+    for path, extra in (("stores/database/summary", "mssql"), ("sqs/cloud/orders/summary", "sqs")):
+        answer = page.ask("GET", f"/api/v1/{path}", "viewer")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_ready")
+        assert f"pip install 'airflow-provider-delayed[{extra}]'" in answer.json()["error"]["message"]
 
 
 def test_one_that_never_answers_is_not_waited_for(

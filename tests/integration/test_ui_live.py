@@ -11,7 +11,7 @@ from support.standing import give_up, mark_dispatched
 from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.identity import Origin
+from airflow_delayed.identity import Origin, key_id
 
 HOUR = timedelta(hours=1)
 
@@ -129,3 +129,18 @@ def test_a_search_finds_what_begins_with_a_text(store: Store, page: Page):
     assert search("n") == [("id", f"n{number}", False) for number in range(5)]
     assert search("a ") == [("tag", "a tag", False), ("destination", "a queue", False), ("dag_id", "a dag", False)]
     assert search("nothing") == []
+
+
+@on_postgres_too
+def test_a_search_finds_a_message_by_the_columns_of_its_id(store: Store, page: Page):
+    hook = store.installed()
+    keys = {"new": {"order_id": 1001}, "text": {"order_id": "1001"}, "two": {"line": 2, "order_id": 7}}
+    ids = {name: key_id([*key], [*key.values()]) for name, key in keys.items()}
+    hook.send(message(name, hook.now() + HOUR) for name in ids.values())
+    mark_dispatched(hook, ids["two"])
+    url = f"/api/v1/stores/{store.conn_id}/search"
+    found = page.get(url, "op", q="order_id=1001")["matches"]
+    assert found == [{"field": "id", "value": ids[name], "exact": True} for name in ("new", "text")]
+    (found,) = page.get(url, "op", q="order_id=7, line=2")["matches"]
+    assert found["value"] == ids["two"]
+    assert page.get(url, "op", q="order_id=1002")["matches"] == []

@@ -120,6 +120,7 @@ def what_is_there(root: Path) -> dict[str, object]:
         "dags": problems({path.stem: path for path in dags}, runpy.run_path),
         "into a queue table": run(way("db", None, until=timedelta(seconds=3))),
         "left in db": left_in("db"),
+        "rendered": context_of_the_fixture(),
         "type": ProvidersManager().hooks["rabbitmq"].hook_class_name,
     }
 
@@ -134,6 +135,32 @@ def how_dags_run(root: Path) -> dict[str, object]:
         "again": run(again()),
         "left in db after that": left_in("db"),
     }
+
+
+def context_of_the_fixture() -> str:
+    """Render templates as ``delayed.run`` of the fixture does, for which the oldest environment lacks pytest."""
+    from datetime import datetime, timezone
+
+    from airflow.sdk import DAG, BaseOperator
+    from airflow.timetables.interval import CronDataIntervalTimetable
+
+    from airflow_delayed.testing.task_run import TaskRun
+
+    class Render(BaseOperator):
+        template_fields = ("text",)
+        text = (
+            "{{ ts_nodash }} {{ data_interval_start.add(hours=1) }} {{ macros.ds_add(ds, 1) }} {{ params.shop }}"
+            " {{ var.value.get('none', 'default') }} {{ prev_start_date_success }} {{ dag_run.conf.shop }}"
+            " {{ ti.xcom_pull('compute').total }} {{ ti.xcom_pull('other') }}"
+        )
+
+        def execute(self, context) -> str:
+            return self.text
+
+    with DAG("rendered", schedule=CronDataIntervalTimetable("@daily", "UTC"), params={"shop": 1}):
+        task = Render(task_id="render")
+    now = datetime(2026, 6, 5, 7, 30, tzinfo=timezone.utc)
+    return TaskRun(task, now, run_id="r", params={"shop": 7}, xcoms={"compute": {"total": 42}}).execute()
 
 
 def left_in(conn_id: str) -> int:

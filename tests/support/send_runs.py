@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from airflow.utils.types import DagRunType
 
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
@@ -39,6 +40,7 @@ class Run:
         self.store = Recorder("store", destinations=())
         self.states = States()
         self.run_id = "run-1"
+        self.run_type = "manual"
         self.max_tries = 0
         self.map_index = -1
         self.try_number = 0
@@ -47,8 +49,8 @@ class Run:
         self.options = None
         deliver_by(monkeypatch, self.delivery, self.holding)
 
-    def holding(self, conn_id, deliver_conn_id, *, on_conflict):
-        self.options = {"on_conflict": on_conflict}
+    def holding(self, conn_id, deliver_conn_id, **options):
+        self.options = options
         return self.store
 
     def delivery(self, conn_id, **options):
@@ -78,7 +80,8 @@ class Run:
             try_number=self.try_number,
             xcom_push=lambda key, value: self.xcoms.update({key: value}),
         )
-        return {"ti": ti, "task_state_store": self.states}
+        dag_run = SimpleNamespace(run_type=DagRunType(self.run_type), start_date=NOW)
+        return {"ti": ti, "task_state_store": self.states, "dag_run": dag_run}
 
     def execute(self, **arguments):
         """Run the next try."""

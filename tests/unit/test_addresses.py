@@ -46,6 +46,14 @@ from airflow_delayed.intake.sources import Rejects, open_source
         ("jdbc:postgresql://host/db?user=me&password=hush", "jdbc:postgresql://host/db", ["hush"]),
         ("jdbc:sqlserver://host:1433;user=me;password=hush", "jdbc:sqlserver://host:1433", ["hush"]),
         ("jdbc:oracle:thin:me/hush@//host:1521/db", "jdbc:***", ["hush"]),
+        ("https://host/rows;jsessionid=hush", "https://host/rows", ["hush"]),
+        ("https://host/a;jsessionid=hush/b;v=1?c=d", "https://host/a/b", ["hush"]),
+        ("https://host/token/hush/rows.jsonl", "https://host/token/***/rows.jsonl", ["hush"]),
+        ("https://host/services/T0/hushDb3dE5fG7hI9jK1l/x", "https://host/services/T0/***/x", ["hushDb3dE5fG7hI9jK1l"]),
+        ("https://host/bot12:hush-DEF12_ghIkl-zyx5/a", "https://host/***/a", ["bot12:hush-DEF12_ghIkl-zyx5"]),
+        ("https://host/eyJhdQ.eyJhushQ.hush_/rows", "https://host/***/rows", ["eyJhdQ.eyJhushQ.hush_"]),
+        ("https://host/keys/part-0.parquet", "https://host/keys/part-0.parquet", []),
+        ("s3://bucket/token/hush;v=1/x", "s3://bucket/token/hush;v=1/x", []),
     ],
 )
 def test_what_is_shown_and_what_is_secret(url, wanted, secrets):
@@ -72,6 +80,9 @@ def test_no_password_is_shown_whatever_it_is_made_of(password, scheme, quoted):
     [
         *("password", "PASSWORD", "dbPassword", "passwd", "pwd", "token", "session_token", "sessionToken", "secret"),
         *("fs.s3a.secret.key", "key", "apiKey", "access_key", "sas", "sig", "X-Amz-Signature", "credentials"),
+        *("PGPASSWORD", "DBPASSWORD", "userpassword", "dbpass", "jwt", "auth", "basicAuth", "cookie"),
+        *("connectionString", "connection_string", "conn_str", "clientsecret", "accesstoken", "storagekey"),
+        *("jsessionid", "hmac"),
         *("private-key", "ssl.keystore.password", "kafka.sasl.jaas.config", "authorization", "pem_private_key"),
     ],
 )
@@ -83,6 +94,7 @@ def test_names_of_secrets(name):
     "name",
     [
         *("header", "user", "url", "dbtable", "keyspace", "partitionColumn", "multiLine", "monkey", "tokenizer"),
+        *("bypass", "compass", "authType", "auth_mechanism", "author", "cookiePolicy", "connection", "stringtype"),
         *("credentialsFile", "privateKeyFile", "ssl.keystore.location", "key.deserializer", "recordKeyField", ""),
     ],
 )
@@ -112,6 +124,19 @@ class Signed(MemoryFileSystem):
 
     def _open(self, path, mode="rb", **options):
         raise OSError(f"403, message='Forbidden', url='{path}'")
+
+
+HEX = "0123456789abcdef" * 2
+PART = "part-00000-2cd5c5ea-77d4-4c4c-8f2f-0d3ffe1d4f9d-c000.snappy.parquet"
+
+
+def test_parts_of_a_path_that_may_be_tokens_are_shown_nowhere():
+    url = f"https://host/feeds/{HEX}/{PART}"
+    assert shown(url) == f"https://host/feeds/***/{PART}"
+    assert lineage.file(url).name == f"feeds/***/{PART}"
+    assert HEX not in without_secrets(f"404, message='Not Found', url='{url}' ({HEX})", url)
+    # of a store's keys none is one
+    assert shown(f"s3://bucket/{HEX}") == f"s3://bucket/{HEX}"
 
 
 SIGNED = "https://me:hush@host/rows.jsonl?sv=1&sig=hush"

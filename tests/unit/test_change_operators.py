@@ -24,7 +24,8 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.testing.delayed import Delayed, context_of, executed
+from airflow_delayed.testing.delayed import Delayed
+from airflow_delayed.testing.task_run import TaskRun
 
 DAY = timedelta(days=1)
 OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRestoreOperator, DelayedRetryOperator]
@@ -87,7 +88,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
     with DAG("d", schedule=None, params={"nothing": ""}):
         task = task_of(kind, **options)
     with pytest.raises(AirflowFailException) as caught:
-        executed(task, context_of(task, "r", delayed.now))
+        TaskRun(task, delayed.now, run_id="r").execute()
     assert text in str(caught.value)
 
 
@@ -95,7 +96,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
 def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
     task = DelayedRescheduleOperator(task_id="change", store_conn_id="store", tag="t", **options)
     with pytest.raises(AirflowFailException, match=r"(delay|due_at): "):
-        executed(task, context_of(task, "r", delayed.now))
+        TaskRun(task, delayed.now, run_id="r").execute()
 
 
 def three(delayed: Delayed) -> list[str]:
@@ -117,27 +118,28 @@ def test_a_criterion_that_is_none_changes_nothing(delayed: Delayed, kind: type, 
         native = task_of(kind, **{**({} if name == "ids" else other), name: "{{ none }}"})
     for task in (native, *([] if name == "ids" else [task_of(kind, **{**other, name: None})])):
         with pytest.raises(AirflowFailException, match=f"^{name}= is None, which would select more messages, so noth"):
-            executed(task, context_of(task, "r", delayed.now))
+            TaskRun(task, delayed.now, run_id="r").execute()
     assert delayed.stored == before
 
 
 def test_a_retry_of_a_reschedule_moves_no_message_again(delayed: Delayed):
     three(delayed)
     task = task_of(DelayedRescheduleOperator, destination="q", delay=3600, retries=3)
-    context = context_of(task, "r", delayed.now)
+    run = TaskRun(task, delayed.now, run_id="r")
+    context = run.context
     due = delayed.now + timedelta(hours=1)
-    first = executed(task, context)
+    first = run.execute()
     assert (first["outcomes"], first["due_at"]) == ({"rescheduled": 3}, due.isoformat())
     # its worker was lost, and is tried again five minutes later
     delayed.advance(300)
     context["ti"].try_number = 2
-    again = executed(task, context)
+    again = run.execute()
     assert (again["due_at"], again["changed"]) == (due.isoformat(), 0)
     assert {one.due_at for one in delayed.stored} == {due}
     # a person who clears the task means another hour
     delayed.advance(300)
     context["ti"].try_number, context["ti"].max_tries = 3, 5
-    cleared = executed(task, context)
+    cleared = run.execute()
     assert cleared["outcomes"] == {"rescheduled": 3}
     assert {one.due_at for one in delayed.stored} == {due + timedelta(minutes=10)}
 
@@ -232,7 +234,7 @@ def test_one_default_args_fits_all_tasks_of_a_dag(delayed):
 
 def send_through(**connections: str) -> None:
     task = DelayedSendOperator(task_id="t", destination="q", value="x", delay=60, **connections)
-    executed(task, context_of(task, "a", datetime(2030, 1, 1, tzinfo=timezone.utc)))
+    TaskRun(task, datetime(2030, 1, 1, tzinfo=timezone.utc), run_id="a").execute()
 
 
 NO_STORE = "'broker' is of type 'rabbitmq', and no store: .* a store is store_conn_id="

@@ -87,7 +87,7 @@ def test_a_dispatcher_of_no_connection_is_an_error():
 @pytest.mark.parametrize(
     ("option", "text", "advice"),
     [
-        ("hold_over", "15 minutes", "give a number of seconds, 0 or more"),
+        ("hold_over", "15 minutes", "give a number of seconds, 0 or more, or an ISO 8601 duration such as PT10M"),
         ("lookahead", "-1", "give a number of seconds, 0 or more"),
         ("remember", "nan", "give a number of seconds, 0 or more"),
         ("max_past", "1e99", "give a number of seconds, 0 or more"),

@@ -54,6 +54,23 @@ def test_what_a_function_yields_is_sent_and_leaves_nothing_on_the_disk(run, spoo
     assert list(spools.iterdir()) == []
 
 
+def test_a_function_does_not_run_for_a_backfill_that_is_skipped(run):
+    def never():
+        raise AssertionError("it was called")
+
+    run.run_type = "backfill"
+    with pytest.raises(AirflowSkipException, match="belongs to a backfill"):
+        execute(run, made(never, on_backfill="skip"))
+
+
+def test_it_has_the_parameters_that_need_a_store(run):
+    for name in ("until_due", "cancel_on_kill"):
+        with pytest.raises(ValueError, match=f"{name}=True needs a store"):
+            made(three, **{name: True})
+    execute(run, made(three, until_due=True, store_conn_id="store"))
+    assert (len(run.store.sent), run.transport.sent) == (3, [])
+
+
 def test_a_list_and_messages_will_do_and_have_the_ids_of_messages(run):
     run.execute(messages=list(three()))
     listed = run.ids()

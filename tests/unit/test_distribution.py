@@ -13,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import release
 
 from airflow_delayed import __version__
 
@@ -101,10 +102,50 @@ def test_the_metadata(built):
     data = built.metadata()
     assert (data["Name"], data["Version"]) == ("airflow-provider-delayed", __version__)
     assert data["Author"] == "airflow_delayed contributors"
-    assert data["License-Expression"] == "Apache-2.0"
-    assert data.get_all("License-File") == ["LICENSE", "NOTICE"]
-    # there is no address yet
-    assert not {"Project-URL", "Home-page", "Author-email", "Maintainer-email"} & set(data)
+    assert data["License-Expression"] == "Apache-2.0 AND MIT"
+    assert data.get_all("License-File") == ["LICENSE", "NOTICE", "airflow_delayed/ui/static/uplot-LICENSE.txt"]
+    assert not {"Home-page", "Author-email", "Maintainer-email"} & set(data)
+
+
+def test_the_wheel_has_the_text_of_each_licence(built):
+    with zipfile.ZipFile(built.wheel) as archive:
+        texts = {
+            name.partition(".dist-info/licenses/")[2]: archive.read(name).decode()
+            for name in archive.namelist()
+            if ".dist-info/licenses/" in name
+        }
+    assert texts.keys() == set(built.metadata().get_all("License-File"))
+    assert "Apache License" in texts["LICENSE"]
+    assert "Leon Sorokin" in texts["airflow_delayed/ui/static/uplot-LICENSE.txt"]
+
+
+def test_the_addresses_are_those_of_one_line(built):
+    """Nobody has published it yet, and no address is invented."""
+    (line,) = re.findall(r"^urls = (\{.*\})$", (TOP / "pyproject.toml").read_text(), re.MULTILINE)
+    wanted = re.findall(r'"?(\w+)"? = "([^"]+)"', line)
+    assert [f"{label}, {url}" for label, url in wanted] == built.metadata().get_all("Project-URL", [])
+
+
+FILLED = [f"{label}, https://git.example.org/delayed/{label}" for label in release.ADDRESSES]
+
+
+@pytest.mark.parametrize(
+    ("urls", "says"),
+    [
+        ([], "no Documentation, Source, Issues, Changelog"),
+        (FILLED[:2], "no Issues, Changelog"),
+        (
+            [*FILLED[1:], "Documentation, http://docs.example.org"],
+            "Documentation is not https: http://docs.example.org",
+        ),
+        ([*FILLED, "Issues, https://other.example.org"], "Issues is there twice"),
+    ],
+)
+def test_a_release_has_all_addresses(urls, says):
+    with pytest.raises(release.Problem, match=says) as found:
+        release.check_addresses(urls)
+    assert "line urls = {} of pyproject.toml" in str(found.value)
+    assert release.check_addresses(FILLED).startswith("Documentation https://git.example.org/delayed/Documentation, So")
 
 
 def test_the_text_for_a_package_index_leads_nowhere(built):

@@ -140,7 +140,7 @@ def test_the_dag_for_celery() -> None:
 
 def test_the_commands_in_sentences_are_commands() -> None:
     found = [one for page in PAGES for one in re.findall(r"`airflow (delayed [^`.]*--[^`.]+)`", page.read_text())]
-    assert len(found) == 3
+    assert len(found) == 4
     for command in found:
         assert cli_parser.get_parser().parse_args(shlex.split(command))
 

@@ -8,7 +8,6 @@ from airflow.models.trigger import Trigger
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
-from airflow.sdk.execution_time import macros
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TriggerEvent
 
@@ -17,7 +16,7 @@ from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.message import UTC
 from airflow_delayed.sensors import due_time
 from airflow_delayed.sensors.due_time import DueTimeSensor
-from airflow_delayed.testing.delayed import Delayed, context_of, executed
+from airflow_delayed.testing.delayed import Delayed
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -45,8 +44,7 @@ def test_a_template_and_the_fixture_of_ones_own_tests(delayed: Delayed):
     with DAG("d", schedule=None):
         task = DueTimeSensor(task_id="wait", target_time="{{ dag_run.run_after + macros.timedelta(hours=3) }}")
     began = delayed.now
-    context = {**context_of(task, "r", began), "macros": macros}
-    assert executed(task, context) is None
+    assert delayed.run(task) is None
     assert delayed.now == began + timedelta(hours=3)
 
 
@@ -86,6 +84,30 @@ def test_a_template_that_renders_to_no_time_is_not_retried():
 def test_outlets_have_no_events_from_the_triggerer():
     with pytest.raises(ValueError, match="end_from_trigger=True makes no events for outlets"):
         sensor(end_from_trigger=True, outlets=[Asset("done")])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_success_callback": print},
+        {"post_execute": print},
+        {"on_execute_callback": print, "start_from_trigger": True},
+        {"pre_execute": print, "start_from_trigger": True},
+    ],
+)
+def test_what_airflow_would_not_call_is_refused(options):
+    name = next(iter(options))
+    with pytest.raises(ValueError, match=f"Airflow does not call {name} of a task that a trigger ends.*{name}=None"):
+        sensor(end_from_trigger=True, **options)
+    assert sensor(**options).task_id == "wait"
+
+
+def test_callbacks_that_airflow_calls_and_those_of_a_dag_that_are_switched_off():
+    sensor(end_from_trigger=True, on_failure_callback=print, on_retry_callback=print, on_execute_callback=print)
+    with DAG("d", schedule=None, default_args={"on_success_callback": print}):
+        with pytest.raises(ValueError, match="on_success_callback=None"):
+            sensor(end_from_trigger=True)
+        sensor(task_id="quiet", end_from_trigger=True, on_success_callback=None)
 
 
 def test_it_takes_the_parameters_of_airflows_own():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import content_digest, key_id, scope_of
+from airflow_delayed.identity import MAX_TYPED, content_digest, key_id, scope_of, typed_key_ids
 from airflow_delayed.message import UTC
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -166,3 +166,49 @@ def test_bad_key_names_its_column(value):
     with pytest.raises(InvalidMessage) as caught:
         key_id(["order"], [value])
     assert caught.value.column == "order"
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("order_id=1001", {"order_id": 1001}),
+        ("order_id=1001", {"order_id": "1001"}),
+        ("order_id=1001", {"order_id": 1001.0}),
+        ("order_id = 1001", None),
+        ('order_id="1001"', {"order_id": "1001"}),
+        ("n=007", {"n": "007"}),
+        ("n=-7", {"n": -7}),
+        ("price=1.50", {"price": Decimal("1.5")}),
+        ("price=1.50", {"price": 1.5}),
+        ("price=1e-05", {"price": 1e-05}),
+        ("on=2026-03-01", {"on": date(2026, 3, 1)}),
+        ("at=2026-03-01T13:00:00+01:00", {"at": NOON}),
+        ("at=2026-03-01T12:00:00Z", {"at": NOON}),
+        ("at=2026-03-01 12:00:00", {"at": "2026-03-01 12:00:00"}),
+        ("paid=True", {"paid": True}),
+        ("name=Ada Lovelace", {"name": "Ada Lovelace"}),
+        ("name=Ada Lovelace, order_id=5", {"order_id": 5, "name": "Ada Lovelace"}),
+        ("order_id=5 line=2", {"line": 2, "order_id": "5"}),
+        ('note="a=b, c=d" order_id=5', {"note": "a=b, c=d", "order_id": 5}),
+        ("a=1,b=2,c=3,d=4", {"d": 4, "b": 2, "c": 3, "a": 1}),
+        ("id=0e98b8b6-79c9-4cc5-9c4f-1c1a8a1a4bb8", {"id": UUID("0e98b8b6-79c9-4cc5-9c4f-1c1a8a1a4bb8")}),
+        ("appointment-17", None),
+        ("=5", None),
+        ("order_id=", None),
+        ("", None),
+    ],
+)
+def test_a_key_is_found_as_a_person_types_it(typed, key):
+    found = typed_key_ids(typed)
+    assert (key_id([*key], [*key.values()]) in found) if key else found == []
+
+
+def test_ids_of_a_typed_key_are_few():
+    assert typed_key_ids("order_id=1001")[0] == key_id(["order_id"], [1001])
+    assert len(typed_key_ids("order_id=1001")) == 2
+    assert len(typed_key_ids(",".join(f"c{number}=1.5" for number in range(9)))) == MAX_TYPED
+
+
+@given(st.text(max_size=250))
+def test_whatever_is_typed_is_a_key_or_none(text):
+    assert len(typed_key_ids(text)) <= MAX_TYPED

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 
@@ -106,6 +107,16 @@ def test_microseconds_are_exact(moment):
         (0.1, timedelta(microseconds=100_000)),
         (timedelta(minutes=2), timedelta(minutes=2)),
         (0, timedelta(0)),
+        ("PT10M", timedelta(minutes=10)),
+        (" P1D ", timedelta(days=1)),
+        ("P1DT2H3M4S", timedelta(days=1, hours=2, minutes=3, seconds=4)),
+        ("P2W", timedelta(days=14)),
+        ("P1W2D", timedelta(days=9)),
+        ("P0.5D", timedelta(hours=12)),
+        ("PT1,5S", timedelta(seconds=1.5)),
+        ("PT0.0000001S", timedelta(microseconds=1)),
+        ("PT4294967296S", timedelta(seconds=2**32)),
+        ("PT0S", timedelta(0)),
     ],
 )
 def test_delay_is_read(value, expected):
@@ -117,12 +128,38 @@ def test_delay_is_read(value, expected):
     [
         *(-1, "-1", timedelta(seconds=-1), "soon", float("nan"), float("inf"), True, 1e300, "1e300", "nan", "inf"),
         *(-1e-7, -1e-300, "-1e-7", "-0.0000001", "-1e-999999999", -5e-324, 10**5000, "9" * 5000, "1e999999999"),
+        *("P", "PT", "P1DT", "-P1D", "P-1D", "+P1D", "pt10m", "PT10m", "P1D2H", "PT1H2D", "PT1S1S", "PT.5S", "P1.D"),
+        *("PT1e3S", "PT\u0663S", "PT1M/PT2M", "10M", "PT" + "9" * 5000 + "S"),
     ],
     ids=lambda value: repr(value)[:20] if not isinstance(value, int) else "whole",
 )
 def test_bad_delay_is_refused(value):
     with pytest.raises(InvalidMessage, match="delay"):
         delay_of(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("P1M", "'P1M' has months or years, which are not always as long; write days, as 'P30D'"),
+        ("P1Y2M3DT4H", "has months or years"),
+        ("-PT10M", "'-PT10M' is negative"),
+        ("10 minutes", "'10 minutes' is neither a number of seconds nor an ISO 8601 duration such as 'PT10M'"),
+        ([], "must be seconds, a timedelta, or an ISO 8601 duration such as 'PT10M', not list"),
+    ],
+)
+def test_a_bad_delay_says_why(value, says):
+    with pytest.raises(InvalidMessage, match=re.escape(says)):
+        delay_of(value)
+
+
+@given(st.tuples(*[st.integers(0, 10**6)] * 4, st.decimals(0, 10**6, allow_nan=False)))
+def test_a_duration_is_rounded_up_exactly(parts):
+    weeks, days, hours, minutes, seconds = parts
+    text = f"P{weeks}W{days}DT{hours}H{minutes}M{seconds:f}S"
+    wanted = ((weeks * 7 + days) * 24 + hours) * 3600 + minutes * 60 + Fraction(seconds)
+    span = Fraction(delay_of(text) // timedelta(microseconds=1), 10**6)
+    assert 0 <= span - wanted < Fraction(1, 10**6)
 
 
 @given(st.floats(max_value=0, exclude_max=True) | st.decimals(max_value=0, allow_nan=False).filter(bool).map(str))

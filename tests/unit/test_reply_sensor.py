@@ -17,7 +17,7 @@ from airflow_delayed.message import UTC
 from airflow_delayed.replies import Reply, ReplyQueue, answered
 from airflow_delayed.sensors import reply as sensors
 from airflow_delayed.sensors.reply import ReplySensor
-from airflow_delayed.testing.delayed import context_of
+from airflow_delayed.testing.task_run import TaskRun
 from airflow_delayed.triggers import reply as triggers
 from airflow_delayed.triggers.reply import ReplyTrigger
 
@@ -123,11 +123,9 @@ def test_a_dag_with_it_is_serialized_and_its_templates_are_rendered(queue: Queue
     with DAG("d", schedule=None) as dag:
         task = sensor(message_id="{{ ti.xcom_pull('ask')['message_ids'][0] }}", reply_to="{{ params.queue }}")
     DagSerialization.to_dict(dag)
-    context = {**context_of(task, "r", NOW), "params": {"queue": "results"}}
-    context["ti"].xcom_pull = {"ask": {"message_ids": ["m7"]}}.get
-    task.render_template_fields(context)
     queue.replies["m7"] = "seven"
-    assert task.execute(context) == "seven"
+    run = TaskRun(task, NOW, run_id="r", params={"queue": "results"}, xcoms={"ask": {"message_ids": ["m7"]}})
+    assert run.execute() == "seven"
 
 
 def test_the_triggers_of_one_queue_look_together_through_each_failure(

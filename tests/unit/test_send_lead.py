@@ -276,11 +276,22 @@ def test_new_ids_of_a_cleared_task_are_new_also_where_times_are_absolute(run):
     assert len(set(run.ids())) == 2
 
 
+def test_spans_may_be_iso_durations(run):
+    run.execute(value="x", delay="PT5H10M", lead="PT1H", store_conn_id="store", hold_over="PT2H")
+    assert run.now == NOW + 4 * HOUR + 10 * MINUTE
+    # the hour that was left is within the hold-over
+    assert [message.due_at for message in run.transport.sent] == [NOW + 5 * HOUR + 10 * MINUTE]
+    with pytest.raises(AirflowFailException, match="were due more than 12:00:00 before"):
+        run.execute(value="x", due_at=NOW - 13 * HOUR, max_past="PT12H")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"value": "x", "lead": 5}, "lead=5 must be a timedelta"),
+        ({"value": "x", "lead": 5}, "lead=5 must be a timedelta or an ISO 8601 duration such as 'PT10M'"),
         ({"value": "x", "lead": -MINUTE}, "not negative"),
+        ({"value": "x", "lead": "P1M"}, "'P1M' has months or years"),
+        ({"value": "x", "hold_over": "10"}, "hold_over='10' must be a timedelta"),
         ({"value": "x", "on_clear": "never"}, "on_clear='never' is none of 'same_ids', 'new_ids'"),
         ({"value": "x", "on_clear": "new_ids", "message_id": "m"}, "has no power over ids"),
         ({"messages": [], "on_clear": "new_ids", "id_columns": ["a"]}, "has no power over ids"),

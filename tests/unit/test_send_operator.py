@@ -218,6 +218,36 @@ def test_on_conflict_goes_to_the_store_that_there_is(run):
     assert run.options == {}
 
 
+def test_what_stays_until_it_is_due_all_waits_in_the_store(run, log):
+    summary = run.execute(messages=rows(3), store_conn_id="store", until_due=True)
+    assert (summary["sent"], summary["stored"], run.options) == (0, 3, {"until_due": True})
+    # a dispatcher is at work
+    assert "StoreDispatchOperator" not in log.text
+    # a store that delivers itself
+    run.transport.horizon = timedelta(0)
+    run.execute(messages=rows(1), conn_id="store", store_conn_id="store", until_due=True)
+    assert run.options == {"until_due": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "until_due=True needs a store, and store_conn_id= names none: only there can messages wait until"),
+        ({"store_conn_id": "store", "hold_over": "PT5M"}, r"and hold_over= sends those that are due soon at once"),
+    ],
+)
+def test_what_stays_until_it_is_due_needs_a_store_and_no_hold_over(run, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        run.task(messages=rows(1), until_due=True, **arguments)
+    run.task(messages=rows(1), until_due=True, store_conn_id="store", hold_over=timedelta(0))
+
+
+def test_a_store_whose_template_rendered_to_nothing_is_an_error_where_one_is_needed(run):
+    with pytest.raises(AirflowFailException, match="until_due=True needs a store"):
+        run.execute(messages=rows(1), until_due=True, store_conn_id="None")
+    assert run.ids() == []
+
+
 def test_on_conflict_is_checked_when_the_dag_is_read_or_rendered(run):
     with pytest.raises(ValueError, match="on_conflict='ignore' is none of 'error', 'keep', 'replace'"):
         run.task(messages=rows(1), on_conflict="ignore")
@@ -315,6 +345,27 @@ def test_nothing_to_send(run, log):
         run.execute(messages=[], on_empty="skip")
 
 
+def test_a_backfill_is_skipped_or_refused_before_a_row_is_read(run, tmp_path):
+    nowhere = {"source": str(tmp_path / "nowhere.csv"), "source_format": "csv"}
+    run.run_type = "backfill"
+    with pytest.raises(AirflowSkipException, match="belongs to a backfill, and on_backfill='skip': nothing was read"):
+        run.execute(**nowhere, on_backfill="skip")
+    with pytest.raises(AirflowFailException, match=r"on_backfill='fail': .*To leave this task out of backfills, pass"):
+        run.execute(**nowhere, on_backfill="fail")
+    with pytest.raises(AirflowFailException, match=r"nowhere\.csv"):
+        run.execute(**nowhere)
+    assert run.execute(messages=rows(1), on_backfill="send")["sent"] == 1
+    with pytest.raises(ValueError, match="on_backfill='no' is none of 'send', 'skip', 'fail'"):
+        run.task(messages=rows(1), on_backfill="no")
+
+
+@pytest.mark.parametrize("on_backfill", ["skip", "fail"])
+@pytest.mark.parametrize("run_type", ["scheduled", "manual", "asset_triggered"])
+def test_other_runs_are_no_backfill(run, run_type, on_backfill):
+    run.run_type = run_type
+    assert run.execute(messages=rows(1), on_backfill=on_backfill)["sent"] == 1
+
+
 def test_body_is_no_template_field_and_in_no_log_line(run, log):
     task = run.task(value="secret {{ 1 + 1 }}", delay=5)
     assert not {"value", "body", "messages"} & set(task.template_fields)
@@ -329,7 +380,8 @@ def test_body_is_no_template_field_and_in_no_log_line(run, log):
         ({"value": "x", "delay": 1, "headers": ["a"]}, "headers: must be a dictionary of text to text"),
         ({"value": "x", "delay": 1, "headers": {"a": 1}}, "headers: must be a dictionary of text to text"),
         ({"value": "x", "delay": 1, "message_id": "None"}, "message_id= is 'None'; did its template"),
-        ({"value": "x", "delay": "soon"}, "'soon' is not a number of seconds"),
+        ({"value": "x", "delay": "soon"}, "'soon' is neither a number of seconds nor an ISO 8601 duration"),
+        ({"value": "x", "delay": "P1Y"}, "'P1Y' has months or years"),
         ({"value": "x", "due_at": "2026-03-01T12:00:00"}, "has no time zone"),
         ({"value": "x", "due_at": "0001-01-01T00:00:00", "timezone": "Europe/Berlin"}, "outside the years"),
         ({"value": "x", "delay": 1, "timezone": "Mars"}, "IANA"),

@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -13,14 +16,16 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, ObjectStoragePath, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.serialization.helpers import serialize_template_field
+from airflow.serialization.serialized_objects import DagSerialization
 from support.send_runs import NOW, log_fixture, run_fixture  # noqa: F401 - two are fixtures
 
-from airflow_delayed.errors import SendFailed, SpoolError
+from airflow_delayed.errors import SendFailed, SourceError, SpoolError
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.sources import CsvSource, JsonLinesSource, ParquetSource, SqlSource
+from airflow_delayed.sources import CsvSource, DeltaSource, JsonLinesSource, ParquetSource, SqlSource
 
 DUE = "2030-05-06T12:00:00+00:00"
 SELECT = "SELECT id AS message_id, text AS value, due AS due_at FROM orders ORDER BY id"
@@ -146,6 +151,54 @@ def test_what_a_killed_task_left_is_deleted_after_a_week(run, database, spools):
     os.utime(young, (week + 3600, week + 3600))
     run.execute(source=SqlSource(SELECT, "shop"))
     assert files(spools) == [young]
+
+
+#: Spools rows without an end, as the worker of a task does that takes its time.
+WRITER = """
+import logging, pathlib, sys, time
+from airflow_delayed.intake.columns import ColumnRules
+from airflow_delayed.intake.spool import Spool
+
+def rows(wanted):
+    for number in range(10_000):
+        yield {"value": f"body {number}"}
+    print("spooled", flush=True)
+    time.sleep(600)
+
+spool = Spool(pathlib.Path(sys.argv[1]), b"task", limit=10**9, reuse=False, log=logging.getLogger())
+spool.open("function", b"", rows, ColumnRules())
+"""
+
+
+def test_what_a_task_left_that_was_killed_while_it_spooled_is_deleted_by_the_next_spool(run, database, spools):
+    with subprocess.Popen([sys.executable, "-c", WRITER, spools.parent], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"spooled\n"
+            [part] = files(spools)
+            assert (part.suffix, b"body 17" in part.read_bytes()) == (".part", True)
+            # not while it is being written
+            run.execute(source=SqlSource(SELECT, "shop"))
+            assert files(spools) == [part]
+        finally:
+            writer.kill()
+    run.execute(source=SqlSource(SELECT, "shop"))
+    assert files(spools) == []
+
+
+def test_a_spool_that_another_task_takes_for_a_dead_ones_is_made_again(run, database, spools, monkeypatch):
+    """Between the making of its file and the lock."""
+    made, mkstemp = [], tempfile.mkstemp
+
+    def overtaken(**arguments):
+        handle, path = mkstemp(**arguments)
+        made.append(path)
+        if len(made) == 1:
+            os.unlink(path)
+        return handle, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", overtaken)
+    assert run.execute(source=SqlSource(SELECT, "shop"))["sent"] == 3
+    assert (len(made), files(spools)) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -340,3 +393,81 @@ def test_the_ui_shows_the_query_and_no_parameters():
     source = SqlSource("SELECT {{ ds }}", "shop", parameters={"password": "hush"})
     assert source.serialize() == {"source": "SqlSource", "sql": "SELECT {{ ds }}", "conn_id": "shop"}
     assert ParquetSource("/rows").serialize() == {"source": "ParquetSource", "path": "/rows"}
+
+
+def forms_of(path):
+    """A local file as its path may be written."""
+    return [str(path), path, ObjectStoragePath(f"file://{path}"), ObjectStoragePath(str(path))]
+
+
+@pytest.mark.parametrize("form", range(4), ids=["text", "Path", "ObjectStoragePath", "without a scheme"])
+def test_a_path_may_be_an_object(run, tmp_path, form):
+    csv, rejects = tmp_path / "{{ ds }}" / "rows.csv", tmp_path / "rejects.jsonl"
+    (tmp_path / "2030-05-06").mkdir()
+    (tmp_path / "2030-05-06" / "rows.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
+    (tmp_path / "2030-05-06" / "rows.jsonl").write_text('{"value": "z", "delay_seconds": 1}\n')
+    own = {"invalid_rows": "set_aside", "rejects": forms_of(rejects)[form]}
+    for source, more in (
+        (forms_of(csv)[form], own),
+        (CsvSource(forms_of(csv)[form]), own),
+        (JsonLinesSource(forms_of(csv.with_suffix(".jsonl"))[form]), {}),
+    ):
+        operator = run.task(source=source, **more)
+        run.try_number += 1
+        made = rendered(operator, context_of(run))
+        made.execute(run.context)
+        run.states.clear()
+        for field in ("source", "rejects"):
+            shown = serialize_template_field(getattr(made, field), field)
+            assert "object at" not in str(shown)
+    assert bodies(run) == ["y", "y", "z"]
+    assert json.loads(rejects.read_text())["delay_seconds"] == "five"
+
+
+def test_a_path_object_keeps_its_connection_and_lineage():
+    path = ObjectStoragePath("s3://bucket/{{ ds }}/key", conn_id="lake")
+    assert ParquetSource(path).serialize() == {"source": "ParquetSource", "path": "s3://lake@bucket/{{ ds }}/key"}
+    assert ParquetSource(path).inputs() == [("s3://bucket", "{{ ds }}/key")]
+    assert DeltaSource(path).path == "s3://lake@bucket/{{ ds }}/key"
+
+
+@pytest.mark.parametrize("make", [lambda path: path, ParquetSource], ids=["source=", "ParquetSource"])
+def test_a_path_object_with_options_of_its_own_is_refused(run, make):
+    with pytest.raises(SourceError, match=r"has anon= for its file system.*put them into an Airflow connection"):
+        run.task(source=make(ObjectStoragePath("s3://bucket/key", anon=True)))
+
+
+def test_path_objects_of_other_tasks_and_of_mapped_ones(run, tmp_path, run_dag):
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").write_text(f"value,delay_seconds\n{name},5\n")
+    common = {"conn_id": "recorder", "destination": "mail"}
+    with DAG("paths", schedule=None) as dag:
+
+        @task
+        def one():
+            return ObjectStoragePath(f"file://{tmp_path}/a.csv")
+
+        @task
+        def several():
+            return [ObjectStoragePath(f"file://{tmp_path}/{name}.csv") for name in "ab"]
+
+        DelayedSendOperator(task_id="result", source=one(), **common)
+        DelayedSendOperator(task_id="result_in_object", source=CsvSource(one()), **common)
+        DelayedSendOperator.partial(task_id="results", **common).expand(source=several())
+        literals = [tmp_path / "c.csv", ObjectStoragePath(f"file://{tmp_path}/d.csv"), CsvSource(tmp_path / "d.csv")]
+        DelayedSendOperator.partial(task_id="literals", **common).expand(source=literals)
+        by_destination = DelayedSendOperator.partial(task_id="partial", conn_id="recorder", source=tmp_path / "c.csv")
+        by_destination.expand(destination=["mail"])
+    assert run_dag(dag).state == "success"
+    assert sorted(bodies(run)) == sorted(["a", "a", "a", "b", "c", "d", "d", "c"])
+
+
+def test_a_mapped_tasks_source_is_the_same_each_time_that_the_dag_is_parsed():
+    def parsed():
+        with DAG("mapped", schedule=None) as dag:
+            sources = [CsvSource("/rows.csv"), SqlSource("SELECT 1", "shop", parameters=["hush"])]
+            DelayedSendOperator.partial(task_id="send", conn_id="c").expand(source=sources)
+        return str(DagSerialization.to_dict(dag)["dag"]["tasks"])
+
+    assert parsed() == parsed()
+    assert "hush" not in parsed()

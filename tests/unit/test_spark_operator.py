@@ -20,12 +20,13 @@ from support.send_runs import States, deliver_by
 from support.statsd import Told
 
 from airflow_delayed import compat, lineage
-from airflow_delayed.delivery import TopologyReport
+from airflow_delayed.delivery import Connection, TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, TransportUnavailable
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_environment
+from airflow_delayed.spark.connections import route_of
 from airflow_delayed.spark.options import settings_of
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
@@ -95,7 +96,7 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
     connect("broker", conn_type="rabbitmq", host="nowhere.invalid", password='hu"sh', extra={"keyfile": "/k"})
     connect("db", conn_type="sqlite", host="/nowhere/store.db")
 
-    deliver_by(monkeypatch, lambda conn_id, **options: broker, lambda *conn_ids, on_conflict: store)
+    deliver_by(monkeypatch, lambda conn_id, **options: broker, lambda *conn_ids, **options: store)
 
     def execute(summary: dict | None = SUMMARY, task_context: dict | None = None, **arguments):
         operator = DelayedSparkSendOperator(**{**MINIMAL, "clock": lambda: NOW, **arguments})
@@ -103,6 +104,14 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
         return operator.execute(task_context or context()), hook
 
     return execute
+
+
+def test_a_worker_without_spark(run, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    connect("spark_default", conn_type="spark", host="local[1]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    operator = DelayedSparkSendOperator(**MINIMAL, clock=lambda: NOW)
+    with pytest.raises(DelayedError, match=r"this worker, which has no spark-submit: pip install '[a-z-]*\[pyspark\]'"):
+        operator.execute(context())
 
 
 def test_the_job_gets_what_the_arguments_say(run) -> None:
@@ -226,6 +235,39 @@ def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(ru
         settings_of({**dict(hook.args.set), "delay": "60"}, NOW)
     _, hook = run(task_context=task_context, delay_from=NOW, delay=60)
     assert settings_of(dict(hook.args.set), NOW).rules.due_at == NOW + timedelta(seconds=60)
+
+
+def test_spark_does_not_start_for_a_backfill_that_is_skipped_or_refused(run) -> None:
+    backfill = {**context(), "dag_run": SimpleNamespace(run_type="backfill")}
+    for on_backfill, error in (("skip", AirflowSkipException), ("fail", AirflowFailException)):
+        with pytest.raises(error, match="belongs to a backfill"):
+            run(summary=None, task_context=backfill, on_backfill=on_backfill)
+    assert run(task_context=backfill)[0] == SUMMARY
+
+
+def test_what_stays_until_it_is_due_stays_in_the_executors_store(run) -> None:
+    _, hook = run(store_conn_id="db", until_due=True)
+    settings = settings_of(dict(hook.args.set), NOW)
+    assert (settings.until_due, settings.hold_over) == (True, timedelta(0))
+    route = route_of(settings, clock=lambda: NOW, find=find_as({"broker": "rabbitmq", "db": "sqlite"}))
+    assert (route.store.until_due, route.hold_over) == (True, timedelta(0))
+    # a store that delivers itself has no other in front of it
+    _, hook = run(conn_id="db", store_conn_id="db", until_due=True)
+    assert not {"store", "until_due"} & dict(hook.args.set).keys()
+    with pytest.raises(ValueError, match="until_due=True needs a store"):
+        run(until_due=True)
+
+
+def find_as(types):
+    return lambda conn_id, file: Connection(conn_id=conn_id, conn_type=types[conn_id], host="127.0.0.1")
+
+
+def test_durations_reach_spark_in_seconds(run) -> None:
+    _, hook = run(delay="P1DT1S", hold_over="PT10M", max_past="P1W")
+    given = {name: dict(hook.args.set)[name] for name in ("delay", "hold_over", "max_past")}
+    assert given == {"delay": "86401.000000", "hold_over": "600.000000", "max_past": "604800.000000"}
+    with pytest.raises(AirflowFailException, match="'P1M' has months or years"):
+        run(delay="P1M")
 
 
 def test_the_event_and_the_empty(run) -> None:

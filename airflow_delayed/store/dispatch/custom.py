@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 
 from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.errors import explained
+from airflow_delayed.errors import about, explained
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.dispatch.attempt import (
     DeliveryResult,
@@ -229,7 +229,7 @@ class CustomDispatcher:
         elif self._sending.failure(explained(error)):
             raise _ConnectionLost from error
         else:
-            log.warning("connection %r: %s; it is tried again", self._conn_id, explained(error))
+            log.warning("%s; it is tried again", about(self._conn_id, error))
             self._sleep(min(PAUSE, self._sending.remaining))
         if self._recovery.tripped:
             raise BreakerTripped(str(self._recovery))

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable, some
 from airflow_delayed.message import parse_moment
+from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_first
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
 from airflow_delayed.store.schema import Tables
@@ -75,12 +76,8 @@ class DispatchReport:
 
     def __str__(self) -> str:
         """Return the counts as a line of the log, without counts of 0 except ``dispatched``."""
-        line = f"{self.dispatched:,} messages dispatched"
-        if self.by_connection:
-            counts = ", ".join(f"{conn_id}: {count:,}" for conn_id, count in self.by_connection.items())
-            line += f" ({counts})"
-        if self.first_due and self.last_due:
-            line += f", due from {self.first_due.isoformat()} to {self.last_due.isoformat()}"
+        connections = in_brackets(largest_first(self.by_connection))
+        line = f"{self.dispatched:,} messages dispatched{connections}{due_span(self.first_due, self.last_due)}"
         others = {
             "retried": self.retried,
             "failed": self.failed,
@@ -89,7 +86,7 @@ class DispatchReport:
             "left to other dispatchers": self.left_to_others,
             "ids forgotten": self.forgotten,
         }
-        return "; ".join([line, *(f"{count:,} {name}" for name, count in others.items() if count)])
+        return line + counts_text(others)
 
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain values, for an XCom."""

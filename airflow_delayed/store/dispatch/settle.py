@@ -119,6 +119,9 @@ def write_outcome(
     Where a lease may have ended, pass only messages that :func:`airflow_delayed.store.leases.still_claimed` returns.
     """
     remove(connection, tables, outcome.removed)
+    for ids in slices(sorted(row["Id"] for row in outcome.dead_lettered)):
+        leased = dialect_of(connection).update_rows(tables.past, ids).where(tables.past.c.Dispatcher == dispatcher)
+        connection.execute(leased.values(Outcome=leases.DEAD_LETTERED))
     _note_failures(connection, tables, outcome, now)
     leases.release(connection, tables, [row["Id"] for row in outcome.others], dispatcher)
 
@@ -130,7 +133,8 @@ def write_delivered(
 
     :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
     """
-    leases.record(connection, tables, outcome.removed, leases.DISPATCHED, now, labels=labels, dispatcher=dispatcher)
+    for rows, what in ((outcome.delivered, leases.DISPATCHED), (outcome.dead_lettered, leases.DEAD_LETTERED)):
+        leases.record(connection, tables, rows, what, now, labels=labels, dispatcher=dispatcher)
     remove(connection, tables, outcome.removed)
     _note_failures(connection, tables, outcome, now)
     leases.forget(connection, tables, sorted(row["Id"] for row in outcome.others))

@@ -9,18 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event, Lock, Thread, get_ident
-from typing import Any
 
-from sqlalchemy import Engine, event
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy import Engine
 
 from airflow_delayed.message import utcnow
-from airflow_delayed.store.network import descriptor_of, shut_down
+from airflow_delayed.store.network import DatabaseCall, activity_of, shut_down
 
 log = logging.getLogger(__name__)
 
@@ -62,32 +59,6 @@ class Ticker:
             self._work()
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A transaction of one thread.
-
-    :param since: when its last statement began, by the monotonic clock.
-    :param socket: the descriptor of its connection; None: it has no connection yet, or one that is tested before it is
-        used, or the driver has no socket.
-    """
-
-    what: str
-    since: float = field(default_factory=time.monotonic)
-    socket: int | None = None
-    logged: bool = False
-    ended: bool = False
-
-
-def _idle_sockets(engine: Engine) -> dict[int, int]:
-    """Return the sockets of the connections that are in the pool already, by the connection's ``id()``.
-
-    SQLAlchemy does not expose them. A pool of another kind has none that a test before use could wait for.
-    """
-    records = list(getattr(getattr(engine.pool, "_pool", None), "queue", ()))
-    idle = (record.dbapi_connection for record in records if record.dbapi_connection is not None)
-    return {id(each): socket for each in idle if (socket := descriptor_of(each)) is not None}
-
-
 class Watchdog:
     """Watches the transactions of one dispatcher, in one thread, which the first of them starts.
 
@@ -97,22 +68,13 @@ class Watchdog:
 
     def __init__(self, conn_id: str, engine: Engine, lease: float) -> None:
         self._conn_id = conn_id
-        self._engine = engine
+        self._activity = activity_of(engine)
         self._end_after = min(END_AFTER, max(LEAST, lease))
         self._report_after = min(REPORT_AFTER, self._end_after / 2)
-        #: By thread.
-        self._calls: dict[int, _Call] = {}
-        #: The sockets of the connections in the pool, also of a connection while it is tested before its use.
-        self._pooled: dict[int, int] = {}
+        #: This dispatcher's, by thread.
+        self._calls: dict[int, DatabaseCall] = {}
         self._lock = Lock()
         self._ticker: Ticker | None = None
-        self._listeners: list[tuple[str, Callable[..., None]]] = [
-            ("connect", self._connected),
-            ("checkout", self._taken),
-            ("checkin", self._returned),
-            ("close", self._closed),
-            *((name, self._alive) for name in ("before_cursor_execute", "commit", "rollback")),
-        ]
 
     @contextmanager
     def watch(self, what: str) -> Iterator[None]:
@@ -121,12 +83,13 @@ class Watchdog:
         :param what: names it in the log, such as "claiming messages".
         """
         self._start()
-        call = self._calls[get_ident()] = _Call(what)
+        thread = get_ident()
+        self._calls[thread] = self._activity.calls[thread] = DatabaseCall(what)
         try:
             yield
         finally:
-            if self._calls.get(get_ident()) is call:
-                del self._calls[get_ident()]
+            self._calls.pop(thread, None)
+            self._activity.calls.pop(thread, None)
 
     def unanswered(self) -> str | None:
         """Return which transaction has had no answer for so long that it was logged; None: all have."""
@@ -139,21 +102,12 @@ class Watchdog:
         """End the thread."""
         with self._lock:
             ticker, self._ticker = self._ticker, None
-        if ticker is None:
-            return
-        ticker.close()
-        for name, listener in self._listeners:
-            # the pool that had it may have been replaced
-            with suppress(InvalidRequestError):
-                event.remove(self._engine, name, listener)
+        if ticker is not None:
+            ticker.close()
 
     def _start(self) -> None:
         with self._lock:
             if self._ticker is None:
-                self._pooled = _idle_sockets(self._engine)
-                for name, listener in self._listeners:
-                    # a new connection is known before the first statement, which the dialect executes in this event
-                    event.listen(self._engine, name, listener, insert=name == "connect")
                 self._ticker = Ticker("delayed-watchdog", self._report_after / 5, self._check)
 
     def _check(self) -> None:
@@ -175,8 +129,8 @@ class Watchdog:
                 call.ended = True
                 self._end(call)
 
-    def _end(self, call: _Call) -> None:
-        sockets = list(self._pooled.values()) if call.socket is None else [call.socket]
+    def _end(self, call: DatabaseCall) -> None:
+        sockets = list(self._activity.pooled.values()) if call.socket is None else [call.socket]
         for descriptor in sockets:
             shut_down(descriptor)
         if sockets:
@@ -188,40 +142,5 @@ class Watchdog:
             )
 
     @staticmethod
-    def _silent(call: _Call) -> float:
+    def _silent(call: DatabaseCall) -> float:
         return time.monotonic() - call.since
-
-    # -- events of SQLAlchemy ------------------------------------------------------------------------------------------
-
-    # a socket is looked up by the thread that uses its connection: mysqlclient refuses others
-
-    def _connected(self, connection: Any, _record: object) -> None:
-        if call := self._calls.get(get_ident()):
-            call.socket = descriptor_of(connection)
-            self._alive()
-
-    def _taken(self, connection: Any, _record: object, _proxy: object) -> None:
-        self._pooled.pop(id(connection), None)
-        if call := self._calls.get(get_ident()):
-            call.socket = descriptor_of(connection)
-            self._alive()
-
-    def _returned(self, connection: Any, _record: object) -> None:
-        if (descriptor := descriptor_of(connection)) is not None:
-            self._pooled[id(connection)] = descriptor
-        self._let_go()
-
-    def _closed(self, connection: Any, _record: object) -> None:
-        # its number may soon be another socket's
-        self._pooled.pop(id(connection), None)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if call := self._calls.get(get_ident()):
-            call.socket = None
-
-    def _alive(self, *_arguments: object) -> None:
-        """Note that the last statement was answered, and the next one begins."""
-        if call := self._calls.get(get_ident()):
-            call.since = time.monotonic()
-            call.logged = call.ended = False

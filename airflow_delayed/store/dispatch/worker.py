@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Delivery
-from airflow_delayed.errors import explained
+from airflow_delayed.errors import about, explained
 from airflow_delayed.message import UTC, DelayedMessage
 from airflow_delayed.store.dispatch.attempt import (
     DeliveryResult,
@@ -195,7 +195,7 @@ class ConnectionWorker:
                 log.error("%s", self.unavailable)
             if self.unavailable or self._repository.stop.is_set():
                 return
-            log.warning("connection %r: %s; it is tried again", self.conn_id, explained(error))
+            log.warning("%s; it is tried again", about(self.conn_id, error))
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
             sent, claimed = [], self._settle_and_claim([], idle)
 

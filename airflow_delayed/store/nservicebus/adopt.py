@@ -24,6 +24,7 @@ from airflow_delayed.delivery import DelayStore, SendReport
 from airflow_delayed.errors import InputError, some
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_first
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.nservicebus.foreign_table import NSERVICEBUS_COLUMNS, Reader, retries_of
@@ -55,6 +56,16 @@ class AdoptReport:
     by_destination: dict[str, int] = field(default_factory=dict)
     first_due: datetime | None = None
     last_due: datetime | None = None
+
+    def __str__(self) -> str:
+        """Return the counts as a line, without counts of 0 except ``adopted``, and the first failures."""
+        destinations = in_brackets(largest_first(self.by_destination))
+        line = f"{self.adopted:,} adopted{destinations}{due_span(self.first_due, self.last_due)}"
+        line += counts_text({"duplicates": self.duplicates, "remaining": self.remaining})
+        if not self.failures:
+            return line
+        cases = some([f"{name}: {reason}" for name, reason in self.failures.items()])
+        return f"{line}; {len(self.failures):,} rows stay where they are: {cases}"
 
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain values, for an XCom."""
@@ -128,10 +139,7 @@ class Adopter:
         return report
 
     def _log(self, report: AdoptReport) -> None:
-        log.info("table %s: %s", self._source.fullname, report.summary())
-        if report.failures:
-            cases = [f"{name}: {reason}" for name, reason in report.failures.items()]
-            log.warning("table %s: %s rows stay where they are: %s", self._source.fullname, len(cases), some(cases))
+        log.log(logging.WARNING if report.failures else logging.INFO, "table %s: %s", self._source.fullname, report)
 
     def _batch(self, report: AdoptReport, left: list[Any]) -> int:
         """Take over one batch, and return how many rows it had."""

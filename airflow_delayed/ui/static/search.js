@@ -46,7 +46,7 @@ function field(path, filter, find) {
   let timer = null;
   const input = h("input", { type: "search", "aria-label": "Search by id, tag, destination or DAG", "aria-describedby": "search-note", placeholder: "Search: id, tag, destination, DAG",
     autocomplete: "off", spellcheck: "false", "data-key": "search", maxlength: 250 });
-  const note = h("small", { id: "search-note", class: "muted", hidden: true }, "Texts are compared from their beginning; upper and lower case count.");
+  const note = h("small", { id: "search-note", class: "muted", hidden: true }, "Texts are compared from their beginning; upper and lower case count. An id of id_columns is found by them: order_id=1001.");
   const take = ({ field: name, value }) => find({ ...filter, [name]: value });
   const suggest = async () => {
     const mine = ++turn;

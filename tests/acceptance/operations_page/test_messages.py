@@ -10,6 +10,8 @@ import pytest
 from support import axe
 from support.browsed_page import Site, act, done, find, listed, look_up, rows, says
 
+from airflow_delayed.identity import key_id
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import process
 
@@ -38,6 +40,18 @@ def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) 
     with site.world.live.client() as http:
         events = http.get("/api/v2/eventLogs", params={"order_by": "-when", "limit": 50}).json()["event_logs"]
     assert any(event["owner"] == "op" and "cancel" in event["event"] for event in events), events
+
+
+def test_a_message_is_found_by_the_columns_of_its_id(site: Site) -> None:
+    name = key_id(["order_id", "line"], [1001, "2"])
+    with site.store() as store:
+        due = store.now() + timedelta(days=9)
+        store.send([DelayedMessage(destination="a-queue", body=b"x", due_at=due, message_id=name, headers={})])
+    page = site.open("op")
+    look_up(page, "line=2, order_id=1001", f"id {name}")
+    listed(page, lambda ids: ids == [name])
+    with site.store() as store:
+        store.cancel([name])
 
 
 def test_a_cancel_is_taken_back(site: Site) -> None:

@@ -57,7 +57,7 @@ def test_fields_of_all_kinds(read):
         ("x,,2026-03-01T13:00:00,,,id,", "due_at", "has no time zone"),
         ("x,,,five,,id,", "delay_seconds", "'five' is not a number of seconds"),
         ("x,,,-1,,id,", "delay_seconds", "is negative"),
-        ("x,,,1e999999999999,,id,", "delay_seconds", "is not a number of seconds"),
+        ("x,,,1e999999999999,,id,", "delay_seconds", "is neither a number of seconds"),
         ("x,,,5,a=b,id,", "headers", "are not JSON"),
         ('x,,,5,"{""a"": 1}",id,', "headers", "must be text, not int"),
         ('x,,,5,"[]",id,', "headers", "must be a JSON object, not list"),

@@ -103,6 +103,8 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"window": "0"}, "the option window cannot be read: it must be a whole number, 1 or more"),
         ({"hold_over": "a while"}, "the option hold_over cannot be read: it must be a number of seconds"),
         ({"delay": "60", "due_at": "2026-01-31T12:00:00Z"}, "say the same thing"),
+        ({"until_due": "true"}, "give the option store, and no hold_over"),
+        ({"until_due": "true", "store": "db", "hold_over": "5"}, "give the option store, and no hold_over"),
         ({"headers": "hush"}, "the option headers cannot be read: it must be a JSON object"),
         ({"headers": '{"a": {"hush": 1}}'}, "the option headers cannot be read: it must be a JSON object"),
         ({"anchor": "2026-01-01T00:00:00"}, "has no time zone"),
@@ -168,6 +170,9 @@ def test_relative_delays_count_from_the_anchor() -> None:
     settings = settings_of({"deliver": "b", "delay": "90", "anchor": "2026-01-31T13:00:00+01:00"}, NOW + timedelta(1))
     assert settings.rules.due_at == NOW + timedelta(seconds=90)
     assert settings.rules.anchor == NOW
+    spans = settings_of({"deliver": "b", "delay": "PT1M", "hold_over": "PT10M", "max_past": "P1D"}, NOW)
+    assert (spans.rules.due_at, spans.hold_over) == (NOW + timedelta(minutes=1), timedelta(minutes=10))
+    assert spans.oldest == NOW - timedelta(days=1)
 
 
 def test_scopes() -> None:

@@ -1,0 +1,95 @@
+"""dags/escalation.py: what stays red reaches the desk through a watched queue table, what is green again does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from support.examples import dags_of, result
+from support.watching import eventually, triggerer
+
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.message import utcnow
+
+HALF_AN_HOUR = timedelta(minutes=30)
+
+
+@pytest.fixture
+def dags(here: Path, tmp_path: Path, connect, monkeypatch) -> dict[str, DAG]:
+    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    found = dags_of(here / "dags/escalation.py", monkeypatch)
+    # stays for hours
+    found["escalation_dispatch"].get_task("dispatch").until = None
+    return found
+
+
+@pytest.fixture
+def store(dags: dict[str, DAG]) -> Iterator[DelayedStoreHook]:
+    with closing(DelayedStoreHook("delayed_store")) as made:
+        yield made
+
+
+def called(desk: DAG) -> list[str]:
+    """Watch the queue table as the triggerer does until a message comes, and return what the desk makes of it."""
+    (red,) = desk.schedule
+    (watcher,) = red.watchers
+
+    async def watch() -> list[dict[str, Any]]:
+        async with triggerer(watcher.trigger) as one:
+            await eventually(lambda: one.received and not one.unstored)
+            # the acknowledgement is on its way
+            await asyncio.sleep(0.2)
+            return [message for _, message in one.received]
+
+    event = SimpleNamespace(extra={"payload": {"queue": "escalations", "messages": asyncio.run(watch())}})
+    bodies: list[str] = desk.get_task("call").python_callable(triggering_asset_events={red: [event]})
+    return bodies
+
+
+def test_what_stays_red_is_called(dags: dict[str, DAG], store: DelayedStoreHook, run_dag, caplog) -> None:
+    def dispatched() -> int:
+        return int(result(run_dag(dags["escalation_dispatch"]), "dispatch")["dispatched"])
+
+    assert dispatched() == 0
+    red = run_dag(dags["escalation"])
+    assert (red.state, dispatched()) == ("failed", 0)
+    (one,) = store.list()
+    assert red.end_date <= one.due_at - HALF_AN_HOUR <= utcnow()
+    store.reschedule([one.message_id], delay=0)
+    assert dispatched() == 1
+    (body,) = called(dags["escalation_desk"])
+    assert (json.loads(body)["dag_id"], json.loads(body)["run_id"]) == ("escalation", red.run_id)
+    assert "STILL RED" in caplog.text
+    # its event is stored
+    with store.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM escalations").scalar_one() == 0
+
+
+def test_a_success_of_the_same_run_takes_its_message_back_and_no_other(
+    dags: dict[str, DAG], store: DelayedStoreHook, run_dag
+) -> None:
+    run_dag(dags["escalation_dispatch"])
+    first, second = (datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2))
+
+    def run(moment: datetime, **arguments: Any) -> Any:
+        return run_dag(dags["escalation"], run_after=moment, logical_date=moment, **arguments)
+
+    def waiting() -> set[str]:
+        return {one.message_id for one in store.list()}
+
+    red = run(first)
+    mine = waiting()
+    assert (red.state, run(second).state, len(waiting())) == ("failed", "failed", 2)
+    theirs = waiting() - mine
+    # dag.test begins the run again, as a clear does
+    green = run(first, run_conf={"failures": 0})
+    assert (green.run_id, green.state) == (red.run_id, "success")
+    assert waiting() == theirs

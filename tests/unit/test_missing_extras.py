@@ -1,0 +1,149 @@
+"""Where a library of an extra is not installed, each way to it says which extra to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowFailException
+from support.send_runs import run_fixture as run_fixture
+
+from airflow_delayed.delivery import delivery_for
+from airflow_delayed.errors import MissingExtra
+from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.sources.query import SqlSource
+
+CONNECTIONS = {"broker": "rabbitmq://localhost", "cloud": "aws://", "database": "mssql://localhost"}
+RABBITMQ = "RabbitMQ cannot be used without pika: pip install 'airflow-provider-delayed[rabbitmq]'"
+SQS = "Amazon SQS cannot be used without apache-airflow-providers-amazon: pip install 'airflow-provider-delayed[sqs]'"
+SPARK = (
+    "DelayedSparkSendOperator cannot be used without apache-airflow-providers-apache-spark: pip install"
+    " 'airflow-provider-delayed[spark]'"
+)
+#: Not hidden: the tests do without its provider.
+SQL = (
+    "connection 'database': type 'mssql' cannot be used without its provider: pip install"
+    " 'airflow-provider-delayed[mssql]'"
+)
+
+
+def answers(hidden: list[str], *questions: str) -> list[Any]:
+    """What a Python without some modules answers: values, and the texts of errors."""
+    code = f"""
+import contextlib, io, json, sys
+sys.modules.update(dict.fromkeys({hidden}))
+from importlib import import_module
+
+def command(*words):
+    from airflow.cli import cli_parser
+    arguments = cli_parser.get_parser().parse_args(["delayed", *words])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            arguments.func(arguments)
+        except SystemExit as end:
+            printed.write(str(end))
+    return printed.getvalue()
+
+def delivery(conn_id):
+    from airflow_delayed.delivery import delivery_for
+    return delivery_for(conn_id)
+
+found = []
+for question in {questions}:
+    try:
+        found.append(eval(question))
+    except Exception as error:
+        found.append(f"{{type(error).__name__}}: {{error}}")
+print("the answers: " + json.dumps(found))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **{f"AIRFLOW_CONN_{name.upper()}": uri for name, uri in CONNECTIONS.items()}},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("the answers: "))
+    found: list[Any] = json.loads(line.removeprefix("the answers: "))
+    return found
+
+
+def test_rabbitmq() -> None:
+    verify, send, watched, tested, triggered, doctor, bridge, redrive, horizon = answers(
+        ["pika"],
+        "delivery('broker').verify(['orders'])",
+        "delivery('broker').send([])",
+        "delivery('broker').consumer('orders', prefetch=1)",
+        "delivery('broker').test_connection()",
+        "import_module('airflow_delayed.triggers.rabbitmq_message')",
+        "command('doctor', '--conn-id', 'broker')",
+        "command('bridge', '--conn-id', 'broker', '--exchange', 'a', '--target', 'b')",
+        "command('redrive', '--conn-id', 'broker', '--dry-run')",
+        "delivery('broker').horizon.days",
+    )
+    assert verify == send == watched == triggered == f"MissingExtra: {RABBITMQ}"
+    # what Airflow's UI shows
+    assert tested == [False, RABBITMQ]
+    assert (bridge, redrive) == (RABBITMQ, RABBITMQ)
+    assert RABBITMQ in doctor
+    # what needs no network works: a notifier checks its message by it
+    assert horizon == 3106
+
+
+def test_amazon_sqs() -> None:
+    made, cycled, doctor, installed = answers(
+        ["airflow.providers.amazon.aws.hooks.sqs"],
+        "delivery('cloud')",
+        "import_module('airflow_delayed.sensors.fifo_cycle').FifoCycleSensor(task_id='t', conn_id='cloud',"
+        " destination='d').execute({})",
+        "command('doctor', '--conn-id', 'cloud')",
+        "command('install', '--conn-id', 'cloud')",
+    )
+    assert made == f"MissingExtra: {SQS}"
+    assert SQS in cycled
+    assert SQS in doctor
+    assert installed == SQS
+
+
+def test_spark() -> None:
+    (found,) = answers(
+        ["airflow.providers.apache.spark.operators.spark_submit"], "import_module('airflow_delayed.operators.spark')"
+    )
+    assert found == f"MissingExtra: {SPARK}"
+
+
+def test_a_database(connect: Callable[..., str]) -> None:
+    connect("database", CONNECTIONS["database"])
+    with pytest.raises(Exception, match="Unknown hook type"):
+        BaseHook.get_connection("database").get_hook()
+    store = delivery_for("database")
+    for call in (lambda: store.verify([]), lambda: store.send([message()])):
+        with pytest.raises(MissingExtra) as found:
+            call()
+        assert str(found.value) == SQL
+    listed, examined = answers(
+        [], "command('list', '--store-conn-id', 'database')", "command('doctor', '--conn-id', 'database')"
+    )
+    assert listed == SQL
+    # its name once
+    assert f" {SQL}" in examined
+    assert f": {SQL}" not in examined
+
+
+def test_a_database_as_a_source(connect: Callable[..., str], run) -> None:
+    connect("database", CONNECTIONS["database"])
+    with pytest.raises(AirflowFailException) as found:
+        run.execute(source=SqlSource("SELECT 1", "database"), delay=1)
+    assert str(found.value) == f"{SQL}, or name another connection"
+
+
+def message() -> DelayedMessage:
+    return DelayedMessage(destination="d", body=b"", due_at=utcnow(), message_id="m", headers={})
