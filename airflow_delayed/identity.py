@@ -181,7 +181,7 @@ def typed_key_ids(text: str) -> list[str]:
 
 
 def _readings(text: str) -> Iterator[object]:
-    """Yield the values that may be written like this; those that make the same part of a key once."""
+    """Yield the values that may be written like this; of several that make the same part of a key, the first."""
     if text.startswith('"'):
         yield text[1:-1]
         return
@@ -277,7 +277,7 @@ class SentBy:
     """A filter of runs of tasks: all those of a DAG, or only those with the given names.
 
     :param map_index: -1 for a task that is not mapped.
-    :raises NullCriterion: a parameter was passed and is None; one that was not passed is None afterwards.
+    :raises NullCriterion: a parameter was passed and is None; a parameter that was not passed is None afterwards.
     """
 
     dag_id: str

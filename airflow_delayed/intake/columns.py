@@ -57,7 +57,7 @@ def check_count(columns: int, origin: str) -> None:
     """
     if columns > MAX_COLUMNS:
         raise UnsupportedColumns(
-            f"{origin} has {columns:,} columns, and at most {MAX_COLUMNS:,} are read; write only those that a message"
+            f"{origin} has {columns:,} columns, and at most {MAX_COLUMNS:,} are read; write only columns that a message"
             f" has ({', '.join(COLUMNS)}) and those of id_columns="
         )
 

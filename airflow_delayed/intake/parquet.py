@@ -154,7 +154,7 @@ def check_footer(file: SourceFile, handle: Any) -> None:
 def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], *, naive_ok: bool) -> None:
     """Check the types of the columns that are read. Those of a key are flat: what a list repeats has no bound.
 
-    :param times: those that are timestamps.
+    :param times: the columns of timestamps.
     :param naive_ok: a time zone is set for timestamps that have none.
     :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
     """

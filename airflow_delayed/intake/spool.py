@@ -185,7 +185,7 @@ def _locked_part(folder: Path) -> tuple[int, str]:
 
 
 def _delete_abandoned(part: Path) -> None:
-    """Delete a spool whose writer was killed; one that is being written stays."""
+    """Delete a spool whose writer was killed; a spool that is being written stays."""
     with suppress(OSError), open(part, "r+b", opener=private) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part.unlink()

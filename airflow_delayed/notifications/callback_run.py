@@ -58,94 +58,50 @@ class CallbackRun:
     def of(cls, context: Mapping[str, Any]) -> CallbackRun:
         """Return the run of a context: of a DAG's callback, a task's, or a DeadlineAlert's.
 
-        A DAG's callback without a task has neither run nor try in its context: the failure begins at this moment.
-        """
-        run, ti, deadline = context.get("dag_run"), context.get("ti"), context.get("deadline")
-        # a deadline's run is as the REST API shows it
-        run_id = _field(run, "dag_run_id") or _field(run, "run_id") or context["run_id"]
-        task: dict[str, Any] = {}
-        if ti is not None:
-            names = ("task_id", "map_index", "try_number")
-            task = {name: value for name in names if (value := getattr(ti, name, None)) is not None}
-            task |= {"try_id": ti.id, "task_start_date": moment_of(ti, "start_date")}
-            task |= {"task_end_date": moment_of(ti, "end_date")}
-        return cls.of_run(
-            dag_id=_field(run, "dag_id") or context["dag"].dag_id,
-            run_id=run_id,
-            run_type=_field(run, "run_type"),
-            run_after=moment_of(run, "run_after"),
-            start_date=moment_of(run, "start_date"),
-            end_date=moment_of(run, "end_date"),
-            reason="deadline" if deadline is not None else context.get("reason"),
-            deadline=deadline,
-            **task,
-        )
-
-    @classmethod
-    def of_run(
-        cls,
-        *,
-        dag_id: str,
-        run_id: str,
-        run_type: object = None,
-        run_after: datetime | None = None,
-        start_date: datetime | None = None,
-        end_date: datetime | None = None,
-        reason: str | None = None,
-        task_id: str | None = None,
-        map_index: int = -1,
-        try_number: int | None = None,
-        try_id: object = None,
-        task_start_date: datetime | None = None,
-        task_end_date: datetime | None = None,
-        deadline: Mapping[str, Any] | None = None,
-    ) -> CallbackRun:
-        """Return the run of these fields of Airflow's database; whoever passes the same gets the same failure.
-
         - A deadline is named by its id, and failed when it passed.
         - A run that has ended is named by its end: Airflow sets that once, before it calls the DAG's callback, and
           again when a cleared run ends.
         - A task of a run that goes on is named by the id of its try.
-        - Otherwise the failure begins at this moment, and no other has its name.
+        - Otherwise (a DAG's callback without a task) the failure begins at this moment, and no other has its name.
 
-        :param run_type: ``scheduled``, ``manual``, ``backfill`` or another of Airflow's; by default by the id.
-        :param start_date: of the run, in this attempt. A failure without it is taken to be later than any success, but
-            a deadline to be earlier.
-        :param end_date: of the run; None while it goes on.
-        :param try_id: the task instance's ``id``, of which each try has another.
-        :param task_start_date: of the task instance, as ``task_end_date``.
-        :param deadline: as a DeadlineAlert passes it: ``id`` and ``deadline_time``.
+        A failure without the start of its run counts as later than any success, but a deadline as earlier.
         """
-        name = None if try_id is None else str(try_id)
+        run, ti, deadline = context.get("dag_run"), context.get("ti"), context.get("deadline")
+        # a deadline's run is as the REST API shows it
+        run_id = _field(run, "dag_run_id") or _field(run, "run_id") or context["run_id"]
+        started_at, ended_at = moment_of(run, "start_date"), moment_of(run, "end_date")
+        try_id, task_ended_at = None if ti is None else str(ti.id), moment_of(ti, "end_date")
+        reason = context.get("reason")
         if deadline is not None:
             failed_at = parse_moment("deadline_time", deadline["deadline_time"])
-            # Airflow deletes the deadlines of a run that succeeds, so each success ends one that passed before the run
-            # had begun
-            start_date = start_date or EPOCH
-            failure = f"deadline {deadline['id']}"
-        elif end_date is not None:
-            failed_at, failure = end_date, f"end {end_date.isoformat()}"
+            # Airflow deletes the deadlines of a run that succeeds: a deadline of a run that had not begun passed before
+            # any success
+            started_at = started_at or EPOCH
+            failure, reason = f"deadline {deadline['id']}", "deadline"
+        elif ended_at is not None:
+            failed_at, failure = ended_at, f"end {ended_at.isoformat()}"
         else:
-            failed_at = task_end_date or utcnow()
-            failure = f"moment {failed_at.isoformat()}" if name is None else f"try {name}"
+            failed_at = task_ended_at or utcnow()
+            failure = f"moment {failed_at.isoformat()}" if try_id is None else f"try {try_id}"
         of_id = _scheduled_by_id(run_id)
-        kind = SCHEDULED if run_type is None and of_id is not None else run_type
+        kind = _field(run, "run_type") or (None if of_id is None else SCHEDULED)
+        map_index = _field(ti, "map_index")
         return cls(
-            dag_id=dag_id,
+            dag_id=_field(run, "dag_id") or context["dag"].dag_id,
             run_id=run_id,
             run_type=None if kind is None else str(getattr(kind, "value", kind)),
-            run_after=run_after or of_id,
-            started_at=start_date,
-            ended_at=end_date,
+            run_after=moment_of(run, "run_after") or of_id,
+            started_at=started_at,
+            ended_at=ended_at,
             failure=failure,
             failed_at=failed_at,
             reason=reason,
-            task_id=task_id,
-            map_index=map_index,
-            try_number=try_number,
-            try_id=name,
-            task_started_at=_began(name, task_start_date),
-            task_ended_at=task_end_date,
+            task_id=_field(ti, "task_id"),
+            map_index=-1 if map_index is None else map_index,
+            try_number=_field(ti, "try_number"),
+            try_id=try_id,
+            task_started_at=_began(try_id, moment_of(ti, "start_date")),
+            task_ended_at=task_ended_at,
         )
 
     def attempt(self, per: Per, key: str | None = None) -> RunAttempt:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from airflow_delayed.errors import InputError, explained
 from airflow_delayed.identity import MAX_NAME, MISSED_RUN, key_id
 from airflow_delayed.message import delay_of, due_after, utc, utcnow
 from airflow_delayed.notifications.callback_run import SCHEDULED, CallbackRun, moment_of, tag_of
-from airflow_delayed.notifications.notifiers import MessageNotifier, RenderedFields, base_url, context_of, is_template
+from airflow_delayed.notifications.notifiers import MessageNotifier, RenderedFields, base_url, is_template
 from airflow_delayed.notifications.store_calls import calls_of
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class MissedRunNotifier(MessageNotifier):
     :param within: a timedelta or seconds, in which a run must have ended well: from its scheduled time (``run_after``)
         or, where that is over when the message is stored, from then on.
     :param every: for a DAG whose schedule has no times, such as one of assets: a timedelta or seconds, in which a run
-        must follow the one that ended well last. Then all runs count but those of backfills.
+        must follow the last run that ended well. Then all runs count but those of backfills.
     :param key: with ``every``, narrows the runs that follow each other, such as ``"{{ params.customer }}"``.
     :raises ValueError: an argument is missing or wrong.
     """
@@ -179,8 +180,9 @@ class MissedRunNotifier(MessageNotifier):
             raise InputError(f"DAG {dag.dag_id!r} has no further run that could be missed")
         else:
             first = _scheduled(dag.dag_id, run_after)
-        context = {"dag": dag, "params": dag.params.dump(), **context_of(first.missed(now)), "missed_run": first}
-        rendered = self.rendered(context)
+        dag_run = SimpleNamespace(dag_id=dag.dag_id, run_id=first.run_id, run_after=first.run_after)
+        context = {"dag": dag, "params": dag.params.dump(), "run_id": first.run_id, "dag_run": dag_run}
+        rendered = self.rendered({**context, "reason": "missed", "missed_run": first})
         if key is not None:
             rendered = RenderedFields({**rendered.values, "key": key}, rendered.problems)
         return self._arm_by_call(first, rendered, again=True)
@@ -222,7 +224,7 @@ class MissedRunNotifier(MessageNotifier):
         return None
 
     def _following(self, run: CallbackRun, own: ExpectedRun, context: Mapping[str, Any]) -> ExpectedRun | None:
-        """Return the run that has to follow one that counts; None: there is none."""
+        """Return the run that has to follow a run that counts; None: there is none."""
         if self.every is not None:
             return self._after(run.dag_id, run.run_id, own.run_after)
         following = _next_time(context["dag"], own.run_after, context.get("dag_run"))
@@ -251,7 +253,7 @@ class MissedRunNotifier(MessageNotifier):
     ) -> tuple[str, str, datetime]:
         """Store the message about a run; return what became of it, its id, and when it is due.
 
-        :param again: also where there was one that waits no longer.
+        :param again: also where the message about that run waits no longer.
         """
         now, attempt = store.now(), expected.attempt(rendered["key"])
         if again:

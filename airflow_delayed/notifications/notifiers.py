@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from airflow.sdk import BaseNotifier
@@ -95,7 +94,8 @@ class StoreNotifier(BaseNotifier, ABC):
 
         :raises DelayedError: the store refuses, or does not answer in time.
         """
-        self._call(CallbackRun.of(context), context)
+        store_conn_id, work, conn_ids = self._work(CallbackRun.of(context), context)
+        calls_of(store_conn_id).call(work, conn_ids)
 
     async def async_notify(self, context: Context) -> None:
         """Do the work, for 10 seconds at most, and log what is raised.
@@ -108,10 +108,6 @@ class StoreNotifier(BaseNotifier, ABC):
         except Exception as error:
             log.error("Failed to send notification (async): %s", explained(error))
             raise
-
-    def _call(self, run: CallbackRun, context: Mapping[str, Any] | None) -> Any:
-        store_conn_id, work, conn_ids = self._work(run, context_of(run) if context is None else context)
-        return calls_of(store_conn_id).call(work, conn_ids)
 
     def _work(
         self, run: CallbackRun, context: Mapping[str, Any]
@@ -388,15 +384,6 @@ class DelayedNotifier(MessageNotifier):
     :raises ValueError: an argument is missing or wrong.
     """
 
-    def arm(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> ArmOutcome:
-        """Do what a callback of this failure does, for 10 seconds at most, and return what became of it.
-
-        :param context: to render the templates with; by default they have the names ``run_id``, ``dag_run`` and ``ti``
-            with what is known of the run.
-        :raises DelayedError: the store refuses, or does not answer in time.
-        """
-        return cast("ArmOutcome", self._call(run, context))
-
     def work(
         self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
     ) -> Callable[[DelayedStoreHook], ArmOutcome]:
@@ -434,14 +421,6 @@ class DelayedCancelNotifier(StoreNotifier):
     ) -> None:
         super().__init__(store_conn_id=store_conn_id, per=per, key=key, context=context)
 
-    def take_back(self, run: CallbackRun, context: Mapping[str, Any] | None = None) -> TakenBack:
-        """Do what a callback of this success does, for 10 seconds at most, and return what became of the messages.
-
-        :param context: as :meth:`DelayedNotifier.arm` has it.
-        :raises DelayedError: the store refuses, or does not answer in time.
-        """
-        return cast("TakenBack", self._call(run, context))
-
     def work(
         self, run: CallbackRun, attempt: RunAttempt, rendered: RenderedFields, context: Mapping[str, Any]
     ) -> Callable[[DelayedStoreHook], TakenBack]:
@@ -474,27 +453,9 @@ def _report(run: CallbackRun, outcome: str, message_id: str, message: DelayedMes
         "stored": f"{message_id} to {message.destination} is due {message.due_at.isoformat()}",
         "joined": f"{message_id}, which waits for an earlier failure, stands for this one too",
         "known": f"{message_id} was stored for this failure before",
-        "succeeded": "nothing is stored: the run, or a later one that replaces it, has succeeded since this failure",
+        "succeeded": "nothing is stored: the run, or a later run that replaces it, has succeeded since this failure",
     }
     log.info("%s: %s", run, texts[outcome])
-
-
-def context_of(run: CallbackRun) -> Mapping[str, Any]:
-    """Return what templates can name of a run without Airflow's context."""
-    names = ("dag_id", "run_id", "run_type", "run_after")
-    fields = {name: getattr(run, name) for name in names}
-    dag_run = SimpleNamespace(**fields, start_date=run.started_at, end_date=run.ended_at)
-    context: dict[str, Any] = {"run_id": run.run_id, "dag_run": dag_run, "reason": run.reason}
-    if run.task_id is not None:
-        context["ti"] = SimpleNamespace(
-            dag_id=run.dag_id,
-            run_id=run.run_id,
-            task_id=run.task_id,
-            map_index=run.map_index,
-            try_number=run.try_number,
-            id=run.try_id,
-        )
-    return context
 
 
 def _check_destination(destination: object, *, in_store: bool) -> None:

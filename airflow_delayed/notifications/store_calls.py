@@ -131,7 +131,7 @@ class StoreCalls:
         return one
 
     def _work_off(self, one: _Call) -> None:
-        """Make a call, and those that wait for a thread."""
+        """Make a call, and the calls that wait for a thread."""
         while True:
             one.context.run(self._make, one)
             with self._lock:
@@ -225,7 +225,7 @@ class StoreCalls:
             )
 
     def _no_answer(self, one: _Call, reason: str) -> None:
-        """Drop a call, and those that wait for a thread."""
+        """Drop a call, and the calls that wait for a thread."""
         with self._lock:
             if one.is_dropped:
                 return

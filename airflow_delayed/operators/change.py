@@ -1,4 +1,4 @@
-"""Operators that change the messages of a store: cancel, restore, reschedule, or retry those that failed."""
+"""Operators that change the messages of a store: cancel, restore, reschedule, or retry failed ones."""
 
 from __future__ import annotations
 

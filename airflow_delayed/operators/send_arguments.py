@@ -95,7 +95,7 @@ class CommonArguments:
         self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
         if self.until_due and self.hold_over:
             raise ValueError(
-                "until_due=True lets all messages wait in the store, and hold_over= sends those that are due soon at"
+                "until_due=True lets all messages wait in the store, and hold_over= sends messages that are due soon at"
                 " once; give one of them"
             )
         # a template is checked when it is rendered

@@ -97,7 +97,7 @@ class BrokerRefusals:
     """The messages for which the broker closed a whole connection; kept from one connection to the next.
 
     The broker does not name such a message. So after such an end messages are published one by one until it ends again
-    with one that is not confirmed: that message is rejected when it is delivered again.
+    with an unconfirmed message: that message is rejected when it is delivered again.
     """
 
     #: How many messages to publish one by one.

@@ -246,7 +246,7 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
             if self.on_given_up == "fail":
                 raise AirflowFailException(
                     f"{text}. See airflow delayed list --store-conn-id {self.store_conn_id} --state failed --state"
-                    " expired; airflow delayed retry lets those that failed wait again. If that may be, pass"
+                    " expired; airflow delayed retry lets failed messages wait again. If that may be, pass"
                     " on_given_up='succeed'"
                 )
             self.log.warning("%s", text)

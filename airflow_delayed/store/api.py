@@ -218,10 +218,10 @@ class Store(StoreEscalations):
             )
 
     def progress(self, *, ids: Iterable[str] | Unset = UNSET, **filters: Unpack[FilterArgs]) -> Progress:
-        """Count messages by outcome: those in the store, and those that have left it for as long as ids are remembered.
+        """Count messages by outcome: in the store, and after they have left it for as long as ids are remembered.
 
         Messages that a send handed to the transport at once count as dispatched, if it had this store. With ``sent_by``
-        alone, those that notifiers stored about a run do not count; with their ``tag`` they do.
+        alone, messages that notifiers stored about a run do not count; with their ``tag`` they do.
 
         :param ids: only these.
         :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.

@@ -195,7 +195,7 @@ class Withdraw:
     Messages of notifiers stay, which store them for the run of the task that they are about.
 
     :param run: the number of the run.
-    :param since: a message that was stored before stays, also one that was replaced since.
+    :param since: a message that was stored before stays, also if it was replaced since.
     """
 
     run: int

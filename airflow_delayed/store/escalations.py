@@ -168,12 +168,12 @@ class RunFailures:
         return RunFailures(sorted([*self.latest, failure], key=lambda one: one.place)[-NAMED:], self.count + 1)
 
     def after(self, success: RunAttempt) -> RunFailures:
-        """Return those that a success does not end."""
+        """Return the failures that a success does not end."""
         rest = [one for one in self.latest if not success.ends(one)]
         if len(rest) == len(self.latest) and rest:
-            # of those that are not named some may have ended; it stands for the named ones in any case
+            # some of the unnamed failures may have ended; it stands for the named ones in any case
             return self
-        # those that are not named come before the named ones, of which the first have ended
+        # the unnamed failures come before the named ones, of which the first have ended
         return RunFailures(rest, len(rest))
 
 
@@ -186,7 +186,7 @@ class ArmOutcome(str, Enum):
     JOINED = "joined"
     #: This failure has had its message before.
     KNOWN = "known"
-    #: The run, or a later one that replaces it, has succeeded in the meantime.
+    #: The run, or a later run in its place, has succeeded in the meantime.
     SUCCEEDED = "succeeded"
 
 
@@ -331,7 +331,7 @@ def _came_first(failed: RunAttempt, run_succeeded: datetime | None, newest: date
     """Return whether a success that ends a failure came before the failure; one whose start is unknown has not ended.
 
     :param run_succeeded: when the attempt of the run that succeeded had started.
-    :param newest: the ``run_after`` of the newest run that succeeded, of those that replace each other.
+    :param newest: the ``run_after`` of the newest run that succeeded, of the runs that replace each other.
     """
     if run_succeeded is not None and failed.started_at is not None and failed.started_at <= run_succeeded:
         return True

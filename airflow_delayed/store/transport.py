@@ -216,7 +216,7 @@ class StoreTransport(DelayStore):
         """Remember messages, without their content, that another transport has confirmed and that never waited here.
 
         A later ``send`` of them is a duplicate or a conflict, as after a dispatch; and they are listed and counted by
-        tag, connection and run as those that were dispatched.
+        tag, connection and run as dispatched messages.
 
         :raises TopologyError: the table is missing.
         """

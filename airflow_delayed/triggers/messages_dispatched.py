@@ -112,7 +112,7 @@ class Look:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of messages in all and by outcome; ``forgotten``: those that the store has forgotten meanwhile."""
+        """The number of messages in all, by outcome, and ``forgotten`` by the store meanwhile."""
         counts = self.progress.outcomes
         return {"total": self.seen, **counts, "forgotten": self.seen - self.progress.total}
 

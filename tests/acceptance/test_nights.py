@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 from sqlalchemy import create_engine
-from support.lengths import LONG, TABLES, length
+from support.lengths import TABLES
 from support.nights import FOLDERS, QUEUE, Nights, Round, Run, play
 
 from acceptance.conftest import connection_fields, create_database
@@ -37,8 +37,7 @@ DAGS = (
     "queued",
     "alone",
 )
-ROUNDS = length("rounds of nights", 2, 8)
-DAYS = length("days of a night's schedule", 3, 6)
+ROUNDS, DAYS = 8, 6
 # another live Airflow, whose figures a busy machine makes late
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.long]
 
@@ -127,33 +126,7 @@ def nights(silent: Silent, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def rounds() -> Iterator[Round]:
-    """Return the rounds: runs of each fate in DAGs of each kind; in the long form, a fifth red and a tenth mended."""
-    if not LONG:
-        yield Round(
-            number=0,
-            reordered=False,
-            night=["overlapping", "red", "cleared", "retried", "marked"],
-            days=["red", "overlapping", "red"],
-            past=["red"],
-            customers=["red", "overlapping"],
-            parts=["red"],
-            late=[],
-            garbled=["red"],
-            late_sync=["late"],
-            silent=["red"],
-        )
-        yield Round(
-            number=1,
-            reordered=True,
-            night=["overlapping", "cleared", "again"],
-            days=["red", "overlapping", "green"],
-            past=["red"],
-            customers=["red", "overlapping"],
-            parts=[],
-            late=["overlapping", "late"],
-            queued=["overlapping", "behind"],
-        )
-        return
+    """Return the rounds: runs of each fate in DAGs of each kind; about a quarter red, a tenth mended."""
     for number in range(ROUNDS):
         odd = bool(number % 2)
         yield Round(
@@ -245,7 +218,6 @@ def test_a_scheduled_run_that_a_backfill_plays_again(nights: Nights) -> None:
     done(nights)
 
 
-@pytest.mark.long
 def test_runs_that_end_about_when_their_deadline_passes(nights: Nights) -> None:
     deadline_of = (
         "SELECT extract(epoch FROM deadline_time) FROM deadline JOIN dag_run ON dag_run.id = dagrun_id"
@@ -270,7 +242,6 @@ PROCESSOR_ENDED = "the DAG processor is killed or restarted after it took the ca
 SCHEDULER_KILLED = "the scheduler is killed between the end of a run and its request for the callback"
 
 
-@pytest.mark.long
 def test_killed_tasks(nights: Nights) -> None:
     run, part = nights.start("night", "task-killed", "killed"), nights.start("parts", "task-killed", "killed")
     nights.end([run, part])
@@ -307,7 +278,6 @@ def lose_in_hand(nights: Nights, name: str, end: Callable[[], None]) -> list[Run
     return [*red, mended]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ends", ["kill", "stop"])
 def test_a_dag_processor_that_ends(nights: Nights, ends: str) -> None:
     lose_in_hand(nights, f"processor-{ends}", lambda: getattr(nights.live, ends)("dag-processor"))
@@ -317,7 +287,6 @@ def test_a_dag_processor_that_ends(nights: Nights, ends: str) -> None:
     done(nights)
 
 
-@pytest.mark.long
 def test_a_killed_scheduler(nights: Nights) -> None:
     mended = nights.start("night", "scheduler-green", "cleared")
     nights.end([mended])
@@ -349,7 +318,6 @@ def test_a_killed_scheduler(nights: Nights) -> None:
     done(nights)
 
 
-@pytest.mark.long
 def test_a_killed_triggerer(nights: Nights) -> None:
     runs = [nights.start("late", f"triggerer-{n}", "late") for n in range(2)]
     with nights.locked(nights.store.engine, "delayed_messages") as awaited:
@@ -364,7 +332,6 @@ def test_a_killed_triggerer(nights: Nights) -> None:
     done(nights)
 
 
-@pytest.mark.long
 def test_the_listener_hears_what_no_callback_does(nights: Nights) -> None:
     """What a person marks, and what was lost with a DAG processor. The last test, for Airflow goes on with it."""
     live = nights.live

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -65,7 +64,7 @@ def test_a_failure_of_a_run_that_a_later_one_has_replaced_stores_nothing(etl: Et
     caplog.set_level("INFO")
     etl.red("a", 1)
     assert etl.waiting == []
-    assert "nothing is stored: the run, or a later one that replaces it, has succeeded" in caplog.text
+    assert "nothing is stored: the run, or a later run that replaces it, has succeeded" in caplog.text
     etl.red("c", 2)
     assert etl.stands_for == [["c"]]
 
@@ -287,11 +286,11 @@ def test_failures_at_the_same_moment_are_one_message(reachable: Store, broker: s
         assert [child.answer() for child in children] == ["ready"] * size
         for child in children:
             child.say("go")
-        outcomes = Counter(child.answer() for child in children)
+        assert [child.answer() for child in children] == ["done"] * size
     finally:
         for child in children:
             child.close()
-    assert outcomes == {"stored": 1, "joined": size - 1}
+    # one message that stands for all
     (header,) = etl.headers
     assert header["failures"] == size
     assert len({one["map_index"] for one in header["latest"]}) == min(size, 10)

@@ -156,7 +156,7 @@ def test_what_is_kept_makes_the_same_message_ids(listener):
     dag = watched()
     dag_policy(dag)
     text = dag.default_args[NOTIFIERS]
-    run = CallbackRun.of_run(dag_id="etl", run_id="scheduled__2026-01-05T00:00:00+00:00", end_date=START)
+    run = CallbackRun.of({"dag": dag, "run_id": "scheduled__2026-01-05T00:00:00+00:00", "dag_run": {"end_date": START}})
     written = dag.on_failure_callback[1]
     (kept,) = kept_notifiers(text, None, "failed")
 
