@@ -233,7 +233,7 @@ def test_what_stays_until_it_is_due_all_waits_in_the_store(run, log):
     ("arguments", "says"),
     [
         ({}, "until_due=True needs a store, and store_conn_id= names none: only there can messages wait until"),
-        ({"store_conn_id": "store", "hold_over": "PT5M"}, r"and hold_over= sends those that are due soon at once"),
+        ({"store_conn_id": "store", "hold_over": "PT5M"}, r"and hold_over= sends messages that are due soon at once"),
     ],
 )
 def test_what_stays_until_it_is_due_needs_a_store_and_no_hold_over(run, arguments, says):
