@@ -32,7 +32,6 @@ from raw_client import RawClient
 from support.rabbitmq import VirtualHost, virtual_host
 
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS, Topology
@@ -111,7 +110,7 @@ def steady_bare(host: VirtualHost, count: int) -> Work:
         for number, moment in asked(count, RATE):
             delay = 1 + number % 4
             properties = pika.BasicProperties(delivery_mode=2, message_id=f"order-{number:08d}")
-            exchange, key = DELAYED.level_name(levels.entry_level(delay)), levels.routing_key(delay, QUEUE)
+            exchange, key, _ = DELAYED.address(QUEUE, delay, direct=False)
             client.publish(1, exchange, key, body(moment, delay), properties)
         client.close()
 

@@ -29,7 +29,6 @@ from raw_client import RawClient  # noqa: E402
 from support.rabbitmq import VirtualHost, virtual_host  # noqa: E402
 
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
-from airflow_delayed.rabbitmq import levels  # noqa: E402
 from airflow_delayed.rabbitmq.declare import apply, plan  # noqa: E402
 from airflow_delayed.rabbitmq.publisher import Publisher  # noqa: E402
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, Topology  # noqa: E402
@@ -174,14 +173,12 @@ def _celery_url(host: VirtualHost) -> str:
     return f"pyamqp://{login.username}:{login.password}@{given.host}:{given.port}/{host.name}"
 
 
-_KEY = levels.routing_key(DELAY, QUEUE)
-_ENTRY = levels.entry_level(DELAY)
 OURS, FLOOR, CELERYS = "ours", "floor: raw client, plain queue", "Celery, native delayed delivery"
 OURS_NSB, RAW_NSB = "ours, NServiceBus's topology", "raw client, NServiceBus's topology"
 CONTESTANTS = (
     Contestant(FLOOR, raw(DELAYED, "", QUEUE)),
     Contestant(OURS, ours(DELAYED)),
-    Contestant(RAW_NSB, raw(NSERVICEBUS, NSERVICEBUS.level_name(_ENTRY), _KEY), 0.4),
+    Contestant(RAW_NSB, raw(NSERVICEBUS, *NSERVICEBUS.address(QUEUE, DELAY)[:2]), 0.4),
     Contestant(OURS_NSB, ours(NSERVICEBUS), 0.4),
     Contestant("kombu, confirm_publish", by_kombu, 0.03),
     Contestant(CELERYS, by_celery, 0.03),
@@ -205,7 +202,8 @@ def measure(contestant: Contestant, broker: rabbitmq.Broker, messages: int) -> R
 
 def _check(host: VirtualHost, count: int) -> None:
     """All of it waits in the level's queue or, by the floor's client, in its own."""
-    names = [QUEUE, *(topology.level_name(_ENTRY) for topology in (DELAYED, NSERVICEBUS, CELERY))]
+    topologies = (DELAYED, NSERVICEBUS, CELERY)
+    names = [QUEUE, *(topology.level_name(topology.digits.entry_level(DELAY)) for topology in topologies)]
     found = 0
     for name in names:
         try:

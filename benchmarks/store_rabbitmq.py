@@ -34,7 +34,6 @@ from publish import broker_cpu
 from store_worker import BROKER, QUEUE
 from support.rabbitmq import VirtualHost, virtual_host
 
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.topology import DELAYED
 from services import rabbitmq
@@ -112,7 +111,7 @@ def ended(worker: subprocess.Popen[str]) -> Measured:
 
 def arrived(host: VirtualHost) -> list[str]:
     """The ids of all that waits in the level."""
-    level = DELAYED.level_name(levels.entry_level(AHEAD))
+    level = DELAYED.level_name(DELAYED.digits.entry_level(AHEAD))
     expected, ids = host.count(level), []
     with pika.BlockingConnection(host.parameters) as connection:
         channel = connection.channel()

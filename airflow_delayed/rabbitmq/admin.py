@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
-from airflow_delayed.rabbitmq import cluster, declare, levels, verify
+from airflow_delayed.rabbitmq import cluster, declare, verify
 from airflow_delayed.rabbitmq.connection import server_version
 from airflow_delayed.rabbitmq.declare import Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
@@ -43,9 +43,9 @@ class TopologyAdmin:
 
     # verify and count
 
-    def verify(self, destinations: Sequence[str], top_level: int, clocks: NodeClocks) -> TopologyReport:
-        """Compare the broker with what messages need that enter at ``top_level`` or below."""
-        parts = declare.plan(self.topology, destinations, top_level=top_level)
+    def verify(self, destinations: Sequence[str], top_position: int | None, clocks: NodeClocks) -> TopologyReport:
+        """Compare the broker with what messages need that enter at ``top_position`` or below; None: at any."""
+        parts = declare.plan(self.topology, destinations, top_position=top_position)
         found = declare.compare(self.connection, parts, patience=_PATIENCE)
         left = sum(not isinstance(part, declare.Binding) for part in parts) - len(found)
         broker = (self.management.version() if self.management else None) or server_version(self.connection)
@@ -53,7 +53,7 @@ class TopologyAdmin:
         there = [] if left else [one.name for one in parts if isinstance(one, Queue) and one.destination]
         counts = declare.counts(self.connection, [self.topology.unroutable_queue, *there])
         findings = verify.judge(
-            self.topology, destinations, parts, found, top_level=top_level, facts=facts, broker=broker, counts=counts
+            self.topology, destinations, parts, found, top_position, facts=facts, broker=broker, counts=counts
         )
         return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.why)))
 
@@ -219,7 +219,7 @@ class TopologyAdmin:
         return f". As to what is unknown: {self.why}" if self.why and None in blocked.values() else ""
 
     def _queues(self) -> list[str]:
-        return [*map(self.topology.level_name, range(levels.BITS)), self.topology.unroutable_queue]
+        return [*self.topology.level_names(), self.topology.unroutable_queue]
 
     def _destination_bindings(self, facts: Facts) -> list[BindingFacts]:
         return [one for one in facts.bindings or () if one.source == self.topology.delivery_exchange]

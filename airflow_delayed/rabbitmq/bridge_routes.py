@@ -28,7 +28,7 @@ from pika import BasicProperties
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.message import UTC, delay_seconds, parse_moment
-from airflow_delayed.rabbitmq import declare, levels
+from airflow_delayed.rabbitmq import declare
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.properties import (
     DELIVERY_COUNT,
@@ -236,7 +236,7 @@ class BridgeRoutes:
 
     def _from_intake(self, taken: TakenMessage, now: datetime, user: str | None) -> Publication:
         milliseconds = read_delay(taken.properties.headers)
-        levels.check_delay(milliseconds // 1000)
+        self.topology.digits.check_delay(milliseconds // 1000)
         if not milliseconds:
             return Publication(self.target, taken.key, _restored(taken.properties, user))
         due_at = now + timedelta(milliseconds=milliseconds)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, DestinationMissing, TopologyError
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
@@ -89,12 +88,12 @@ def plan(
     topology: Topology,
     destinations: Iterable[str] = (),
     *,
-    top_level: int = levels.TOP_LEVEL,
+    top_position: int | None = None,
     unroutable: bool = False,
 ) -> tuple[Declaration, ...]:
     """Return the declarations that delays need, in an order in which each may be made.
 
-    :param top_level: the highest level wanted; -1 for none, where no message is delayed.
+    :param top_position: the highest position wanted; -1 for none, where no message is delayed; None for all.
     :param unroutable: include an exchange and a queue for unroutable messages, to which a policy leads, also where
         the topology has none.
     :raises LimitExceeded: a destination's name is beyond the limits.
@@ -109,14 +108,14 @@ def plan(
         parts += exchange, queue, Binding(exchange, queue)
     delivery = below = Exchange(topology.delivery_exchange, "topic", arguments)
     parts.append(delivery)
-    for level in range(top_level + 1):
-        name = topology.level_name(level)
-        exchange, queue = Exchange(name, "topic"), Queue(name, topology.queue_arguments(level))
-        parts += exchange, queue
-        parts += (
-            Binding(exchange, queue, levels.level_key(level, 1)),
-            Binding(exchange, below, levels.level_key(level, 0)),
-        )
+    digits = topology.digits
+    for position in range(digits.count if top_position is None else top_position + 1):
+        exchange = Exchange(topology.exchange_name(position), "topic")
+        parts.append(exchange)
+        for level in digits.levels_at(position):
+            queue = Queue(topology.level_name(level), topology.queue_arguments(level))
+            parts += queue, Binding(exchange, queue, digits.binding_key(position, position, digits.digit(level)))
+        parts.append(Binding(exchange, below, digits.binding_key(position, position, 0)))
         below = exchange
     for destination in dict.fromkeys(destinations):
         key = topology.binding_key(destination)

@@ -21,6 +21,7 @@ from airflow_delayed.errors import TransportUnavailable, one_line, some
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import nservicebus_time
 from airflow_delayed.rabbitmq.connection import describe_error
+from airflow_delayed.rabbitmq.levels import split_key
 from airflow_delayed.rabbitmq.properties import (
     BROKERS_OWN,
     DELIVERY_COUNT,
@@ -34,7 +35,7 @@ from airflow_delayed.rabbitmq.properties import (
     text,
 )
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS_DELAY, NSERVICEBUS_TIME_SENT, HeaderStyle
-from airflow_delayed.rabbitmq.waiting import Reading, split_key
+from airflow_delayed.rabbitmq.waiting import Reading
 from airflow_delayed.rabbitmq.wire import properties_max
 
 if TYPE_CHECKING:

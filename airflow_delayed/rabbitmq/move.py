@@ -17,7 +17,7 @@ from uuid import uuid4
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
-from airflow_delayed.rabbitmq import cluster, declare, levels
+from airflow_delayed.rabbitmq import cluster, declare
 from airflow_delayed.rabbitmq.drain import (
     RETURNS,
     DrainedMessage,
@@ -114,7 +114,7 @@ class MigrationEndpoint:
         there = facts.queues if queues else facts.exchanges
         if facts.bindings is None or there is None:
             return BoundDestinations(why=facts.why)
-        before = self.topology.binding_key("x").removesuffix("x")
+        before = self.topology.binding_prefix
         ways = [each for each in facts.bindings if each.source == self.topology.delivery_exchange]
         bound = frozenset(each.target for each in ways if each.is_queue == queues and each.key == before + each.target)
         return BoundDestinations(frozenset(there), bound)
@@ -194,11 +194,11 @@ class MessageMover:
         if same_queues(self._source, self._target):
             raise ValueError(f"messages cannot be moved from {self._source} to the same place")
         topology = self._source.topology
-        names = {topology.level_name(level): level for level in range(levels.TOP_LEVEL, -1, -1)}
+        names = dict(reversed(topology.level_names().items()))
         self._source.require_available(names)
         queues = self._source.existing(names)
         if not queues:
-            missing = _missing(topology.level_name(levels.TOP_LEVEL))
+            missing = _missing(next(iter(names)))
             raise TopologyError(self._source.conn_id, missing, topology=topology.name)
         self._target.require()
         if not dry_run:
@@ -347,7 +347,7 @@ class MessageMover:
 
     def _beyond(self, message: DrainedMessage) -> str | None:
         try:
-            levels.check_delay(delay_seconds(message.due_at, self._clock()))
+            self._target.topology.digits.check_delay(delay_seconds(message.due_at, self._clock()))
         except LimitExceeded as error:
             return str(error)
         return None

@@ -1,9 +1,9 @@
-"""A delay topology as one value: the names, arguments and bindings of its exchanges and queues.
+"""A delay topology as one value: the digits, names, arguments and bindings of its exchanges and queues.
 
-Each topology has the levels of :mod:`airflow_delayed.rabbitmq.levels`; planning, comparing, installing and sending work
-on any. The time to live of a level, and what a level does with a message whose destination is full, come from
-:meth:`Topology.queue_arguments`. Below are the headers that NServiceBus.RabbitMQ reads, the AMQP properties that it
-makes of them (BasicPropertiesExtensions.cs), and the limits that a message has to keep; all without a network.
+Each topology has levels as :mod:`airflow_delayed.rabbitmq.levels` describes; planning, comparing, installing and
+sending work on any. The time to live of a level, and what a level does with a message whose destination is full, come
+from :meth:`Topology.queue_arguments`. Below are the headers that NServiceBus.RabbitMQ reads, the AMQP properties that
+it makes of them (BasicPropertiesExtensions.cs), and the limits that a message has to keep; all without a network.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Literal, NamedTuple, get_args
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.levels import BITS, DelayDigits
 
 #: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
 Binding = Literal["exact", "suffix"]
-#: Where a delayed message enters: a level's queue itself, the exchange of its highest bit, that of the highest level.
-Entry = Literal["direct", "top-bit", "top-level"]
+#: Where a delayed message enters: a level's queue itself, the exchange of its highest digit that is not 0, that of the
+#: highest position.
+Entry = Literal["direct", "top-digit", "top-position"]
 #: What a destination is: a queue, or (NServiceBus's conventional routing) a fanout exchange before a queue of its name.
 Routing = Literal["direct", "conventional"]
 #: Which headers state the delay: those of this package alone, or NServiceBus's too.
@@ -46,10 +47,11 @@ class Topology:
     """The names, queue arguments, bindings, entry and headers of one delay topology.
 
     :param name: by which a user chooses it.
-    :param level_prefix: a level's exchange and queue are both called this and the level's number.
-    :param level_digits: how many digits that number has at least.
-    :param delivery_exchange: topic exchange behind level 0, to which destinations are bound.
+    :param level_prefix: the names of all exchanges and queues of the levels begin with it.
+    :param level_digits: how many digits a level's number has at least in a name.
+    :param delivery_exchange: topic exchange behind the last digit, to which destinations are bound.
     :param arguments: of each level's queue, beside its time to live and its dead-letter exchange.
+    :param digits: how keys and levels write a delay.
     :param unroutable: fanout exchange and queue for messages that no destination takes; None for a topology that others
         declare too, since the broker would refuse their declaration of an exchange with another argument. Without it,
         at-least-once dead-lettering keeps such a message at the head of its level, where it blocks all others.
@@ -60,15 +62,28 @@ class Topology:
     level_digits: int
     delivery_exchange: str
     arguments: Mapping[str, str | int]
+    digits: DelayDigits = BITS
     unroutable: str | None = None
     binding: Binding = "suffix"
-    entry: Entry = "top-bit"
+    entry: Entry = "top-digit"
     routing: Routing = "direct"
     headers: HeaderStyle = "plain"
 
     def level_name(self, level: int) -> str:
-        """Return the name of a level's exchange and of its queue."""
+        """Return the name of a level's queue."""
         return f"{self.level_prefix}{level:0{self.level_digits}d}"
+
+    def level_names(self, top_position: int | None = None) -> dict[str, int]:
+        """Return the levels by the names of their queues, the shortest wait first.
+
+        :param top_position: the highest position wanted; -1 for none, None for all.
+        """
+        top = self.digits.count - 1 if top_position is None else top_position
+        return {self.level_name(level): level for level in self.digits.levels if self.digits.position(level) <= top}
+
+    def exchange_name(self, position: int) -> str:
+        """Return the name of the exchange that reads the digit at a position; the lowest is the delivery exchange."""
+        return self.level_name(position) if position >= 0 else self.delivery_exchange
 
     @property
     def unroutable_queue(self) -> str:
@@ -102,8 +117,8 @@ class Topology:
         """
         return {
             **self.arguments,
-            "x-message-ttl": levels.time_to_live(level),
-            "x-dead-letter-exchange": self.level_name(level - 1) if level else self.delivery_exchange,
+            "x-message-ttl": self.digits.wait(level) * 1000,
+            "x-dead-letter-exchange": self.exchange_name(self.digits.position(level) - 1),
         }
 
     def entry_exchange(self, delay_seconds: int) -> str:
@@ -111,7 +126,8 @@ class Topology:
 
         :raises LimitExceeded: the delay is beyond its limit.
         """
-        return self.level_name(levels.TOP_LEVEL if self.entry == "top-level" else levels.entry_level(delay_seconds))
+        top = self.digits.position(self.digits.entry_level(delay_seconds))
+        return self.exchange_name(self.digits.count - 1 if self.entry == "top-position" else top)
 
     def address(
         self, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
@@ -126,22 +142,22 @@ class Topology:
         :param direct: whether the destination takes a direct entry (where the topology has it).
         :raises LimitExceeded: the delay or the destination is beyond its limit.
         """
-        key = levels.routing_key(delay_seconds, destination)
+        key = self.digits.routing_key(delay_seconds, destination)
         if delay_seconds <= 0 and self.routing == "conventional":
             return PublishAddress(destination, "")
         if delay_seconds <= 0 and default_exchange:
             return PublishAddress("", destination)
         if self.entry == "direct" and default_exchange and direct:
-            return PublishAddress("", key, self.level_name(levels.entry_level(delay_seconds)))
+            return PublishAddress("", key, self.level_name(self.digits.entry_level(delay_seconds)))
         return PublishAddress(self.entry_exchange(delay_seconds), key)
 
     def check_destination(self, destination: str) -> None:
         """Check that a destination can be one of this topology.
 
-        :raises LimitExceeded: it is longer than 199 UTF-8 bytes, has an empty word, a word that is ``*`` or ``#``, or
-            is a part of the topology itself.
+        :raises LimitExceeded: it is too long for a routing key, has an empty word, a word that is ``*`` or ``#``, or is
+            a part of the topology itself.
         """
-        levels.check_destination(destination)
+        self.digits.check_destination(destination)
         if destination in (self.unroutable_queue, self.delivery_exchange) or destination.startswith(self.level_prefix):
             raise LimitExceeded(
                 "destination", f"{destination!r} is a part of the delay levels themselves; choose another"
@@ -156,30 +172,34 @@ class Topology:
         :raises LimitExceeded: the destination is beyond its limit.
         """
         self.check_destination(destination)
-        return ("*." * levels.BITS if self.binding == "exact" else "#.") + destination
+        return self.binding_prefix + destination
+
+    @property
+    def binding_prefix(self) -> str:
+        """What stands before the destination in the key of its binding."""
+        return "*." * self.digits.count if self.binding == "exact" else "#."
 
     def leaks(self, destinations: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return each pair of destinations of which the first also gets delayed messages for the second.
 
-        ``Sales`` gets all for ``Acme.Sales``. A name that begins like a delay's bits leaks the other way: ``0.Sales``
-        gets those for ``Sales`` whose delay is even.
+        ``Sales`` gets all for ``Acme.Sales``. A name that begins like a delay's digits leaks the other way: ``0.Sales``
+        gets those for ``Sales`` whose last digit is 0.
         """
         if self.binding == "exact":
             return ()
         pairs = permutations(dict.fromkeys(destinations), 2)
-        return tuple((one, other) for one, other in pairs if other.endswith("." + one) or _is_bits_of(one, other))
+        return tuple((one, other) for one, other in pairs if other.endswith("." + one) or self._is_delay_of(one, other))
+
+    def _is_delay_of(self, one: str, other: str) -> bool:
+        head = one.removesuffix("." + other)
+        words = head.split(".")
+        return head != one and len(words) <= self.digits.count and all(map(self.digits.is_digit, words))
 
     @property
     def pattern(self) -> str:
         """A pattern for the names of its parts, as RabbitMQ's permissions have them."""
         names = (self.level_prefix, self.delivery_exchange, self.unroutable_queue)
         return f"^({'|'.join(name.replace('.', '[.]') for name in names)})"
-
-
-def _is_bits_of(one: str, other: str) -> bool:
-    head = one.removesuffix("." + other)
-    bits = head.split(".")
-    return head != one and len(bits) <= levels.BITS and set(bits) <= {"0", "1"}
 
 
 _QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -351,7 +371,7 @@ def check_message(message: DelayedMessage, delay_seconds: int, topology: Topolog
 
     :raises LimitExceeded: its delay, destination or headers are beyond one.
     """
-    levels.check_delay(delay_seconds)
+    topology.digits.check_delay(delay_seconds)
     topology.check_destination(message.destination)
     check_headers(message, topology.headers, delay_seconds)
 

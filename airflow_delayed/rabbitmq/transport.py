@@ -14,7 +14,7 @@ from airflow_delayed.errors import TransportUnavailable, require
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
-from airflow_delayed.rabbitmq import declare, levels
+from airflow_delayed.rabbitmq import declare
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology, check_message, fits, topology_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class RabbitMQTransport(Delivery):
     @property
     def horizon(self) -> timedelta:
         """The longest delay of the levels: to wait in them costs no request."""
-        return timedelta(seconds=levels.MAX_DELAY_SECONDS)
+        return timedelta(seconds=self.topology.digits.max_delay)
 
     def install(
         self,
@@ -158,10 +158,10 @@ class RabbitMQTransport(Delivery):
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
-        top_level = levels.TOP_LEVEL
+        top = None
         if max_delay is not None:
-            seconds = ceil_units(max_delay)
-            top_level = levels.entry_level(seconds) if seconds else -1
+            seconds, digits = ceil_units(max_delay), self.topology.digits
+            top = digits.position(digits.entry_level(seconds)) if seconds else -1
         names = list(destinations)
         declare.plan(self.topology, names)
         require_client()
@@ -169,7 +169,7 @@ class RabbitMQTransport(Delivery):
 
         url = self._connection().extra.get("management_url")
         with self._admin() as admin, NodeClocks(self._hosts(), url, admin.management) as clocks:
-            return admin.verify(names, top_level, clocks)
+            return admin.verify(names, top, clocks)
 
     def waiting(self) -> Waiting:
         """Count the messages in each level, with the time when they fall due; ``str()`` of it is a table.

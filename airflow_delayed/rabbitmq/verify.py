@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
-from airflow_delayed.rabbitmq import cluster, levels
+from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import UNCOMPARED, Binding, Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, QueueFacts
 from airflow_delayed.rabbitmq.topology import Topology
@@ -29,15 +29,15 @@ def judge(
     destinations: Sequence[str],
     parts: Sequence[Declaration],
     found: Sequence[Finding],
+    top_position: int | None = None,
     *,
-    top_level: int,
     facts: Facts,
     broker: str | None,
     counts: Mapping[str, int | None],
 ) -> Iterator[Finding]:
     """Judge all of a topology.
 
-    :param parts: the plan, of the levels up to ``top_level`` and of the destinations.
+    :param parts: the plan, of the levels up to ``top_position`` (None: of all) and of the destinations.
     :param found: what AMQP shows of the parts.
     :param broker: its version.
     :param counts: messages in the queues of the destinations and in the one for unroutable messages, by AMQP.
@@ -46,23 +46,23 @@ def judge(
     yield from uncompared(found, facts)
     yield from version(broker)
     yield from flags(topology, broker, facts)
-    yield from cluster.judge(*needed_queues(topology, parts, top_level, facts), facts)
+    yield from cluster.judge(*needed_queues(topology, parts, top_position, facts), facts)
     yield from bindings(topology, parts, found, facts)
     yield from leaks(topology, destinations, facts)
     yield from receivers(topology, facts, counts)
-    yield from stuck(topology, top_level, facts)
-    yield from policies(topology, top_level, facts)
+    yield from stuck(topology, top_position, facts)
+    yield from policies(topology, top_position, facts)
     yield from unroutable(topology, facts, counts[topology.unroutable_queue])
 
 
 def needed_queues(
-    topology: Topology, parts: Iterable[Declaration], top_level: int, facts: Facts
+    topology: Topology, parts: Iterable[Declaration], top_position: int | None, facts: Facts
 ) -> tuple[list[QueueFacts], list[str]]:
     """Return the queues that messages need and that are there, and the names of the levels' queues.
 
     A destination that nobody named is needed too, if it is bound: what cannot go there stays at the head of its level.
     """
-    names = [topology.level_name(level) for level in range(top_level + 1)]
+    names = [*topology.level_names(top_position)]
     named = [part.name for part in parts if isinstance(part, Queue) and part.destination]
     every = dict.fromkeys((*names, topology.unroutable_queue, *named, *sorted(_reached(topology, facts))))
     known = facts.queues or {}
@@ -228,7 +228,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
     bound = [one for one in facts.bindings or () if one.source == topology.delivery_exchange]
     if topology.binding == "exact":
         for one in bound:
-            if one.key != "*." * levels.BITS + one.target:
+            if one.key != topology.binding_prefix + one.target:
                 yield warning(
                     "leak",
                     f"binding {one.source} -> {one.target}",
@@ -250,15 +250,14 @@ _REBALANCE = (
 )
 
 
-def stuck(topology: Topology, top_level: int, facts: Facts) -> Iterator[Finding]:
+def stuck(topology: Topology, top_position: int | None, facts: Facts) -> Iterator[Finding]:
     """Name the levels with messages that dead-lettering could not pass on."""
     if not topology.keeps_stuck:
         return
     if facts.queues is None:
         yield unknown("stuck", _STUCK, facts.why)
         return
-    names = (topology.level_name(level) for level in range(top_level + 1))
-    there = [facts.queues[name] for name in names if name in facts.queues]
+    there = [facts.queues[name] for name in topology.level_names(top_position) if name in facts.queues]
     if unseen := [queue.name for queue in there if queue.stuck is None]:
         yield unknown("stuck", _STUCK, f"the broker has no statistics (yet) of {some(unseen, separator=', ')}")
     for queue in there:
@@ -283,7 +282,7 @@ _ON_LEVELS: Mapping[str, tuple[State, str]] = {
 _LIMITS = ("max-length", "max-length-bytes")
 
 
-def policies(topology: Topology, top_level: int, facts: Facts) -> Iterator[Finding]:
+def policies(topology: Topology, top_position: int | None, facts: Facts) -> Iterator[Finding]:
     """Name each policy that changes what a level queue or the delivery exchange needs.
 
     Of an argument and a policy's setting, the smaller number is in force, and of other values the argument.
@@ -291,8 +290,7 @@ def policies(topology: Topology, top_level: int, facts: Facts) -> Iterator[Findi
     if facts.policies is None:
         yield unknown("policy", "policies", facts.why)
         return
-    for level in range(top_level + 1):
-        name = topology.level_name(level)
+    for name, level in topology.level_names(top_position).items():
         kind = "quorum_queues" if topology.is_quorum else "classic_queues"
         for policy in facts.applied(name, kind):
             for setting, value in sorted(policy.definition.items()):

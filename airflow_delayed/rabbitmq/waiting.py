@@ -16,7 +16,8 @@ from airflow_delayed.delivery import Finding
 from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import EPOCH, UTC, parse_moment
 from airflow_delayed.nservicebus import DELIVER_AT, parse_nservicebus_time
-from airflow_delayed.rabbitmq import cluster, levels
+from airflow_delayed.rabbitmq import cluster
+from airflow_delayed.rabbitmq.levels import split_key
 from airflow_delayed.rabbitmq.management import QueueFacts
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, ORIGINAL_KEY
 from airflow_delayed.rabbitmq.topology import (
@@ -41,7 +42,8 @@ class LevelWaiting:
     messages: int | None
     #: Messages that are due to go on and could not; None: unknown.
     stuck: int | None
-    #: When the first of them may fall due, and when the last will have: now, and 2**(level + 1) - 1 s later.
+    #: When the first of them may fall due, and when the last will have: now, and after the waits of this level and of
+    #: all below.
     earliest: datetime
     latest: datetime
 
@@ -126,7 +128,7 @@ def waiting(
     :param counts: AMQP's count of each queue; None for a queue that is missing.
     :param queues: the management API's list; None without it, with the reason in ``why``.
     """
-    names = [*map(topology.level_name, range(levels.BITS)), topology.unroutable_queue]
+    names = [*topology.level_names(), topology.unroutable_queue]
     there = [queues[name] for name in names if queues and name in queues]
     unavailable = {queue.name for queue in cluster.unavailable(there)}
     found = []
@@ -144,7 +146,7 @@ def waiting(
                 messages=None if ready is None else ready + (stuck or 0),
                 stuck=stuck,
                 earliest=now,
-                latest=latest(now, level),
+                latest=now + timedelta(seconds=topology.digits.longest(level)),
             )
         )
     why_unknown = None
@@ -163,11 +165,6 @@ def waiting(
     )
 
 
-def latest(now: datetime, level: int) -> datetime:
-    """Return when all messages that are in a level now will be due: 2**level s in it, and less in those below."""
-    return now + timedelta(seconds=(1 << (level + 1)) - 1)
-
-
 def _count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
@@ -179,8 +176,6 @@ def _time(moment: datetime) -> str:
 #: By how much two clocks may differ, or a broker be late, before a header's time counts as one of an earlier publish.
 TOLERANCE = timedelta(seconds=2)
 _SECOND = timedelta(seconds=1)
-_KEY_LENGTH = 2 * levels.BITS
-_LONGEST = timedelta(seconds=levels.MAX_DELAY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +190,6 @@ class Reading:
     destination: str | None
     due_at: datetime | None
     problem: str | None = None
-
-
-def split_key(key: str) -> tuple[int, str] | None:
-    """Return the delay in seconds and the destination of a routing key; None if it is not the key of a delay."""
-    head, destination = key[:_KEY_LENGTH], key[_KEY_LENGTH:]
-    if len(head) < _KEY_LENGTH or not destination or set(head[1::2]) != {"."} or not set(head[::2]) <= {"0", "1"}:
-        return None
-    return int(head[::2], 2), destination
 
 
 def read(found: BasicProperties, key: str, *, topology: Topology, level: int, now: datetime) -> Reading:
@@ -220,7 +207,7 @@ def read(found: BasicProperties, key: str, *, topology: Topology, level: int, no
     - else the AMQP timestamp and the delay, up to 2 s late, where that is later than the time of the headers by more
       than its own rounding;
     - where all of these are older than what its level guarantees (it has to wait at least the levels below), the
-      remaining delay with all of this level: late by up to its 2**level seconds.
+      remaining delay with all of this level: late by up to its wait.
 
     A message that states none of these has a problem, as has one without a destination.
 
@@ -228,15 +215,17 @@ def read(found: BasicProperties, key: str, *, topology: Topology, level: int, no
     :param now: when it was taken, in UTC.
     """
     headers: Mapping[str, Any] = found.headers or {}
-    split = split_key(key) or split_key(_text(headers.get(ORIGINAL_KEY)) or "")
+    digits = topology.digits
+    split = digits.split_key(key) or digits.split_key(_text(headers.get(ORIGINAL_KEY)) or "")
     if split is None:
         destination, due = _text(headers.get(DESTINATION)), _moment(headers.get(DUE_AT), DUE_AT)
         if destination is None:
             return Reading(None, due, "neither its routing key nor a header tells its destination")
         return Reading(destination, due, None if due else "no header tells when it is due")
     delay, destination = split
-    below = timedelta(seconds=delay & ((1 << level) - 1))
-    this = timedelta(seconds=1 << level)
+    below = timedelta(seconds=digits.rest(delay, level))
+    this = timedelta(seconds=digits.wait(level))
+    longest = timedelta(seconds=digits.max_delay)
     stated, exact = list(_stated(headers, timedelta(seconds=delay))), _moment(headers.get(DUE_AT), DUE_AT)
     left = _left_above(headers, topology, level, delay)
     if left is not None:
@@ -246,7 +235,7 @@ def read(found: BasicProperties, key: str, *, topology: Topology, level: int, no
     sent = _timestamp(found, timedelta(seconds=delay))
 
     def may_be(due: datetime | None) -> bool:
-        return due is not None and now + below - TOLERANCE <= due <= now + _LONGEST + TOLERANCE
+        return due is not None and now + below - TOLERANCE <= due <= now + longest + TOLERANCE
 
     due = _last(list(filter(may_be, stated)), exact if may_be(exact) else None)
     if sent is not None and may_be(sent) and (due is None or (due < sent and not _same(due, sent, delay, now))):
@@ -322,15 +311,16 @@ def _left_above(headers: Mapping[str, Any], topology: Topology, level: int, dela
     An entry that counts several deaths has the time of the first. A death for another reason than the level's time to
     live (a queue's delivery limit) let the message out early.
     """
-    above = delay >> (level + 1)
+    above = topology.digits.level_above(delay, level)
     deaths = headers.get("x-death")
-    if not above or not isinstance(deaths, list) or not all(isinstance(death, dict) for death in deaths) or not deaths:
+    if above is None or not isinstance(deaths, list) or not deaths:
         return None
-    level_above = level + 1 + (above & -above).bit_length() - 1
+    if not all(isinstance(death, dict) for death in deaths):
+        return None
     newest, time = deaths[0], deaths[0].get("time")
-    if newest.get("queue") != topology.level_name(level_above) or newest.get("count") != 1:
+    if newest.get("queue") != topology.level_name(above) or newest.get("count") != 1:
         return None
-    ours = {topology.level_name(each) for each in range(levels.BITS)}
+    ours = topology.level_names()
     # a header from another program may have a name of any type, even an unhashable one
     if any(death.get("reason") != "expired" for death in deaths if str(death.get("queue")) in ours):
         return None

@@ -24,9 +24,9 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import nservicebus_time, parse_nservicebus_time
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import (
+    CELERY,
     DELAYED,
     NSERVICEBUS_DELAY,
     NSERVICEBUS_RETRIED,
@@ -63,13 +63,13 @@ def waiting(
     """Take all that waits in the levels, from the lowest on: delay of its key, destination, properties, body."""
     taken = []
     with vhost.channel() as channel:
-        for level in range(lowest, levels.BITS):
+        for level in topology.digits.levels[lowest:]:
             while True:
                 method, found, body = channel.basic_get(topology.level_name(level), auto_ack=True)
                 if method is None:
                     break
                 delay, destination = split_key(method.routing_key)
-                assert levels.entry_level(delay) == level
+                assert topology.digits.entry_level(delay) == level
                 taken.append((delay, destination, found, body))
     return taken
 
@@ -80,7 +80,11 @@ def publish(vhost: VirtualHost, topology: Topology, delay: int, destination: str
         channel.confirm_delivery()
         exchange = topology.entry_exchange(delay)
         channel.basic_publish(
-            exchange, levels.routing_key(delay, destination), b"raw", pika.BasicProperties(**properties), mandatory=True
+            exchange,
+            topology.digits.routing_key(delay, destination),
+            b"raw",
+            pika.BasicProperties(**properties),
+            mandatory=True,
         )
 
 
@@ -330,7 +334,7 @@ def test_what_cannot_be_read_is_parked(hook: RabbitMQDelayHook, vhost: VirtualHo
     assert headers["mine"] == 1
     assert headers["airflow-delayed-set-aside-reason"] == reasons[0]
     assert headers["airflow-delayed-set-aside-from"] == "celery_delayed_9"
-    assert headers["airflow-delayed-routing-key"] == levels.routing_key(1000, "orders")
+    assert headers["airflow-delayed-routing-key"] == CELERY.digits.routing_key(1000, "orders")
     assert parked["no-key"][0]["airflow-delayed-routing-key"] == "celery_delayed_7"
 
     # somebody decides that those may go: at the latest time their level could have let them go

@@ -20,7 +20,6 @@ from support.watching import Triggerer, eventually, triggerer, watcher
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.connection import connect as connect_to
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology
@@ -172,7 +171,7 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
         channel.confirm_delivery()
         for number, each in enumerate(found):
             # as if it came from the levels, and its destination was gone
-            channel.basic_publish("delayed.delivery", levels.routing_key(0, "gone"), str(number).encode(), each)
+            channel.basic_publish("delayed.delivery", DELAYED.digits.routing_key(0, "gone"), str(number).encode(), each)
     vhost.until(**{"delayed.unroutable": len(found)})
     assert hook.redrive().remaining == {"destination 'gone': missing": len(found)}
     hook.install(["gone"], create_destinations=True)

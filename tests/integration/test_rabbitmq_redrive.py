@@ -13,7 +13,8 @@ from support.rabbitmq import DUE_AT, VirtualHost, eventually, messages
 
 from airflow_delayed.errors import TopologyError, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.levels import BITS
+from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
 UNROUTABLE = "delayed.unroutable"
@@ -114,7 +115,7 @@ def forge(vhost: VirtualHost, destination: str, count: int = 1) -> None:
     with vhost.channel() as channel:
         channel.confirm_delivery()
         for _ in range(count):
-            channel.basic_publish("delayed.delivery", levels.routing_key(0, destination), b"forged")
+            channel.basic_publish("delayed.delivery", DELAYED.digits.routing_key(0, destination), b"forged")
 
 
 def bound(vhost: VirtualHost, queue: str) -> list[str]:
@@ -213,7 +214,7 @@ def test_messages_of_others_tell_their_destination_by_their_key_alone(
         channel.confirm_delivery()
         channel.queue_bind("caught", celery.topology.delivery_exchange, "#.Acme.Sales")
         properties = pika.BasicProperties(headers={"n": [1, None]})
-        channel.basic_publish("celery_delayed_1", levels.routing_key(2, "Acme.Sales"), b"theirs", properties)
+        channel.basic_publish("celery_delayed_1", BITS.routing_key(2, "Acme.Sales"), b"theirs", properties)
         channel.basic_publish("", "caught", b"by hand")
     vhost.until(caught=2)
     report = celery.redrive(queue="caught", destinations=["Acme.Sales"])

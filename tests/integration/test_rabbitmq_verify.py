@@ -11,7 +11,6 @@ from support.rabbitmq import VirtualHost, eventually, messages
 from airflow_delayed.delivery import State, TopologyReport
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq import levels
 
 Connect = Callable[..., str]
 
@@ -214,10 +213,10 @@ def test_bindings_that_are_gone_or_wrong(using: Callable[..., RabbitMQDelayHook]
     hook = using()
     hook.install(["orders", "mail"], create_destinations=True)
     with vhost.channel() as channel:
-        key = levels.level_key(3, 1)
+        key = hook.topology.digits.binding_key(3, 3, 1)
         channel.queue_unbind("delayed.level-03", "delayed.level-03", key)
         channel.queue_bind("delayed.level-03", "delayed.level-03", "#")
-        channel.exchange_unbind("delayed.delivery", "delayed.level-00", levels.level_key(0, 0))
+        channel.exchange_unbind("delayed.delivery", "delayed.level-00", hook.topology.digits.binding_key(0, 0, 0))
         channel.queue_unbind("orders", "delayed.delivery", hook.topology.binding_key("orders"))
         channel.queue_bind("mail", "delayed.delivery", "#.mail")
     report = hook.verify(["orders", "mail"])

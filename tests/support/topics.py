@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.levels import BITS
 
-delays = st.integers(0, levels.MAX_DELAY_SECONDS) | st.integers(0, 28).map(
-    lambda bit: min(1 << bit, levels.MAX_DELAY_SECONDS)
-)
+delays = st.integers(0, BITS.max_delay) | st.integers(0, 28).map(lambda bit: min(1 << bit, BITS.max_delay))
 words = st.text(st.characters(exclude_characters=".*#", exclude_categories=("Cs",)), min_size=1, max_size=8)
 destinations = st.lists(words, min_size=1, max_size=5).map(".".join).filter(lambda name: len(name.encode()) <= 199)
 

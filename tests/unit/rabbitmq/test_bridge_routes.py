@@ -11,7 +11,6 @@ import pika
 import pytest
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes, read_delay
 from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue
 from airflow_delayed.rabbitmq.properties import ReceivedProperties
@@ -60,13 +59,13 @@ def test_what_is_no_delay(value: object) -> None:
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(1, 1), (1000, 1), (1001, 2), (2**32 - 1, 4_294_968)])
 def test_a_delay_is_rounded_up_to_a_second(milliseconds: int, seconds: int) -> None:
     delayed = publication(taken(ROUTES.intake, headers={"x-delay": milliseconds}))
-    assert delayed.key == levels.routing_key(seconds, "delayed.bridge.services.due")
+    assert delayed.key == ROUTES.topology.digits.routing_key(seconds, "delayed.bridge.services.due")
     due = datetime.fromisoformat((come_due(delayed).properties.headers or {})["airflow-delayed-due-at"])
     assert due == NOW + timedelta(milliseconds=milliseconds)
 
 
 def test_the_longest_delay() -> None:
-    most = levels.MAX_DELAY_SECONDS * 1000
+    most = ROUTES.topology.digits.max_delay * 1000
     assert publication(taken(ROUTES.intake, headers={"x-delay": most})).parked is None
     for more in (most + 1000, 10**17):
         parked = publication(taken(ROUTES.intake, headers={"x-delay": more}))
@@ -105,7 +104,7 @@ def test_another_users_id_is_removed() -> None:
 def test_a_message_that_a_node_lets_go_too_soon_waits_again() -> None:
     delayed = publication(taken(ROUTES.intake, headers={"x-delay": 20_000}))
     early = publication(come_due(delayed), now=NOW + timedelta(seconds=8))
-    assert early.key == levels.routing_key(12, ROUTES.due)
+    assert early.key == ROUTES.topology.digits.routing_key(12, ROUTES.due)
     assert publication(come_due(early), now=NOW + timedelta(seconds=20)).exchange == "orders"
 
 
@@ -177,7 +176,7 @@ def test_what_was_parked_on_its_way_in_waits_for_the_rest_when_it_is_redriven() 
     message = taken(ROUTES.intake, headers={"x-delay": 60_000})
     parked = ROUTES.publication(message, "refused", NOW, None)
     redriven = publication(come_due(parked), now=NOW + timedelta(seconds=10))
-    assert redriven.key == levels.routing_key(50, ROUTES.due)
+    assert redriven.key == ROUTES.topology.digits.routing_key(50, ROUTES.due)
 
 
 def test_the_parts_of_a_bridge() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_delayed.delivery import Finding, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.rabbitmq import cluster, levels
+from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import plan
 from airflow_delayed.rabbitmq.management import Facts, Management, QueueFacts
 from airflow_delayed.rabbitmq.topology import DELAYED
@@ -46,10 +46,10 @@ def recorded(situation: str, who: str = "rabbit@node1") -> Facts:
         return management.survey()
 
 
-def judged(facts: Facts, *destinations: str, top_level: int = levels.TOP_LEVEL) -> list[Finding]:
+def judged(facts: Facts, *destinations: str, top_position: int | None = None) -> list[Finding]:
     parts = plan(DELAYED, destinations)
     counts = {DELAYED.unroutable_queue: 0}
-    found = judge(DELAYED, destinations, parts, (), top_level=top_level, facts=facts, broker="4.0.5", counts=counts)
+    found = judge(DELAYED, destinations, parts, (), top_position, facts=facts, broker="4.0.5", counts=counts)
     return [finding for finding in found if finding.code in CODES]
 
 
@@ -130,7 +130,7 @@ def test_situations(situation: str, node: str, found: list[tuple[str, str, str]]
 def test_a_destination_with_one_member(
     situation: str, node: str, destination: str, found: list[tuple[str, str]]
 ) -> None:
-    findings = judged(recorded(situation, node), destination, top_level=-1)
+    findings = judged(recorded(situation, node), destination, top_position=-1)
     assert [(each.severity, each.code) for each in findings if each.code != "node-down"] == found
     assert {each.resource for each in findings if each.code != "node-down"} == {f"queue {destination}"}
 
@@ -150,7 +150,7 @@ def test_what_is_said_of_a_minority_names_the_nodes_to_start() -> None:
 
 
 def test_few_members_are_told_with_the_command() -> None:
-    (few,) = judged(recorded("well"), "one-member", top_level=-1)
+    (few,) = judged(recorded("well"), "one-member", top_position=-1)
     assert few.found == "1 member, in a cluster of 3 nodes; when one node fails, no message goes in or out"
     assert few.remedy == (
         "rabbitmq-queues grow rabbit@node2 all, rabbitmq-queues grow rabbit@node3 all (--vhost-pattern and"
@@ -222,7 +222,7 @@ def test_without_the_management_api_nothing_is_refused() -> None:
 
 
 def test_thirty_queues_are_one_finding() -> None:
-    queues = [queue(DELAYED.level_name(level), online=1) for level in range(levels.BITS)]
+    queues = [queue(name, online=1) for name in DELAYED.level_names()]
     (found,) = cluster.judge_queues(queues, [])
     assert found.resource == (
         "28 queues (delayed.level-00, delayed.level-01, delayed.level-02, delayed.level-03, delayed.level-04, and 23"

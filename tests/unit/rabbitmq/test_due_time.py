@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 
 from airflow_delayed.nservicebus import nservicebus_time
-from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.levels import BITS, split_key
 from airflow_delayed.rabbitmq.properties import ReceivedProperties
 from airflow_delayed.rabbitmq.topology import (
     DELAYED,
@@ -22,14 +22,14 @@ from airflow_delayed.rabbitmq.topology import (
     TOPOLOGIES,
     Topology,
 )
-from airflow_delayed.rabbitmq.waiting import TOLERANCE, read, read_waited, split_key
+from airflow_delayed.rabbitmq.waiting import TOLERANCE, read, read_waited
 
 UTC = timezone.utc
 SENT = datetime(2025, 11, 28, 0, 5, 18, 653_833, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 DUE_AT = "airflow-delayed-due-at"
 
-delays = st.integers(1, levels.MAX_DELAY_SECONDS) | st.integers(1, 40) | st.integers(0, 27).map(lambda bit: 1 << bit)
+delays = st.integers(1, BITS.max_delay) | st.integers(1, 40) | st.integers(0, 27).map(lambda bit: 1 << bit)
 names = st.sampled_from(["Sales", "Acme.Sales", "0.1.Sales", "é.x"])
 
 
@@ -54,7 +54,7 @@ class Taken:
         lag: timedelta = timedelta(),
         topology: Topology = DELAYED,
     ) -> None:
-        ways = [level for level in range(levels.TOP_LEVEL, -1, -1) if delay >> level & 1]
+        ways = [level for level in reversed(BITS.levels) if delay >> level & 1]
         self.level = ways[stop % len(ways)]
         self.topology = topology
         self.deaths: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ class Taken:
             death = {"queue": name, "reason": "expired", "count": 1, "time": second(self.now), "exchange": name}
             self.deaths.insert(0, death)
         self.now += timedelta(seconds=1 << self.level) * part
-        self.key = levels.routing_key(delay, "Acme.Sales")
+        self.key = BITS.routing_key(delay, "Acme.Sales")
 
     def read(self, headers: dict[str, Any] | None = None, timestamp: int | None = None) -> Any:
         found = BasicProperties(
@@ -89,7 +89,7 @@ takings = st.builds(
 
 @given(delays, names)
 def test_a_key_tells_delay_and_destination(delay: int, name: str) -> None:
-    assert split_key(levels.routing_key(delay, name)) == (delay, name)
+    assert split_key(BITS.routing_key(delay, name)) == (delay, name)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_a_timestamp_beats_the_header_of_an_earlier_way(delay: int, age: timedel
 
 @given(st.timedeltas(timedelta(), 2 * SECOND))
 def test_the_longest_delay_is_kept_by_a_clock_that_is_ahead(ahead: timedelta) -> None:
-    message = Taken(levels.MAX_DELAY_SECONDS, part=0)
-    due = SENT + timedelta(seconds=levels.MAX_DELAY_SECONDS) + ahead
+    message = Taken(BITS.max_delay, part=0)
+    due = SENT + timedelta(seconds=BITS.max_delay) + ahead
     assert message.read({DUE_AT: due.isoformat()}).due_at == due
 
 
@@ -149,10 +149,10 @@ def test_a_broker_whose_clock_is_behind_makes_nothing_early(taken: tuple[int, Ta
 
 
 def test_the_key_by_which_the_broker_goes_beats_the_header_of_another_one() -> None:
-    forged: dict[str, Any] = {"airflow-delayed-routing-key": levels.routing_key(1 << 20, "admin-jobs")}
+    forged: dict[str, Any] = {"airflow-delayed-routing-key": BITS.routing_key(1 << 20, "admin-jobs")}
     found = Taken(9).read(forged, timestamp=int(SENT.timestamp()))
     assert (found.destination, found.due_at) == ("Acme.Sales", second(SENT) + 10 * SECOND)
-    waited = read_waited(BasicProperties(headers=forged), levels.routing_key(9, "Acme.Sales"), now=SENT)
+    waited = read_waited(BasicProperties(headers=forged), BITS.routing_key(9, "Acme.Sales"), now=SENT)
     assert (waited.destination, waited.due_at) == ("Acme.Sales", SENT)
 
 
@@ -299,14 +299,14 @@ def test_without_a_delay_in_its_key_our_headers_tell_all() -> None:
 
 
 def test_what_came_out_of_the_levels_is_due() -> None:
-    key = levels.routing_key(90, "Acme.Sales")
+    key = BITS.routing_key(90, "Acme.Sales")
     assert read_waited(BasicProperties(), key, now=SENT).due_at == SENT
     later = {DUE_AT: (SENT + SECOND).isoformat()}
     assert read_waited(BasicProperties(headers=later), key, now=SENT).due_at == SENT + SECOND
 
 
 def test_what_was_parked_is_due_when_its_headers_say() -> None:
-    headers: dict[str, object] = {"airflow-delayed-routing-key": levels.routing_key(90, "Acme.Sales")}
+    headers: dict[str, object] = {"airflow-delayed-routing-key": BITS.routing_key(90, "Acme.Sales")}
     found = read_waited(BasicProperties(headers=headers), "delayed.set-aside", now=SENT)
     assert (found.destination, found.problem) == ("Acme.Sales", "no header tells when it is due")
     headers[DUE_AT] = SENT.isoformat()

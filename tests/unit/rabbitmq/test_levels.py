@@ -5,7 +5,7 @@ from hypothesis import given
 from support.topics import delays, destinations
 
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.rabbitmq import levels
+from airflow_delayed.rabbitmq.levels import BITS
 
 
 def zeros(count: int) -> str:
@@ -28,18 +28,18 @@ def zeros(count: int) -> str:
     ],
 )
 def test_key_and_entry(delay: int, destination: str, key: str, level: int) -> None:
-    assert levels.routing_key(delay, destination) == key
-    assert levels.entry_level(delay) == level
+    assert BITS.routing_key(delay, destination) == key
+    assert BITS.entry_level(delay) == level
 
 
 @given(delays, destinations)
 def test_a_key_fits_into_a_frame(delay: int, destination: str) -> None:
-    assert len(levels.routing_key(delay, destination).encode()) <= 255
+    assert len(BITS.routing_key(delay, destination).encode()) <= 255
 
 
 @pytest.mark.parametrize("destination", ["a" * 199, "é" * 99 + "a", "a.b.c", "*a.#b", "delayed", "a b"])
 def test_destinations_that_fit(destination: str) -> None:
-    assert levels.routing_key(1, destination).endswith(f"1.{destination}")
+    assert BITS.routing_key(1, destination).endswith(f"1.{destination}")
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_destinations_that_fit(destination: str) -> None:
 )
 def test_destinations_beyond_the_limits(destination: str) -> None:
     with pytest.raises(LimitExceeded) as error:
-        levels.routing_key(1, destination)
+        BITS.routing_key(1, destination)
     assert error.value.column == "destination"
 
 
 def test_a_delay_beyond_28_bits_is_refused() -> None:
-    for use in (lambda delay: levels.routing_key(delay, "a"), levels.entry_level):
+    for use in (lambda delay: BITS.routing_key(delay, "a"), BITS.entry_level):
         with pytest.raises(LimitExceeded, match="268,435,456 s is more than the 268,435,455 s") as error:
             use(1 << 28)
         assert error.value.column == "delay"
@@ -74,5 +74,5 @@ def test_a_delay_beyond_28_bits_is_refused() -> None:
 def test_the_key_is_kombus() -> None:
     from kombu.transport import native_delayed_delivery as delivery
 
-    for delay in (1, 2, 845, 1 << 27, levels.MAX_DELAY_SECONDS):
-        assert levels.routing_key(delay, "some.queue") == delivery.calculate_routing_key(delay, "some.queue")
+    for delay in (1, 2, 845, 1 << 27, BITS.max_delay):
+        assert BITS.routing_key(delay, "some.queue") == delivery.calculate_routing_key(delay, "some.queue")

@@ -12,8 +12,8 @@ from pika import BasicProperties
 
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import parse_nservicebus_time
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.properties import MessagePropertiesWriter, ReceivedProperties
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS, topology_of
 from airflow_delayed.rabbitmq.waiting import read, read_waited
@@ -68,7 +68,7 @@ def test_each_message_that_waits_is_due_at_the_microsecond_that_its_sender_asked
         for death in sorted(headers["x-death"], key=lambda death: death["queue"])
     ]
     levels_passed = [int(death["queue"][-2:]) for death in deaths]
-    assert levels_passed == [level for level in range(levels.BITS) if headers[DELAY] >> level & 1]
+    assert levels_passed == [level for level in BITS.levels if headers[DELAY] >> level & 1]
     for place, level in enumerate(levels_passed):
         above = deaths[place + 1 :]
         now = above[0]["time"] + timedelta(seconds=1) if above else began

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from support.topics import delays, destinations, matches
 
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
+from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
@@ -20,8 +20,8 @@ from airflow_delayed.rabbitmq.topology import (
     topology_of,
 )
 
-ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-bit", "top-level")]
-ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-level"), *ENTRIES)
+ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-digit", "top-position")]
+ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-position"), *ENTRIES)
 each_topology = pytest.mark.parametrize(
     "topology", ALL, ids=lambda found: f"{found.name}-{found.routing}-{found.entry}"
 )
@@ -89,20 +89,20 @@ def test_a_message_whose_queue_is_gone_ends_as_unroutable(delay: int) -> None:
 def test_an_exact_binding_takes_its_own_destination_and_no_other(delay: int, one: str, other: str) -> None:
     assume(not f"{one}.{other}".startswith("delayed.") and not other.startswith("delayed."))
     for destination in (one, f"{other}.{one}", f"{one}.{other}", other):
-        assume(len(destination.encode()) <= levels.MAX_DESTINATION_BYTES)
-        found = matches(DELAYED.binding_key(one), levels.routing_key(delay, destination))
+        assume(len(destination.encode()) <= BITS.max_destination_bytes)
+        found = matches(DELAYED.binding_key(one), DELAYED.digits.routing_key(delay, destination))
         assert found == (destination == one)
 
 
 @given(delays, destinations, destinations)
 def test_no_leak_of_a_suffix_binding_goes_unnamed(delay: int, one: str, other: str) -> None:
     names = [one, f"{other}.{one}", f"0.1.{one}", other]
-    assume(all(len(name.encode()) <= levels.MAX_DESTINATION_BYTES for name in names))
+    assume(all(len(name.encode()) <= BITS.max_destination_bytes for name in names))
     leaks = {
         (first, second)
         for first in names
         for second in names
-        if first != second and matches(CELERY.binding_key(first), levels.routing_key(delay, second))
+        if first != second and matches(CELERY.binding_key(first), BITS.routing_key(delay, second))
     }
     assert leaks <= set(CELERY.leaks(names))
 

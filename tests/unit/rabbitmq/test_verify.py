@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_delayed.delivery import Finding, State
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, PolicyFacts, QueueFacts
 from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
 from airflow_delayed.rabbitmq.verify import judge
 
 ALL = {"quorum_queue": "enabled", "stream_queue": "enabled"}
-TOP = levels.TOP_LEVEL
 NO_FACTS = Facts()
 NO_COUNTS: Mapping[str, int | None] = {}
 BINDINGS = ("binding", "binding-extra", "destination-unbound")
@@ -30,7 +28,7 @@ def findings_of(
     destinations: Sequence[str] = (),
     parts: Sequence[Declaration] = (),
     found: Sequence[Finding] = (),
-    top_level: int = TOP,
+    top_position: int | None = None,
     broker: str | None = "4.0.5",
     counts: Mapping[str, int | None] = NO_COUNTS,
 ) -> list[Finding]:
@@ -40,7 +38,7 @@ def findings_of(
         destinations,
         parts,
         found,
-        top_level=top_level,
+        top_position=top_position,
         facts=facts,
         broker=broker,
         counts={topology.unroutable_queue: 0, **counts},
@@ -293,7 +291,7 @@ def test_policies(topology: Topology, applied: PolicyFacts, found: list[str]) ->
 def test_what_is_stuck_and_what_is_unroutable() -> None:
     facts = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02", stuck=422)}, policies=())
     assert summaries(findings_of("stuck", facts=facts)) == [("warning", "queue delayed.level-02", "stuck")]
-    assert not findings_of("stuck", facts=facts, top_level=1)
+    assert not findings_of("stuck", facts=facts, top_position=1)
     # a broker may collect no statistics, or none yet
     unseen = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02")})
     assert list(map(str, findings_of("stuck", facts=unseen))) == [
@@ -316,7 +314,6 @@ def test_without_facts_each_thing_is_unknown_once_and_none_is_a_problem() -> Non
         ["orders"],
         plan(DELAYED, ["orders"]),
         (),
-        top_level=TOP,
         facts=facts,
         broker="4.0.5",
         counts={"orders": 3, DELAYED.unroutable_queue: 0},

@@ -1,39 +1,38 @@
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.topics import delays
 
-from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.management import QueueFacts
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS_V1
-from airflow_delayed.rabbitmq.waiting import latest, waiting
+from airflow_delayed.rabbitmq.waiting import waiting
 
 NOW = datetime(2026, 1, 31, 8, 30, tzinfo=timezone.utc)
-NAMES = [DELAYED.level_name(level) for level in range(levels.BITS)]
+NAMES = [*DELAYED.level_names()]
 
 
 @given(delays.filter(bool), st.data())
 def test_the_time_span_of_a_level_always_has_the_true_remaining_delay(delay: int, data: st.DataObject) -> None:
+    digits = data.draw(st.sampled_from([DELAYED.digits, NSERVICEBUS_V1.digits]))
     waited = data.draw(st.integers(0, delay - 1))
     # the levels take their time one after the other, the highest first
-    passed, level = 0, levels.TOP_LEVEL
-    while True:
-        own = delay & (1 << level)
-        if own and waited < passed + own:
-            break
-        passed, level = passed + own, level - 1
-    assert NOW <= NOW + timedelta(seconds=delay - waited) <= latest(NOW, level)
+    passed, level = 0, digits.entry_level(delay)
+    while waited >= passed + digits.wait(level):
+        passed += digits.wait(level)
+        level = digits.entry_level(digits.rest(delay, level))
+    assert 0 < delay - waited <= digits.longest(level)
 
 
-@given(st.integers(0, levels.TOP_LEVEL))
-def test_the_time_span_is_no_longer_than_it_has_to_be(level: int) -> None:
-    longest = (1 << (level + 1)) - 1
-    assert levels.entry_level(longest) == level
-    assert latest(NOW, level) == NOW + timedelta(seconds=longest)
+@given(st.data())
+def test_the_time_span_is_no_longer_than_it_has_to_be(data: st.DataObject) -> None:
+    digits = data.draw(st.sampled_from([DELAYED.digits, NSERVICEBUS_V1.digits]))
+    level = data.draw(st.sampled_from(digits.levels))
+    assert digits.entry_level(digits.longest(level)) == level
+    assert level == digits.levels[-1] or digits.entry_level(digits.longest(level) + 1) == level + 1
 
 
 def counted(**counts: int) -> dict[str, int | None]:
@@ -79,7 +78,7 @@ def test_a_queue_that_is_missing_holds_nothing() -> None:
 
 
 def test_classic_queues_keep_nothing_back() -> None:
-    counts = {NSERVICEBUS_V1.level_name(level): 0 for level in range(levels.BITS)}
+    counts = dict.fromkeys(NSERVICEBUS_V1.level_names(), 0)
     assert waiting(NSERVICEBUS_V1, NOW, counts, None, "there is no list").stuck == 0
 
 
@@ -102,7 +101,7 @@ def test_what_waits_in_a_queue_without_a_leader_is_unknown(name: str) -> None:
 
 
 def test_a_classic_queue_whose_node_is_down_is_not_missing() -> None:
-    names = [NSERVICEBUS_V1.level_name(level) for level in range(levels.BITS)]
+    names = [*NSERVICEBUS_V1.level_names()]
     # AMQP knows no such queue then, and the management API lists it
     queue = QueueFacts(name=names[3], state="down", node="rabbit@b")
     found = waiting(NSERVICEBUS_V1, NOW, {**dict.fromkeys(names, 0), names[3]: None}, {queue.name: queue})
