@@ -1,4 +1,4 @@
-"""The hook for RabbitMQ: an Airflow connection as a transport with 28 delay levels."""
+"""The hook for RabbitMQ: an Airflow connection as a transport with delay levels."""
 
 from __future__ import annotations
 

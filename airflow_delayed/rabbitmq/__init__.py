@@ -1,3 +1,3 @@
-"""RabbitMQ: a topology of 28 delay levels."""
+"""RabbitMQ: topologies of delay levels."""
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from airflow_delayed.rabbitmq.declare import Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
 from airflow_delayed.rabbitmq.node_clocks import NodeClocks
 from airflow_delayed.rabbitmq.removal import NotEmpty, QueueContents, Removal, rebind, waiting_finding
-from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.topology import FORMER, Topology
 from airflow_delayed.rabbitmq.waiting import Waiting, waiting
 
 if TYPE_CHECKING:
@@ -55,7 +55,15 @@ class TopologyAdmin:
         findings = verify.judge(
             self.topology, destinations, parts, found, top_position, facts=facts, broker=broker, counts=counts
         )
-        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.why)))
+        former = verify.former({} if left else self._former())
+        return TopologyReport((*findings, *former, *verify.unanswered(left), *clocks.judge(self.why)))
+
+    def _former(self) -> dict[str, Finding]:
+        """Ask for the delivery exchange of each topology that this one has replaced."""
+        former = [one for one in FORMER.values() if one.successor == self.topology.name]
+        exchanges = [Exchange(one.delivery_exchange, "topic", destination=True) for one in former]
+        found = declare.compare(self.connection, exchanges)
+        return {one.name: finding for one, finding in zip(former, found, strict=True)}
 
     def waiting(self, now: datetime) -> Waiting:
         """Count the messages in each level."""
@@ -137,7 +145,9 @@ class TopologyAdmin:
         if not differing:
             return {}
         names = [part.name for part in differing if isinstance(part, Queue)]
-        if any(isinstance(part, Exchange) and part.name == self.topology.delivery_exchange for part in differing) or (
+        exchanges = [part for part in differing if isinstance(part, Exchange)]
+        # until it has its bindings again, such an exchange leads messages to those that are unroutable
+        if any(part.arguments or part.name == self.topology.delivery_exchange for part in exchanges) or (
             # at-most-once dead-lettering drops a message that it cannot route in that moment
             not self.topology.keeps_stuck
         ):

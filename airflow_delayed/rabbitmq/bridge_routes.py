@@ -177,6 +177,7 @@ class BridgeRoutes:
             )
         if self.topology.routing != "direct":
             raise ValueError("a bridge needs a topology with direct routing: routing='direct', or topology='delayed'")
+        self.topology.check_current()
         self.topology.check_destination(self.due)
 
     @property

@@ -109,14 +109,26 @@ def plan(
     delivery = below = Exchange(topology.delivery_exchange, "topic", arguments)
     parts.append(delivery)
     digits = topology.digits
-    for position in range(digits.count if top_position is None else top_position + 1):
-        exchange = Exchange(topology.exchange_name(position), "topic")
+    top = topology.top_position if top_position is None else top_position
+    positions = [*range(top + 1)]
+    if topology.flat and -1 < top < topology.top_position:
+        positions.append(topology.top_position)
+    for position in positions:
+        if position <= top:
+            parts += (_level(topology, level) for level in digits.levels_at(position))
+        # what a sender's message cannot be routed by is an error of the sender's; its bindings right behind each other
+        # exchange, for messages that it cannot route become unroutable
+        passes_on = topology.flat and position < topology.top_position
+        exchange = Exchange(topology.exchange_name(position), "topic", arguments if passes_on else {})
         parts.append(exchange)
-        for level in digits.levels_at(position):
-            queue = Queue(topology.level_name(level), topology.queue_arguments(level))
-            parts += queue, Binding(exchange, queue, digits.binding_key(position, position, digits.digit(level)))
-        parts.append(Binding(exchange, below, digits.binding_key(position, position, 0)))
-        below = exchange
+        last = 0 if topology.flat else position
+        for read in range(last, min(position, top) + 1):
+            parts += (
+                Binding(exchange, _level(topology, level), digits.binding_key(position, read, digits.digit(level)))
+                for level in digits.levels_at(read)
+            )
+        parts.append(Binding(exchange, below, digits.binding_key(position, last, 0)))
+        below = delivery if topology.flat else exchange
     for destination in dict.fromkeys(destinations):
         key = topology.binding_key(destination)
         queue = Queue(destination, {"x-queue-type": "quorum"}, destination=True)
@@ -127,6 +139,10 @@ def plan(
         else:
             parts.append(Binding(delivery, queue, key))
     return tuple(parts)
+
+
+def _level(topology: Topology, level: int) -> Queue:
+    return Queue(topology.level_name(level), topology.queue_arguments(level))
 
 
 def compare(

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq.levels import BITS, DelayDigits
+from airflow_delayed.rabbitmq.levels import BITS, HEX, DelayDigits
 
 #: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
 Binding = Literal["exact", "suffix"]
@@ -48,13 +48,21 @@ class Topology:
 
     :param name: by which a user chooses it.
     :param level_prefix: the names of all exchanges and queues of the levels begin with it.
-    :param level_digits: how many digits a level's number has at least in a name.
+    :param level_digits: how many digits the number in a level's name has at least: with ``flat`` its seconds as the
+        digits of a key write them, else the number of the level.
     :param delivery_exchange: topic exchange behind the last digit, to which destinations are bound.
     :param arguments: of each level's queue, beside its time to live and its dead-letter exchange.
     :param digits: how keys and levels write a delay.
-    :param unroutable: fanout exchange and queue for messages that no destination takes; None for a topology that others
-        declare too, since the broker would refuse their declaration of an exchange with another argument. Without it,
-        at-least-once dead-lettering keeps such a message at the head of its level, where it blocks all others.
+    :param flat: each exchange reads all digits from its position on, and passes a message at once to the next level or
+        to the delivery exchange; one reads all digits, for senders. Else it reads one digit and passes a message whose
+        digit is 0 to the exchange of the next position, as NServiceBus and kombu have it. A broker takes most of its
+        time for exchanges behind exchanges.
+    :param unroutable: fanout exchange and queue for messages that no binding takes, with ``flat`` that of a level too;
+        None for a topology that others declare too, since the broker would refuse their declaration of an exchange with
+        another argument. Without it, at-least-once dead-lettering keeps such a message at the head of its level, where
+        it blocks all others.
+    :param successor: the topology by which this one was replaced. It takes no new messages then: those that wait in it
+        are counted, moved and delivered.
     """
 
     name: str
@@ -63,14 +71,29 @@ class Topology:
     delivery_exchange: str
     arguments: Mapping[str, str | int]
     digits: DelayDigits = BITS
+    flat: bool = False
     unroutable: str | None = None
     binding: Binding = "suffix"
     entry: Entry = "top-digit"
     routing: Routing = "direct"
     headers: HeaderStyle = "plain"
+    successor: str | None = None
+
+    def check_current(self) -> None:
+        """Check that this topology takes new messages.
+
+        :raises ValueError: another one has replaced it.
+        """
+        if self.successor:
+            raise ValueError(
+                f"topology {self.name!r} takes no new messages, for {self.successor!r} has replaced it: use that;"
+                f" migrate({self.name!r}, {self.successor!r}) moves the messages that wait"
+            )
 
     def level_name(self, level: int) -> str:
         """Return the name of a level's queue."""
+        if self.flat:
+            return f"{self.level_prefix}{self.digits.text(self.digits.wait(level)):0>{self.level_digits}}"
         return f"{self.level_prefix}{level:0{self.level_digits}d}"
 
     def level_names(self, top_position: int | None = None) -> dict[str, int]:
@@ -78,12 +101,21 @@ class Topology:
 
         :param top_position: the highest position wanted; -1 for none, None for all.
         """
-        top = self.digits.count - 1 if top_position is None else top_position
+        top = self.top_position if top_position is None else top_position
         return {self.level_name(level): level for level in self.digits.levels if self.digits.position(level) <= top}
 
+    @property
+    def top_position(self) -> int:
+        """The position of the first digit. No level dead-letters to its exchange, which has senders' messages alone."""
+        return self.digits.count - 1
+
     def exchange_name(self, position: int) -> str:
-        """Return the name of the exchange that reads the digit at a position; the lowest is the delivery exchange."""
-        return self.level_name(position) if position >= 0 else self.delivery_exchange
+        """Return the name of the exchange that reads the digit at a position; below all, of the delivery exchange."""
+        if position < 0:
+            return self.delivery_exchange
+        if not self.flat:
+            return self.level_name(position)
+        return f"{self.level_prefix}{'entry' if position == self.top_position else f'last-{position + 1}'}"
 
     @property
     def unroutable_queue(self) -> str:
@@ -126,8 +158,8 @@ class Topology:
 
         :raises LimitExceeded: the delay is beyond its limit.
         """
-        top = self.digits.position(self.digits.entry_level(delay_seconds))
-        return self.exchange_name(self.digits.count - 1 if self.entry == "top-position" else top)
+        highest = self.digits.position(self.digits.entry_level(delay_seconds))
+        return self.exchange_name(self.top_position if self.flat or self.entry == "top-position" else highest)
 
     def address(
         self, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
@@ -198,23 +230,39 @@ class Topology:
     @property
     def pattern(self) -> str:
         """A pattern for the names of its parts, as RabbitMQ's permissions have them."""
-        names = (self.level_prefix, self.delivery_exchange, self.unroutable_queue)
+        others = (self.delivery_exchange, self.unroutable_queue)
+        names = [self.level_prefix, *(name for name in others if not name.startswith(self.level_prefix))]
         return f"^({'|'.join(name.replace('.', '[.]') for name in names)})"
 
 
 _QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 #: This package's own, the default: no other software declares it, so destinations are bound exactly and no unroutable
-#: message gets lost.
+#: message gets lost. ``delayed.hex.0000f00`` keeps a message for f00 seconds, which is 3840; ``delayed.hex.last-2``
+#: reads the last two digits, ``delayed.hex.entry`` all.
 DELAYED = Topology(
     name="delayed",
+    level_prefix="delayed.hex.",
+    level_digits=7,
+    delivery_exchange="delayed.hex.delivery",
+    arguments=_QUORUM,
+    digits=HEX,
+    flat=True,
+    unroutable="delayed.hex.unroutable",
+    binding="exact",
+    entry="direct",
+)
+#: The levels that it had before, of bits: a message passed more of them, and each of them more slowly.
+DELAYED_BITS = replace(
+    DELAYED,
+    name="delayed-bits",
     level_prefix="delayed.level-",
     level_digits=2,
     delivery_exchange="delayed.delivery",
-    arguments=_QUORUM,
+    digits=BITS,
+    flat=False,
     unroutable="delayed.unroutable",
-    binding="exact",
-    entry="direct",
+    successor="delayed",
 )
 #: NServiceBus.RabbitMQ 7 and later (DelayInfrastructure.cs).
 NSERVICEBUS = Topology(
@@ -250,6 +298,8 @@ CELERY_CLASSIC = replace(
 TOPOLOGIES: Mapping[str, Topology] = {
     topology.name: topology for topology in (DELAYED, NSERVICEBUS, NSERVICEBUS_V1, CELERY, CELERY_CLASSIC)
 }
+#: Those that were replaced: verified, counted, moved and removed, and no longer sent to.
+FORMER: Mapping[str, Topology] = {DELAYED_BITS.name: DELAYED_BITS}
 
 
 def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
@@ -265,15 +315,16 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
                 "x-delayed-message is the exchange type of a plugin: no client can read what waits inside such an"
                 " exchange; keep it until its messages_delayed is 0 (docs/rabbitmq/leaving-the-plugin.md)"
             )
-        if choice not in TOPOLOGIES:
+        known = {**TOPOLOGIES, **FORMER}
+        if choice not in known:
             raise ValueError(f"topology {choice!r} is unknown; use one of {', '.join(TOPOLOGIES)}")
-        choice = TOPOLOGIES[choice]
+        choice = known[choice]
     if routing in (None, "", choice.routing):
         return choice
     if choice.headers == "nservicebus":
-        for known in get_args(Routing):
-            if routing == known:
-                return replace(choice, routing=known)
+        for each in get_args(Routing):
+            if routing == each:
+                return replace(choice, routing=each)
     raise ValueError(
         f"topology {choice.name!r} has no routing {routing!r}; 'conventional' and 'direct' are NServiceBus's, the"
         " others have 'direct' alone"
@@ -370,7 +421,9 @@ def check_message(message: DelayedMessage, delay_seconds: int, topology: Topolog
     """Check a message against all limits of this transport.
 
     :raises LimitExceeded: its delay, destination or headers are beyond one.
+    :raises ValueError: the topology takes no new messages.
     """
+    topology.check_current()
     topology.digits.check_delay(delay_seconds)
     topology.check_destination(message.destination)
     check_headers(message, topology.headers, delay_seconds)

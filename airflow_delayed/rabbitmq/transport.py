@@ -1,4 +1,4 @@
-"""RabbitMQ as a transport with 28 delay levels, made from a plain connection. No Airflow here."""
+"""RabbitMQ as a transport with delay levels, made from a plain connection. No Airflow here."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RabbitMQTransport(Delivery):
         replace: bool = False,
         unroutable_policy: bool = False,
     ) -> TopologyReport:
-        """Make the 28 levels, the delivery exchange and the destinations' bindings; may be repeated at any time.
+        """Make the levels, the delivery exchange and the destinations' bindings; may be repeated at any time.
 
         A destination is created as a durable quorum queue (with conventional routing behind a durable fanout exchange).
         If an existing part differs or a destination is missing, nothing is made. With the management API every argument
@@ -113,11 +113,13 @@ class RabbitMQTransport(Delivery):
             leads messages which no destination takes into a queue, such as ``nsb.v2.delay-unroutable``. Needs the
             management API, and the tag policymaker. The default topology has such a queue anyway.
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
+        :raises ValueError: the topology was replaced, and takes no new messages.
         :raises MessagesWaiting: to replace the parts that differ would lose messages (not with ``dry_run``).
         :raises LimitExceeded: a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
         names = list(destinations)
+        self.topology.check_current()
         declare.plan(self.topology, names)
         with self._admin() as admin:
             return admin.install(
@@ -205,6 +207,7 @@ class RabbitMQTransport(Delivery):
         :meth:`airflow_delayed.rabbitmq.publisher.Publisher.send`.
         """
         require_client()
+        self.topology.check_current()
         from airflow_delayed.rabbitmq.publisher import WINDOW, Publisher
 
         publisher = self._kept or Publisher(
@@ -301,7 +304,7 @@ class RabbitMQTransport(Delivery):
         :param destinations: the only destinations to send to; they are bound if they are not yet. Messages for others
             go into ``delayed.set-aside``. None: all destinations that are bound, by the management API.
         :param dry_run: take and change nothing; the report has the messages that wait, by level.
-        :raises ValueError: source and target are one, or a topology is unknown.
+        :raises ValueError: source and target are one, a topology is unknown, or the target takes no new messages.
         :raises TopologyError: the source's levels do not exist, or the target is not installed.
         :raises TransportUnavailable: a connection failed; messages that were not moved are in their queue. Or a queue
             of the source has no leader, so that its messages are unknown (as far as the management API shows it). Or no
@@ -312,6 +315,7 @@ class RabbitMQTransport(Delivery):
         from airflow_delayed.rabbitmq.move import MessageMover
 
         ends = self._endpoint(source), self._endpoint(target)
+        ends[1].topology.check_current()
         mover = MessageMover(*ends, destinations=destinations, clock=self._clock)
         return mover.migrate(dry_run=dry_run)
 
@@ -336,7 +340,7 @@ class RabbitMQTransport(Delivery):
         :param limit: try no more than so many messages.
         :param dry_run: send nothing; the report's ``destinations`` counts the messages by destination, and its
             ``problems`` has the reason for each to which nothing would be sent. The messages stay in the queue.
-        :raises ValueError: the limit is negative.
+        :raises ValueError: the limit is negative, or the topology takes no new messages.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
         :raises TransportUnavailable: the connection failed; messages that were not sent are in their queue. Or that
             has no leader, so that its messages are unknown (as far as the management API shows it). Or no destinations
@@ -349,6 +353,7 @@ class RabbitMQTransport(Delivery):
         queue = queue or self.topology.unroutable_queue
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
+        self.topology.check_current()
         here = self._endpoint(self)
         mover = MessageMover(here, here, destinations=destinations, clock=self._clock)
         return mover.redrive(queue, limit=limit, dry_run=dry_run)

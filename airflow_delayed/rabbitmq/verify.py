@@ -13,9 +13,9 @@ from typing import Any
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.rabbitmq import cluster
-from airflow_delayed.rabbitmq.declare import UNCOMPARED, Binding, Declaration, Exchange, Queue
+from airflow_delayed.rabbitmq.declare import UNCOMPARED, Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, QueueFacts
-from airflow_delayed.rabbitmq.topology import Topology
+from airflow_delayed.rabbitmq.topology import FORMER, Topology
 
 #: The oldest broker whose quorum queues have a time to live and at-least-once dead-lettering.
 OLDEST = (3, 10)
@@ -119,6 +119,24 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
             yield Finding(state=State.DIFFERS, resource=resource, wanted="enabled", found=state, code="feature-flag")
 
 
+def former(found: Mapping[str, Finding]) -> Iterator[Finding]:
+    """Report the levels that a topology had before, if they are still there.
+
+    :param found: what AMQP shows of the delivery exchange of each such topology, by its name.
+    """
+    for name, finding in found.items():
+        if finding.state is not State.MISSING:
+            new = FORMER[name].successor
+            yield Finding(
+                state=State.WARNING,
+                resource=f"topology {name}",
+                found=f"its levels are still there: messages in them are delivered, new ones go to those of {new!r}",
+                code="former-levels",
+                remedy=f"when nobody sends to it any more: migrate({name!r}, {new!r}), redrive(queue="
+                f"{FORMER[name].unroutable_queue!r}), and uninstall() of a hook with topology={name!r}",
+            )
+
+
 def unanswered(left: int) -> Iterator[Finding]:
     """Report exchanges and queues that were not looked at, since the broker answered slowly before."""
     if left:
@@ -196,7 +214,9 @@ def bindings(
     for wanted, part in planned.items():
         if wanted not in there and missing.isdisjoint((str(part.source), str(part.target))):
             yield _absent(part, [one.key for one in there if one[:3] == wanted[:3]])
-    for extra in sorted(there - planned.keys()):
+    # with levels that are not looked at here, for an exchange may know them too
+    all_planned = {_facts(part) for part in plan(topology) if isinstance(part, Binding)}
+    for extra in sorted(there - planned.keys() - all_planned):
         if extra.source in exchanges:
             yield warning(
                 "binding-extra",
@@ -213,10 +233,13 @@ def _absent(part: Binding, keys: Sequence[str]) -> Finding:
         text = f"{says}; messages that wait for it are unroutable until it is bound, by an install or the next send"
         return replace(warning("destination-unbound", str(part), text), destination=destination)
     if not keys:
-        return Finding(state=State.MISSING, resource=str(part), code="binding")
+        return Finding(state=State.MISSING, resource=str(part), code="binding", remedy=_BIND)
     return Finding(
         state=State.DIFFERS, resource=str(part), argument="key", wanted=part.key, found=", ".join(keys), code="binding"
     )
+
+
+_BIND = "TopologyInstallOperator makes it again; redrive() sends on what became unroutable meanwhile"
 
 
 def _facts(part: Binding) -> BindingFacts:

@@ -9,6 +9,7 @@ import io
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support.virtual_hosts import VirtualHosts
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.rabbitmq.topology import DELAYED_BITS
 
 #: A block of code and, if one follows right behind, what it prints.
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -84,9 +86,9 @@ def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
 def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run_page("install")
     log = capsys.readouterr().out
-    assert "118 would create (binding: 58, exchange: 30, queue: 30; for orders)" in log
+    assert "545 would create (binding: 429, exchange: 9, queue: 107; for orders)" in log
     # as the page shows it
-    assert "rabbitmq_default: 118 created (binding: 58, exchange: 30, queue: 30; for orders)" in log
+    assert "rabbitmq_default: 545 created (binding: 429, exchange: 9, queue: 107; for orders)" in log
     # pika's own lines would be more than ours
     assert "[pika." not in log
 
@@ -99,7 +101,7 @@ def test_send(run_page: Callable[[str], None], vhost: VirtualHost, caplog: pytes
     ]
     assert [record.getMessage() for record in warnings] == []
     # of four that arrived one waits for another hour
-    vhost.until(orders=3, **{"delayed.level-11": 1})
+    vhost.until(orders=3, **{"delayed.hex.0000e00": 1})
 
 
 def test_verify(run_page: Callable[[str], None]) -> None:
@@ -115,6 +117,10 @@ def test_migrate(
     celery.install(["celery"], create_destinations=True)
     v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
     celery.send(messages("celery", [5_000]))
+    # as of the time when messages were sent to it
+    bits = RabbitMQDelayHook("rabbitmq_default", topology=replace(DELAYED_BITS, successor=None))
+    bits.install(["Sales"])
+    bits.send(messages("Sales", [90_000], prefix="e"))
     with virtual_hosts.one() as other:
         old = RabbitMQDelayHook(connect("rabbitmq_old", **other.connection))
         old.install(["Sales", "Billing"], create_destinations=True)
@@ -124,7 +130,7 @@ def test_migrate(
         run_page("migrate")
         assert old.waiting().messages == 0
     waiting = RabbitMQDelayHook("rabbitmq_default").waiting()
-    assert {level.level: level.messages for level in waiting.levels if level.messages} == {11: 1, 12: 1, 16: 3}
+    assert {level.level: level.messages for level in waiting.levels if level.messages} == {40: 1, 45: 1, 60: 4}
 
 
 def test_leaving_the_plugin(
@@ -238,7 +244,7 @@ def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: Virtua
     assert report.sent == 2
     # by the direct entry, or it would have needed more than a key
     with vhost.channel() as channel:
-        method, _, _ = channel.basic_get("delayed.level-09")
+        method, _, _ = channel.basic_get("delayed.hex.0000300")
         assert method is not None
         assert method.exchange == ""
     assert hooks["watcher"].verify(["orders"]).ok

@@ -148,7 +148,7 @@ def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run:
     hook.send(messages("reminders", [1], prefix="lost"))
     with vhost.channel() as channel:
         channel.queue_delete("reminders")
-    vhost.until(**{"delayed.unroutable": 1})
+    vhost.until(**{"delayed.hex.unroutable": 1})
     out = run("Unroutable is red")
     assert "warning: connection rabbitmq_default: unroutable" in out
     assert "1 messages whose destination was not there when they were due" in out
@@ -156,4 +156,4 @@ def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run:
     assert "stays: destination 'reminders': missing" in out
     # the page's remedy has been run
     assert "sent to reminders" in out
-    vhost.until(**{"reminders": 1, "delayed.unroutable": 0})
+    vhost.until(**{"reminders": 1, "delayed.hex.unroutable": 0})

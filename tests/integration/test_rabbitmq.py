@@ -24,6 +24,8 @@ from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
 Connect = Callable[..., str]
+#: Exchanges and queues of the default topology and of one destination, and their bindings.
+PARTS, BINDINGS = (7 + 2) + (105 + 2), (420 + 7) + 1 + 1
 
 
 @pytest.fixture
@@ -40,16 +42,16 @@ def test_it_is_what_a_connection_of_its_type_gets(hook: RabbitMQDelayHook) -> No
 def test_install_makes_what_is_missing_and_nothing_the_second_time(hook: RabbitMQDelayHook) -> None:
     assert not hook.verify(["orders"]).ok
     first = hook.install(["orders"], create_destinations=True)
-    assert first.counts() == {"created": 28 * 4 + 4 + 2}
+    assert first.counts() == {"created": PARTS + BINDINGS}
     assert hook.verify(["orders"]).ok
     again = hook.install(["orders"], create_destinations=True)
-    assert again.counts() == {"ok": 28 * 2 + 3 + 1}
+    assert again.counts() == {"ok": PARTS}
 
 
 @pytest.mark.usefixtures("empty_vhost")
 def test_a_dry_run_makes_nothing(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     plan = hook.install(["orders"], create_destinations=True, dry_run=True)
-    assert plan.counts() == {"would create": 28 * 4 + 4 + 2}
+    assert plan.counts() == {"would create": PARTS + BINDINGS}
     assert vhost.manage("GET", "queues/{vhost}") == []
     assert not [found for found in vhost.manage("GET", "exchanges/{vhost}") if found["name"].startswith("delayed")]
 
@@ -58,8 +60,8 @@ def test_the_topology_survives_a_restart(hook: RabbitMQDelayHook, vhost: Virtual
     hook.install(["orders"], create_destinations=True)
     ours = [found for found in vhost.manage("GET", "exchanges/{vhost}") if found["name"].startswith("delayed")]
     queues = vhost.manage("GET", "queues/{vhost}")
-    assert len(ours) == 30
-    assert len(queues) == 30
+    assert len(ours) == 7 + 2
+    assert len(queues) == 105 + 2
     assert all(found["durable"] and not found["auto_delete"] for found in (*ours, *queues))
 
 
@@ -83,15 +85,15 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
 @pytest.mark.parametrize(
     "name, arguments, argument, wanted, found",
     [
-        ("delayed.level-03", {**DELAYED.queue_arguments(3), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
+        ("delayed.hex.0000008", {**DELAYED.queue_arguments(7), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
         (
-            "delayed.level-04",
-            {**DELAYED.queue_arguments(4), "x-dead-letter-exchange": "else's"},
+            "delayed.hex.0000010",
+            {**DELAYED.queue_arguments(15), "x-dead-letter-exchange": "else's"},
             "x-dead-letter-exchange",
-            "delayed.level-03",
+            "delayed.hex.last-1",
             "else's",
         ),
-        ("delayed.unroutable", {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
+        ("delayed.hex.unroutable", {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
     ],
 )
 def test_what_differs_is_reported_and_left_alone(
@@ -117,23 +119,27 @@ def test_what_differs_is_reported_and_left_alone(
 @pytest.mark.usefixtures("empty_vhost")
 def test_exchanges_that_differ_are_reported(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     with vhost.channel() as channel:
-        channel.exchange_declare("delayed.delivery", exchange_type="topic", durable=True)
-        channel.exchange_declare("delayed.level-00", exchange_type="fanout", durable=True)
+        channel.exchange_declare("delayed.hex.delivery", exchange_type="topic", durable=True)
+        channel.exchange_declare("delayed.hex.last-1", exchange_type="fanout", durable=True)
     problems = {found.resource: found for found in hook.install([], dry_run=True).problems}
-    delivery, level = problems["exchange delayed.delivery"], problems["exchange delayed.level-00"]
-    assert (delivery.argument, delivery.wanted, delivery.found) == ("alternate-exchange", "delayed.unroutable", None)
+    delivery, level = problems["exchange delayed.hex.delivery"], problems["exchange delayed.hex.last-1"]
+    assert (delivery.argument, delivery.wanted, delivery.found) == (
+        "alternate-exchange",
+        "delayed.hex.unroutable",
+        None,
+    )
     assert (level.argument, level.wanted, level.found) == ("type", "topic", "fanout")
 
 
 def test_verify_wants_only_the_levels_that_a_delay_needs(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-04")
+        channel.queue_delete("delayed.hex.0000010")
     assert hook.verify(["orders"], max_delay=timedelta(seconds=15)).ok
     assert hook.verify(["orders"], max_delay=timedelta(0)).ok
     # 15 s and a bit is 16 s
     report = hook.verify(["orders"], max_delay=timedelta(seconds=15, microseconds=1))
-    assert [str(found) for found in report.problems] == ["queue delayed.level-04: missing"]
+    assert [str(found) for found in report.problems] == ["queue delayed.hex.0000010: missing"]
 
 
 def test_each_message_arrives_once_and_never_early(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -148,7 +154,7 @@ def test_each_message_arrives_once_and_never_early(hook: RabbitMQDelayHook, vhos
     assert {arrival.message_id: arrival.due_at for arrival in arrivals} == {m.message_id: m.due_at for m in batch}
     early = [arrival for arrival in arrivals if arrival.received_at < arrival.due_at]
     assert not early
-    assert vhost.count("delayed.unroutable") == 0
+    assert vhost.count("delayed.hex.unroutable") == 0
 
 
 def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -216,14 +222,14 @@ def test_a_destination_missing_further_on_is_counted(hook: RabbitMQDelayHook, vh
 @pytest.mark.usefixtures("empty_vhost")
 def test_without_install_sending_says_what_to_do(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.declare("orders")
-    with pytest.raises(TopologyError, match=r"exchange delayed.delivery: missing.* TopologyInstallOperator"):
+    with pytest.raises(TopologyError, match=r"exchange delayed.hex.delivery: missing.* TopologyInstallOperator"):
         hook.send(messages("orders", [1]))
 
 
 def test_a_level_that_is_missing_is_an_error(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-05")
+        channel.queue_delete("delayed.hex.0000020")
     with pytest.raises(SendFailed, match=r"message m0: returned .* NO_ROUTE \(a delay level's queue is gone; Topology"):
         hook.send(messages("orders", [40]))
     assert hook.send(messages("orders", [20])).sent == 1
@@ -233,13 +239,13 @@ def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQ
     hook.install([])
     vhost.declare("orders", **{"x-dead-letter-exchange": ""})
     with vhost.channel() as channel:
-        channel.exchange_delete("delayed.level-05")
-    with pytest.raises(SendFailed, match=r"confirmed 0 messages and not 1: .*exchange delayed.level-05: missing"):
+        channel.exchange_delete("delayed.hex.entry")
+    with pytest.raises(SendFailed, match=r"confirmed 0 messages and not 1: .*exchange delayed.hex.entry: missing"):
         hook.send(messages("orders", [40]))
     hook.install(["orders"])
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-05")
-    with pytest.raises(SendFailed, match=r"message m0: returned by the broker as NO_ROUTE .*'delayed.level-05'"):
+        channel.queue_delete("delayed.hex.0000020")
+    with pytest.raises(SendFailed, match=r"message m0: returned by the broker as NO_ROUTE .*'delayed.hex.entry'"):
         hook.send(messages("orders", [40]))
 
 
@@ -247,7 +253,7 @@ def test_without_the_direct_entry_a_missing_level_is_an_error_too(hook: RabbitMQ
 def test_what_a_level_refuses_for_good_is_named(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     hook = using(confirm_timeout=2)
     hook.install(["orders"], create_destinations=True)
-    _fill(hook, vhost, level=9)
+    _fill(hook, vhost, level=31)
     batch = [*messages("orders", [0] * 3, prefix="due"), *messages("orders", [600] * 30, prefix="late")]
     with pytest.raises(SendFailed, match=r"refused by the broker \d+ times in \d s") as error:
         hook.send(batch)
@@ -267,7 +273,7 @@ def test_a_refusal_that_passes_loses_nothing(vhost: VirtualHost, connect: Connec
 
     hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection), clock=clock)
     hook.install(["orders"], create_destinations=True)
-    _fill(hook, vhost, level=2)
+    _fill(hook, vhost, level=4)
     published = 0
     batch = messages("orders", [4.9] * 10)
     assert hook.send(batch).sent == 10
@@ -286,7 +292,7 @@ def _fill(hook: RabbitMQDelayHook, vhost: VirtualHost, level: int) -> None:
     eventually(lambda: vhost.manage("GET", f"queues/{{vhost}}/{name}").get("policy") == "full")
     # on a slow machine it is full before all are written
     with suppress(SendFailed):
-        hook.send(messages("orders", [(1 << level) + 0.9] * 50, prefix="fill"))
+        hook.send(messages("orders", [DELAYED.digits.wait(level) - 0.1] * 50, prefix="fill"))
 
 
 def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -296,7 +302,7 @@ def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: Vir
         channel.queue_delete("gone")
     # kept, and in nobody's way
     assert len(vhost.collect("orders", enough=5)) == 5
-    unroutable = vhost.collect("delayed.unroutable", enough=5)
+    unroutable = vhost.collect("delayed.hex.unroutable", enough=5)
     assert {arrival.message_id for arrival in unroutable} == {f"gone{number}" for number in range(5)}
     assert {arrival.properties.headers[DESTINATION] for arrival in unroutable} == {"gone"}
 
@@ -324,7 +330,7 @@ def test_sending_nothing_needs_no_broker(connect: Connect) -> None:
     "change, column",
     [
         ({"destination": "a..b"}, "destination"),
-        ({"destination": "x" * 200}, "destination"),
+        ({"destination": "x" * 242}, "destination"),
         ({"due_at": utcnow() + timedelta(days=3107)}, "delay"),
         ({"headers": {"CC": "other"}}, "headers"),
         ({"headers": {"n" * 256: "long"}}, "headers"),
@@ -345,11 +351,11 @@ def test_limits_are_known_before_and_kept_when_sending(
     assert [queue for queue in _waiting(vhost) if queue[1]] == []
 
 
-def test_a_horizon_of_28_bits(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+def test_a_horizon_of_seven_digits(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     hook.install(["orders"], create_destinations=True)
     assert hook.horizon == timedelta(seconds=268_435_455)
     hook.send([DelayedMessage(destination="orders", body=b"", due_at=utcnow() + hook.horizon, message_id="far")])
-    vhost.until(**{"delayed.level-27": 1})
+    vhost.until(**{"delayed.hex.f000000": 1})
 
 
 def test_a_connection_says_what_is_wrong_with_it(hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect) -> None:

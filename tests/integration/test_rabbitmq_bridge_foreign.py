@@ -110,7 +110,7 @@ def test_a_sender_borrows_no_rights(hook: RabbitMQDelayHook, vhost: VirtualHost)
     """A user who may write to the levels alone, and a service that may write to the services' exchange alone."""
     user = f"sender-{uuid4().hex[:8]}"
     vhost.manage("PUT", f"users/{user}", {"password": "secret", "tags": ""})
-    rights = {"configure": "^$", "write": r"^delayed\.level-.*$", "read": "^$"}
+    rights = {"configure": "^$", "write": r"^delayed\.hex\.entry$", "read": "^$"}
     try:
         vhost.manage("PUT", f"permissions/{{vhost}}/{user}", rights)
         parameters = vhost.parameters

@@ -98,7 +98,7 @@ def test_a_broker_that_stops_confirming_is_an_error_that_counts_and_says_what_ma
         f"Connection 'rabbit': {host} has confirmed nothing for {seconds} s," for seconds in (12, 24, 42)
     ]
     for each in (text, found[-1]):
-        for queue in ("queue orders", "queue delayed.level-00", "queue delayed.level-01"):
+        for queue in ("queue orders", "queue delayed.hex.0000001", "queue delayed.hex.0000002"):
             assert f" in {queue}" in each
 
     # the retry

@@ -50,7 +50,7 @@ def test_a_delayed_message_enters_its_level_directly(hook: RabbitMQDelayHook, vh
         assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
         # a consumer sees nothing of it
         assert not [arrival for arrival in arrivals if {"CC", "BCC"} & set(arrival.properties.headers)]
-    assert vhost.count("delayed.unroutable") == 0
+    assert vhost.count("delayed.hex.unroutable") == 0
 
 
 def test_what_waits_tells_where_it_goes(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -58,21 +58,21 @@ def test_what_waits_tells_where_it_goes(hook: RabbitMQDelayHook, vhost: VirtualH
     vhost.declare("Acme.orders")
     hook.send(messages("Acme.orders", [1000]))
     with vhost.channel() as channel:
-        method, found, _ = channel.basic_get("delayed.level-09", auto_ack=True)
-    assert method.routing_key == "0." * 18 + "1.1.1.1.1.0.1.0.0.0.Acme.orders"
+        method, found, _ = channel.basic_get("delayed.hex.0000300", auto_ack=True)
+    assert method.routing_key == "0." * 4 + "3.e.8.Acme.orders"
     assert found.headers["airflow-delayed-destination"] == "Acme.orders"
 
 
 @pytest.mark.parametrize(
     "kind, arguments, way",
     [
-        ("quorum", {"x-dead-letter-exchange": ""}, "delayed.level-00"),
-        ("classic", {"x-dead-letter-exchange": "", "x-max-length": 1000}, "delayed.level-00"),
+        ("quorum", {"x-dead-letter-exchange": ""}, "delayed.hex.entry"),
+        ("classic", {"x-dead-letter-exchange": "", "x-max-length": 1000}, "delayed.hex.entry"),
         ("quorum", {"x-dead-letter-exchange": "elsewhere", "x-delivery-limit": 5}, ""),
         ("quorum", {"x-max-length": 1000, "x-overflow": "reject-publish"}, ""),
         ("classic", {"x-expires": 600_000, "x-max-priority": 3}, ""),
         # what is not to be known is taken for the worst
-        ("stream", {}, "delayed.level-00"),
+        ("stream", {}, "delayed.hex.entry"),
     ],
 )
 def test_a_destination_that_dead_letters_to_the_default_exchange_has_no_direct_entry(
@@ -124,7 +124,7 @@ def test_a_user_who_may_not_write_to_the_default_exchange(
     arrivals = vhost.collect("orders", enough=3)
     assert sorted(arrival.message_id for arrival in arrivals) == ["m0", "m1", "m2"]
     delayed = [arrival for arrival in arrivals if arrival.message_id != "m0"]
-    assert ways(delayed) == {"delayed.level-00", "delayed.level-01"}
+    assert ways(delayed) == {"delayed.hex.entry"}
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
     with pytest.raises(DestinationMissing):
         sender.send(messages("orders-2", [0]))
@@ -137,7 +137,7 @@ def test_a_user_who_may_not_configure_the_destination(
     sender = restricted(configure="^$", write=".*", read=r"^delayed\.")
     assert sender.send(messages("orders", [0, 1])).sent == 2
     arrivals = vhost.collect("orders", enough=2)
-    assert ways([arrival for arrival in arrivals if arrival.message_id == "m1"]) == {"delayed.level-00"}
+    assert ways([arrival for arrival in arrivals if arrival.message_id == "m1"]) == {"delayed.hex.entry"}
 
 
 def test_a_level_that_is_entered_directly_makes_nothing_else(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

@@ -38,7 +38,7 @@ def leaderless(vhost: VirtualHost) -> Iterator[str]:
 
 @pytest.fixture
 def hook(using: Callable[..., RabbitMQDelayHook], leaderless: str) -> RabbitMQDelayHook:
-    """A hook to 28 levels without a leader, with two messages of which AMQP tells."""
+    """A hook to 105 levels without a leader, with two messages of which AMQP tells."""
     using().install(["orders"], create_destinations=True)
     hook = using(management_url=leaderless)
     hook.send(messages("orders", [3000] * 2))
@@ -65,20 +65,20 @@ def test_what_waits_cannot_be_moved_or_deleted(
     for then, call in refused:
         with pytest.raises(TransportUnavailable, match=WHY + then):
             call()
-    assert vhost.count("delayed.level-11") == 2
+    assert vhost.count("delayed.hex.0000b00") == 2
 
 
 def test_what_differs_is_not_replaced(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-05")
-        channel.queue_declare("delayed.level-05", durable=True)
+        channel.queue_delete("delayed.hex.0000020")
+        channel.queue_declare("delayed.hex.0000020", durable=True)
     with pytest.raises(TransportUnavailable, match=f"{WHY}Nothing was changed"):
         hook.install([], replace=True)
 
 
 @pytest.mark.usefixtures("empty_vhost")
 def test_who_forces_a_deletion_asks_for_no_counts(hook: RabbitMQDelayHook) -> None:
-    assert hook.uninstall(force=True).counts()["deleted"] > 28
+    assert hook.uninstall(force=True).counts()["deleted"] > 105
 
 
 def test_counts_are_unknown_and_the_reason_is_a_finding(hook: RabbitMQDelayHook) -> None:
@@ -89,7 +89,7 @@ def test_counts_are_unknown_and_the_reason_is_a_finding(hook: RabbitMQDelayHook)
     report = hook.verify(["orders"])
     assert not report.ok
     (quorum,) = (finding for finding in report if finding.code == "no-quorum")
-    assert quorum.resource.startswith("30 queues (delayed.level-00, ")
+    assert quorum.resource.startswith("107 queues (delayed.hex.0000001, ")
     assert [finding.severity for finding in report if finding.code == "node-down"] == ["unknown"]
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
@@ -28,6 +29,7 @@ from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
+    DELAYED_BITS,
     NSERVICEBUS_DELAY,
     NSERVICEBUS_RETRIED,
     NSERVICEBUS_TIME_SENT,
@@ -95,12 +97,16 @@ def publish(vhost: VirtualHost, topology: Topology, delay: int, destination: str
         ("nservicebus", "direct", "delayed"),
         ("celery", None, "delayed"),
         ("delayed", None, "nservicebus"),
+        ("delayed-bits", None, "delayed"),
     ],
 )
 def test_what_waits_arrives_through_the_other_topology_and_never_early(
     hook: RabbitMQDelayHook, vhost: VirtualHost, source: str, routing: str | None, target: str
 ) -> None:
     old, new = using(hook, source, routing), using(hook, target)
+    if source == "delayed-bits":
+        # as of the time when messages were sent to it
+        old = RabbitMQDelayHook(hook.conn_id, topology=replace(DELAYED_BITS, successor=None))
     names = ["Sales", "Acme.Sales"]
     for each in (new, old):
         each.install(names, create_destinations=True)
@@ -111,7 +117,7 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
     ]
     old.send(batch)
     began = datetime.now(UTC)
-    report = new.migrate(old, target)
+    report = new.migrate(source if source == "delayed-bits" else old, target)
     assert (report.moved, report.parked) == (6, {})
     assert report.by_destination == {"Sales": 3, "Acme.Sales": 3}
     assert str(report).startswith(f"from {source} of connection 'rabbit' to {target} of connection 'rabbit': moved 6 ")
@@ -182,7 +188,7 @@ def test_a_place_is_not_moved_into_itself(hook: RabbitMQDelayHook, connect: Conn
         hook.migrate("x", "delayed")
     with pytest.raises(TopologyError, match="queue celery_delayed_27: missing"):
         hook.migrate("celery", "delayed")
-    assert vhost.count("delayed.level-09") == 1
+    assert vhost.count("delayed.hex.0000300") == 1
 
 
 def test_a_dry_run_counts_and_takes_nothing(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -190,10 +196,10 @@ def test_a_dry_run_counts_and_takes_nothing(hook: RabbitMQDelayHook, vhost: Virt
     hook.install(["orders"], create_destinations=True)
     hook.send(messages("orders", [1000, 1001, 70_000]))
     report = hook.migrate("delayed", "celery", dry_run=True)
-    assert (report.moved, report.waiting) == (0, {"delayed.level-16": 1, "delayed.level-09": 2})
+    assert (report.moved, report.waiting) == (0, {"delayed.hex.0010000": 1, "delayed.hex.0000300": 2})
     assert str(report) == (
         "from delayed of connection 'rabbit' to celery of connection 'rabbit': would move up to 3 waiting"
-        " (delayed.level-16: 1, delayed.level-09: 2)"
+        " (delayed.hex.0010000: 1, delayed.hex.0000300: 2)"
     )
     assert sorted(found.message_id for _, _, found, _ in waiting(vhost, DELAYED)) == ["m0", "m1", "m2"]
 
@@ -303,7 +309,7 @@ def test_what_cannot_be_read_is_parked(hook: RabbitMQDelayHook, vhost: VirtualHo
         vhost,
         celery.topology,
         1000,
-        "delayed.level-03",
+        "delayed.hex.0000008",
         message_id="name",
         timestamp=sent,
     )
@@ -317,7 +323,7 @@ def test_what_cannot_be_read_is_parked(hook: RabbitMQDelayHook, vhost: VirtualHo
     assert report.moved == 1
     reasons = [
         "no header tells when it is due",
-        "destination: 'delayed.level-03' is a part of the delay levels themselves; choose another",
+        "destination: 'delayed.hex.0000008' is a part of the delay levels themselves; choose another",
         "neither its routing key nor a header tells its destination",
     ]
     assert report.parked == dict.fromkeys(reasons, 1)
@@ -393,7 +399,7 @@ def test_what_has_been_returned_often_is_moved_alone(
     for _ in range(15):
         with vhost.channel() as channel:
             for _ in range(3):
-                channel.basic_get("delayed.level-09")
+                channel.basic_get("delayed.hex.0000300")
     monkeypatch.setattr(Publisher, "send", counted)
     report = hook.migrate("delayed", "celery")
     assert report.moved == 5

@@ -131,7 +131,7 @@ def test_a_migration_takes_along_what_tells_when_it_is_due(hook: RabbitMQDelayHo
     publish(vhost, CELERY, [poison.raw(table, timestamp=stamp) for table in tables], delay=100_000)
     report = hook.migrate("celery", "delayed")
     assert (report.moved, report.parked) == (len(tables), {})
-    there = taken(vhost, "delayed.level-16")
+    there = taken(vhost, "delayed.hex.0010000")
     assert len(there) == len(tables)
     for number, table in enumerate(tables):
         key, moved = there[number]
@@ -171,8 +171,10 @@ def test_what_no_destination_took_is_sent_again(hook: RabbitMQDelayHook, vhost: 
         channel.confirm_delivery()
         for number, each in enumerate(found):
             # as if it came from the levels, and its destination was gone
-            channel.basic_publish("delayed.delivery", DELAYED.digits.routing_key(0, "gone"), str(number).encode(), each)
-    vhost.until(**{"delayed.unroutable": len(found)})
+            channel.basic_publish(
+                "delayed.hex.delivery", DELAYED.digits.routing_key(0, "gone"), str(number).encode(), each
+            )
+    vhost.until(**{"delayed.hex.unroutable": len(found)})
     assert hook.redrive().remaining == {"destination 'gone': missing": len(found)}
     hook.install(["gone"], create_destinations=True)
     assert hook.redrive().by_destination == {"gone": len(found)}
@@ -200,7 +202,7 @@ def test_random_properties_to_a_mover(hook: RabbitMQDelayHook, vhost: VirtualHos
     publish(vhost, CELERY, randomly(17, poison.raw(timestamp=stamp), MOVED), delay=1_000_000)
     report = hook.migrate("celery", "delayed")
     assert report.moved + sum(report.parked.values()) == MOVED
-    there = [taken(vhost, DELAYED.level_name(level)) for level in (18, 19)]
+    there = [taken(vhost, name) for name in DELAYED.level_names() if name.startswith("delayed.hex.00")]
     assert set(range(0, MOVED, EACH)) <= {number for each in there for number in each}
 
 

@@ -17,7 +17,7 @@ from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.topology import DELAYED
 
 UTC = timezone.utc
-UNROUTABLE = "delayed.unroutable"
+UNROUTABLE = "delayed.hex.unroutable"
 
 
 def test_the_command_asks_and_sends(hook: RabbitMQDelayHook, vhost: VirtualHost, delayed: Command) -> None:
@@ -115,7 +115,7 @@ def forge(vhost: VirtualHost, destination: str, count: int = 1) -> None:
     with vhost.channel() as channel:
         channel.confirm_delivery()
         for _ in range(count):
-            channel.basic_publish("delayed.delivery", DELAYED.digits.routing_key(0, destination), b"forged")
+            channel.basic_publish("delayed.hex.delivery", DELAYED.digits.routing_key(0, destination), b"forged")
 
 
 def bound(vhost: VirtualHost, queue: str) -> list[str]:

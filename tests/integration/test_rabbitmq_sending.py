@@ -75,10 +75,10 @@ def test_a_queue_deleted_in_the_middle_of_a_batch(hook: RabbitMQDelayHook, vhost
     "rights, reason",
     [
         # to bind the destination; which access it is, RabbitMQ says since 4.0
-        ({"write": "^orders$", "read": "^$"}, "(read )?access to exchange 'delayed.delivery'"),
+        ({"write": "^orders$", "read": "^$"}, "(read )?access to exchange 'delayed.hex.delivery'"),
         ({"write": "^$", "read": ".*"}, "(write )?access to queue 'orders'"),
         # to enter, neither by the default exchange nor by the level's
-        ({"write": "^orders$", "read": ".*"}, "(write )?access to exchange 'delayed.level-03'"),
+        ({"write": "^orders$", "read": ".*"}, "(write )?access to exchange 'delayed.hex.entry'"),
     ],
 )
 def test_a_user_without_rights(

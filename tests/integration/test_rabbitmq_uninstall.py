@@ -20,7 +20,7 @@ from airflow_delayed.rabbitmq.topology import DELAYED
 Connect = Callable[..., str]
 # what is installed, replaced and uninstalled here is the topology itself
 pytestmark = pytest.mark.usefixtures("empty_vhost")
-LEVEL_3 = {**DELAYED.queue_arguments(3), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
+LEVEL_3 = {**DELAYED.queue_arguments(7), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
 
 
 @pytest.fixture
@@ -45,17 +45,17 @@ def declare(vhost: VirtualHost, queue: str, arguments: dict[str, object]) -> Non
 
 
 def test_every_argument_that_differs_is_named(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
-    declare(vhost, "delayed.level-03", LEVEL_3)
+    declare(vhost, "delayed.hex.0000008", LEVEL_3)
     with pytest.raises(TopologyError, match="replace=True") as error:
         using().install([])
     assert {(found.argument, found.wanted, found.found) for found in error.value.report.problems} == {
         ("x-message-ttl", 8000, 9000),
-        ("x-dead-letter-exchange", "delayed.level-02", "else"),
+        ("x-dead-letter-exchange", "delayed.hex.delivery", "else"),
         ("x-expires", None, 10_000),
     }
     # AMQP tells one
     assert len(using(management_url="none").install([], dry_run=True).problems) == 1
-    assert names(vhost) == {"delayed.level-03"}
+    assert names(vhost) == {"delayed.hex.0000008"}
 
 
 def test_what_differs_and_is_empty_is_replaced_when_told(
@@ -63,22 +63,22 @@ def test_what_differs_and_is_empty_is_replaced_when_told(
 ) -> None:
     hook = using()
     with vhost.channel() as channel:
-        channel.exchange_declare("delayed.delivery", exchange_type="topic", durable=True)
+        channel.exchange_declare("delayed.hex.delivery", exchange_type="topic", durable=True)
         channel.queue_declare("other", durable=True, arguments={"x-queue-type": "quorum"})
-        channel.queue_bind("other", "delayed.delivery", hook.topology.binding_key("other"))
-    declare(vhost, "delayed.level-03", {"x-message-ttl": 9000})
+        channel.queue_bind("other", "delayed.hex.delivery", hook.topology.binding_key("other"))
+    declare(vhost, "delayed.hex.0000008", {"x-message-ttl": 9000})
     before = names(vhost)
     plan = hook.install(["orders"], create_destinations=True, replace=True, dry_run=True)
     assert [str(found) for found in plan if found.state is State.WOULD_DELETE] == [
-        "exchange delayed.delivery: would delete",
-        "queue delayed.level-03: would delete",
+        "exchange delayed.hex.delivery: would delete",
+        "queue delayed.hex.0000008: would delete",
     ]
     assert plan.ok
     assert names(vhost) == before
     done = hook.install(["orders"], create_destinations=True, replace=True)
     assert done.counts() == {"deleted": 2, "created": plan.counts()["would create"]}
     # also the binding of a destination that was not named
-    eventually(lambda: hook.verify(["orders", "other"]).counts() == {"ok": 28 * 2 + 3 + 2})
+    eventually(lambda: hook.verify(["orders", "other"]).counts() == {"ok": 105 + 7 + 3 + 2})
     hook.send(messages("other", [1]))
     assert len(vhost.collect("other", enough=1)) == 1
 
@@ -86,21 +86,21 @@ def test_what_differs_and_is_empty_is_replaced_when_told(
 def test_nothing_is_replaced_while_messages_wait_in_it(
     using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
 ) -> None:
-    declare(vhost, "delayed.level-03", {**LEVEL_3, "x-message-ttl": 900_000, "x-expires": 9_000_000})
-    declare(vhost, "delayed.level-04", {"x-queue-type": "classic"})
+    declare(vhost, "delayed.hex.0000008", {**LEVEL_3, "x-message-ttl": 900_000, "x-expires": 9_000_000})
+    declare(vhost, "delayed.hex.0000010", {"x-queue-type": "classic"})
     with vhost.channel() as channel:
         channel.confirm_delivery()
         for _ in range(3):
-            channel.basic_publish("", "delayed.level-03", b"")
+            channel.basic_publish("", "delayed.hex.0000008", b"")
     before = names(vhost)
-    with pytest.raises(MessagesWaiting, match=r"3 in delayed.level-03.* Nothing was changed") as error:
+    with pytest.raises(MessagesWaiting, match=r"3 in delayed.hex.0000008.* Nothing was changed") as error:
         using().install([], replace=True)
-    assert error.value.waiting == {"delayed.level-03": 3}
-    assert "queue delayed.level-03: 3 messages wait in it" in map(
+    assert error.value.waiting == {"delayed.hex.0000008": 3}
+    assert "queue delayed.hex.0000008: 3 messages wait in it" in map(
         str, using().install([], replace=True, dry_run=True).problems
     )
     with vhost.channel() as channel:
-        channel.queue_purge("delayed.level-03")
+        channel.queue_purge("delayed.hex.0000008")
     with pytest.raises(MessagesWaiting, match="the management API alone tells"):
         using(management_url="none").install([], replace=True)
     assert names(vhost) == before
@@ -187,13 +187,13 @@ def test_uninstall_refuses_while_messages_wait(using: Callable[..., RabbitMQDela
     hook.install(["orders"], create_destinations=True)
     hook.send(messages("orders", [3000] * 4))
     before = names(vhost)
-    with pytest.raises(MessagesWaiting, match=r"messages wait: 4 in delayed.level-11\. Nothing was deleted"):
+    with pytest.raises(MessagesWaiting, match=r"messages wait: 4 in delayed.hex.0000b00\. Nothing was deleted"):
         hook.uninstall()
-    assert "queue delayed.level-11: 4 messages wait in it" in map(str, hook.uninstall(dry_run=True))
+    assert "queue delayed.hex.0000b00: 4 messages wait in it" in map(str, hook.uninstall(dry_run=True))
     assert names(vhost) == before
-    assert vhost.count("delayed.level-11") == 4
+    assert vhost.count("delayed.hex.0000b00") == 4
     report = hook.uninstall(force=True)
-    assert "queue delayed.level-11: 4 messages went with it" in map(str, report)
+    assert "queue delayed.hex.0000b00: 4 messages went with it" in map(str, report)
     assert names(vhost) == {"orders"}
 
 
@@ -203,7 +203,7 @@ def test_uninstall_refuses_where_what_is_stuck_cannot_be_seen(
     using().install([])
     with pytest.raises(MessagesWaiting, match=r"unknown is how many are stuck .* turns the management API off$"):
         using(management_url="none").uninstall()
-    assert "delayed.level-00" in names(vhost)
+    assert "delayed.hex.0000001" in names(vhost)
     # classic queues keep nothing back
     blind = using("nservicebus-v1", management_url="none")
     blind.install([])
@@ -213,7 +213,7 @@ def test_uninstall_refuses_where_what_is_stuck_cannot_be_seen(
 
 @pytest.mark.parametrize(
     "topology, deleted, at",
-    [("nservicebus-v1", 27, 27), ("nservicebus-v1", 27, 26), ("delayed", 27, 26), ("delayed", 1, 1)],
+    [("nservicebus-v1", 27, 27), ("nservicebus-v1", 27, 26), ("delayed", 104, 89), ("delayed", 1, 1)],
 )
 def test_a_message_that_comes_while_uninstall_runs_is_kept(
     vhost: VirtualHost,
@@ -229,7 +229,7 @@ def test_a_message_that_comes_while_uninstall_runs_is_kept(
     hook.install(["orders"], create_destinations=True)
     level = hook.topology.level_name(at)
     delete = BlockingChannel.queue_delete
-    key = "0." * 26 + "1.0.orders"
+    key = hook.topology.digits.routing_key(2, "orders")
 
     def late(self: BlockingChannel, queue: str, **options: object) -> object:
         if queue == hook.topology.level_name(deleted):
@@ -267,7 +267,7 @@ def test_whatever_comes_while_uninstall_runs_is_kept_as_it_is(
 ) -> None:
     hook = using()
     hook.install([])
-    level = hook.topology.level_name(27)
+    level = hook.topology.level_name(104)
     sent = (poison.CRAFTED | {"a whole frame": poison.whole_frame()})[name]
     delete = BlockingChannel.queue_delete
 

@@ -36,7 +36,7 @@ def stuck(vhost: VirtualHost, queue: str) -> int:
 def test_all_that_is_well_is_ok_and_no_more_is_said(using: Callable[..., RabbitMQDelayHook]) -> None:
     hook = using()
     hook.install(["orders"], create_destinations=True)
-    eventually(lambda: hook.verify(["orders"]).counts() == {"ok": 28 * 2 + 3 + 1})
+    eventually(lambda: hook.verify(["orders"]).counts() == {"ok": 105 + 7 + 3 + 1})
 
 
 @pytest.mark.parametrize("way", ["no tag", "turned off", "nothing listens"])
@@ -89,7 +89,7 @@ def test_the_nodes_are_shown_to_users_with_the_tag_monitoring(
     codes: list[str],
 ) -> None:
     using().install(["orders"], create_destinations=True)
-    eventually(lambda: using().verify(["orders"]).counts() == {"ok": 60})
+    eventually(lambda: using().verify(["orders"]).counts() == {"ok": 105 + 7 + 3 + 1})
     vhost.manage("PUT", f"users/{untagged['login']}", {"password": "secret-word", "tags": tag})
     report = RabbitMQDelayHook(connect("tagged", **untagged)).verify(["orders"])
     # feature flags need more rights still, on old brokers
@@ -104,14 +104,14 @@ def test_arguments_that_could_not_be_compared_are_not_said_to_be_right(
 ) -> None:
     RabbitMQDelayHook(connect("boss", **vhost.connection)).install([])
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-05")
-        channel.queue_declare("delayed.level-05", durable=True)
+        channel.queue_delete("delayed.hex.0000020")
+        channel.queue_declare("delayed.hex.0000020", durable=True)
     hook = RabbitMQDelayHook(connect("plain", **untagged))
     assert not hook.verify([]).ok
     vhost.manage("PUT", f"permissions/{{vhost}}/{untagged['login']}", {"configure": "^$", "write": ".*", "read": ".*"})
     (line,) = findings(hook.verify([]), "argument")
     assert line.startswith(
-        "arguments of 59 exchanges and queues: unknown: this user may not configure them, and the management API at"
+        "arguments of 115 exchanges and queues: unknown: this user may not configure them, and the management API at"
     )
 
 
@@ -119,7 +119,7 @@ def test_a_management_url_of_its_own(using: Callable[..., RabbitMQDelayHook], vh
     using().install(["orders"], create_destinations=True)
     scheme, place = vhost.management_url.split("://")
     url = f"{scheme}://{vhost.connection['login']}:{vhost.connection['password']}@{place}/"
-    eventually(lambda: using(management_url=url).verify(["orders"]).counts() == {"ok": 60})
+    eventually(lambda: using(management_url=url).verify(["orders"]).counts() == {"ok": 105 + 7 + 3 + 1})
     with pytest.raises(ValueError, match="'management_url' must be"):
         using(management_url="rabbit:secret-word@host").verify([])
 
@@ -139,7 +139,7 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
         hook.send(messages("small", [0], prefix=f"due{number}-"))
         vhost.until(small=number + 1)
     hook.send(messages("small", [1] * 20, prefix="small"))
-    eventually(lambda: stuck(vhost, "delayed.level-00") > 0)
+    eventually(lambda: stuck(vhost, "delayed.hex.0000001") > 0)
     # a queue that was just made has no statistics, and that is not taken for 0
     eventually(lambda: hook.waiting().stuck is not None)
     eventually(lambda: not hook.verify(["orders"]).ok)
@@ -150,7 +150,7 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     left = 22 - vhost.count("small")
     assert (waiting.levels[0].stuck, waiting.levels[0].messages, waiting.messages, waiting.stuck) == (left,) * 4
     assert findings(report, "stuck") == [
-        f"queue delayed.level-00: {left} due messages are not taken by where they go next; if that lasts, a"
+        f"queue delayed.hex.0000001: {left} due messages are not taken by where they go next; if that lasts, a"
         " destination is full or unroutable, and all behind them wait. What to do: consume, or declare, the destination"
         " that findings of this report name (destination-full, missing, binding)"
     ]
@@ -166,7 +166,7 @@ def test_what_a_slow_broker_was_not_asked_is_unknown(
     using().install(["orders"], create_destinations=True)
     monkeypatch.setattr("airflow_delayed.rabbitmq.admin._PATIENCE", -1)
     report = using().verify(["orders"])
-    assert [finding.resource for finding in report if finding.code == "slow"] == ["60 exchanges and queues"]
+    assert [finding.resource for finding in report if finding.code == "slow"] == ["116 exchanges and queues"]
     assert [finding.severity for finding in report if finding.code == "slow"] == ["unknown"]
 
 
@@ -179,8 +179,8 @@ def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook],
     eventually(lambda: hook.waiting().unroutable == 5)
     for one in (hook, using(management_url="none")):
         assert findings(one.verify([]), "unroutable") == [
-            "queue delayed.unroutable: 5 messages whose destination was not there when they were due; redrive() sends"
-            " them on"
+            "queue delayed.hex.unroutable: 5 messages whose destination was not there when they were due; redrive()"
+            " sends them on"
         ]
 
 
@@ -189,22 +189,22 @@ def test_what_waits_where_and_until_when(using: Callable[..., RabbitMQDelayHook]
     hook.install(["orders"], create_destinations=True)
     hook.send(messages("orders", [300] * 3 + [5000] * 2))
     waiting = hook.waiting()
-    assert {level.level: level.messages for level in waiting.levels if level.messages} == {8: 3, 12: 2}
+    assert {level.level: level.messages for level in waiting.levels if level.messages} == {30: 3, 45: 2}
     assert waiting.messages == 5
-    for level in (8, 12):
+    for level, longest in ((30, 0x1FF), (45, 0x1FFF)):
         found = waiting.levels[level]
         assert found.earliest == waiting.at
-        assert found.latest - found.earliest == timedelta(seconds=2 ** (level + 1) - 1)
+        assert found.latest - found.earliest == timedelta(seconds=longest)
     lines = str(waiting).splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["delayed.level-08", "3"], ["delayed.level-12", "2"]]
+    assert [line.split()[:2] for line in lines[1:3]] == [["delayed.hex.0000100", "3"], ["delayed.hex.0001000", "2"]]
     with vhost.channel() as channel:
-        channel.queue_delete("delayed.level-20")
-    assert "missing: delayed.level-20" in str(hook.waiting())
+        channel.queue_delete("delayed.hex.0100000")
+    assert "missing: delayed.hex.0100000" in str(hook.waiting())
 
 
 @pytest.mark.usefixtures("empty_vhost")
 def test_waiting_needs_something_installed(using: Callable[..., RabbitMQDelayHook]) -> None:
-    with pytest.raises(TopologyError, match=r"delayed\.level-00: missing"):
+    with pytest.raises(TopologyError, match=r"delayed\.hex\.0000001: missing"):
         using().waiting()
 
 
@@ -212,24 +212,28 @@ def test_waiting_needs_something_installed(using: Callable[..., RabbitMQDelayHoo
 def test_bindings_that_are_gone_or_wrong(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     hook = using()
     hook.install(["orders", "mail"], create_destinations=True)
+    digits = hook.topology.digits
     with vhost.channel() as channel:
-        key = hook.topology.digits.binding_key(3, 3, 1)
-        channel.queue_unbind("delayed.level-03", "delayed.level-03", key)
-        channel.queue_bind("delayed.level-03", "delayed.level-03", "#")
-        channel.exchange_unbind("delayed.delivery", "delayed.level-00", hook.topology.digits.binding_key(0, 0, 0))
-        channel.queue_unbind("orders", "delayed.delivery", hook.topology.binding_key("orders"))
-        channel.queue_bind("mail", "delayed.delivery", "#.mail")
+        # a digit of 8 in the second position, and zeros in the last three, after any higher digits
+        key, zeros = digits.binding_key(1, 1, 8), digits.binding_key(2, 0, 0)
+        assert (key, zeros) == ("*.*.*.*.*.8.#", "*.*.*.*.0.0.0.#")
+        channel.queue_unbind("delayed.hex.0000080", "delayed.hex.last-2", key)
+        channel.queue_bind("delayed.hex.0000080", "delayed.hex.last-2", "#")
+        channel.exchange_unbind("delayed.hex.delivery", "delayed.hex.last-3", zeros)
+        channel.queue_unbind("orders", "delayed.hex.delivery", hook.topology.binding_key("orders"))
+        channel.queue_bind("mail", "delayed.hex.delivery", "#.mail")
     report = hook.verify(["orders", "mail"])
     assert [str(found) for found in report.problems] == [
-        "binding delayed.level-00 -> delayed.delivery: missing",
-        f"binding delayed.level-03 -> delayed.level-03 key: wanted {key!r}, found '#'",
+        f"binding delayed.hex.last-2 -> delayed.hex.0000080 key: wanted {key!r}, found '#'",
+        "binding delayed.hex.last-3 -> delayed.hex.delivery: missing. What to do: TopologyInstallOperator makes it"
+        " again; redrive() sends on what became unroutable meanwhile",
     ]
     (extra,) = findings(report, "binding-extra")
-    assert extra.startswith("binding delayed.level-03 -> delayed.level-03: with key '#'")
+    assert extra.startswith("binding delayed.hex.last-2 -> delayed.hex.0000080: with key '#'")
     (leak,) = findings(report, "leak")
-    assert leak.startswith("binding delayed.delivery -> mail: its key '#.mail' is not exact")
+    assert leak.startswith("binding delayed.hex.delivery -> mail: its key '#.mail' is not exact")
     (unbound,) = findings(report, "destination-unbound")
-    assert unbound.startswith("binding delayed.delivery -> orders: missing")
+    assert unbound.startswith("binding delayed.hex.delivery -> orders: missing")
     # those that are missing, an install makes
     hook.install(["orders", "mail"])
     assert hook.verify(["orders", "mail"]).ok
@@ -249,20 +253,20 @@ def test_policies_that_change_what_a_level_needs(using: Callable[..., RabbitMQDe
     hook = using()
     hook.install(["orders", "late"], create_destinations=True)
     for name, pattern, definition, sort in (
-        ("short", "level-0[89]$", {"message-ttl": 300_000}, "policies"),
-        ("old", "level-1", {"expires": 1_000_000}, "operator-policies"),
+        ("short", "hex.0000[12]00$", {"message-ttl": 300_000}, "policies"),
+        ("old", "hex.00[1-5]0000$", {"expires": 1_000_000}, "operator-policies"),
         ("back", "^late$", {"dead-letter-exchange": ""}, "policies"),
     ):
         body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
         vhost.manage("PUT", f"{sort}/{{vhost}}/{name}", body)
     report = hook.verify(["orders"])
     lines = findings(report, "policy")
-    # 300 s is more than level 8 waits
+    # 300 s is more than the first of them waits
     assert lines[0] == (
-        "queue delayed.level-09 message-ttl by policy 'short', which lets messages go on too early: wanted None, found"
-        " 300000"
+        "queue delayed.hex.0000200 message-ttl by policy 'short', which lets messages go on too early: wanted None,"
+        " found 300000"
     )
-    assert len(lines) == 1 + 10
+    assert len(lines) == 1 + 5
     assert all("expires by operator policy 'old'" in line for line in lines[1:])
     assert not report.ok
     (back,) = findings(report, "destination-dead-letters-back")

@@ -181,7 +181,7 @@ def test_what_does_not_arrive_is_an_error(broker: VirtualHost, delayed: Command)
     (queue,) = [one for one in broker.manage("GET", "queues/{vhost}") if one["name"] == name]
     assert queue["arguments"]["x-expires"] == 62_000
     eventually(lambda: broker.count(name) == 1)
-    assert broker.count("delayed.unroutable") == 0
+    assert broker.count("delayed.hex.unroutable") == 0
 
 
 @on_sqlite

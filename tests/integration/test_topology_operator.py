@@ -119,9 +119,9 @@ def test_what_differs_is_replaced_when_told(connect, rabbitmq_url):
     with virtual_host(rabbitmq_url) as host:
         conn_id = connect("topology", **host.connection)
         with host.channel() as channel:
-            channel.queue_declare("delayed.level-05", durable=True)
+            channel.queue_declare("delayed.hex.0000020", durable=True)
         with pytest.raises(
-            TopologyError, match=r"queue delayed.level-05 x-queue-type: wanted 'quorum', found 'classic'"
+            TopologyError, match=r"queue delayed.hex.0000020 x-queue-type: wanted 'quorum', found 'classic'"
         ):
             install(conn_id)
         assert install(conn_id, replace=True)["deleted"] == 1

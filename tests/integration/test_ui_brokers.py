@@ -40,11 +40,11 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [1] * 3, prefix="g")])
     with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
-    eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)
+    eventually(lambda: empty_vhost.count("delayed.hex.unroutable") == 3)
     found = page.get("/api/v1/rabbitmq/rabbit/summary", "op")
     assert (found["topology"], found["messages"], found["unroutable"], found["missing"]) == ("delayed", 2, 3, [])
     (level,) = found["levels"]
-    assert (level["level"], level["messages"]) == (11, 2)
+    assert (level["level"], level["messages"]) == (40, 2)
 
     url = "/api/v1/rabbitmq/rabbit/redrive"
     assert page.post(url, "op", dry_run=True) == {

@@ -164,7 +164,7 @@ def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, m
     hook.send(messages("gone", [1] * 3))
     with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
-    eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)
+    eventually(lambda: empty_vhost.count("delayed.hex.unroutable") == 3)
     page.pool.invalidate("rabbitmq rabbit")
     (cause,) = health(page)["causes"]
     assert (cause["code"], cause["severity"], cause["kind"]) == ("unroutable", "warning", "rabbitmq")

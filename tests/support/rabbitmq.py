@@ -137,10 +137,12 @@ class VirtualHost:
 
 
 def split_key(key: str) -> tuple[int, str]:
-    """Return the delay in seconds and the destination of a routing key: 28 bits, the highest first, and a name."""
-    *bits, destination = key.split(".", 28)
-    assert len(bits) == 28, key
-    return int("".join(bits), 2), destination
+    """Return the delay in seconds and the destination of a key: 28 bits or 7 hexadecimal digits, and a name."""
+    for base, count in ((2, 28), (16, 7)):
+        *digits, destination = key.split(".", count)
+        if len(digits) == count and (base == 16 or set(digits) <= {"0", "1"}):
+            return int("".join(digits), base), destination
+    raise AssertionError(key)
 
 
 def management_url(url: str) -> str:

@@ -8,7 +8,11 @@ from airflow_delayed.rabbitmq.levels import BITS
 
 delays = st.integers(0, BITS.max_delay) | st.integers(0, 28).map(lambda bit: min(1 << bit, BITS.max_delay))
 words = st.text(st.characters(exclude_characters=".*#", exclude_categories=("Cs",)), min_size=1, max_size=8)
-destinations = st.lists(words, min_size=1, max_size=5).map(".".join).filter(lambda name: len(name.encode()) <= 199)
+destinations = (
+    st.lists(words, min_size=1, max_size=5)
+    .map(".".join)
+    .filter(lambda name: len(name.encode()) <= BITS.max_destination_bytes)
+)
 
 
 def matches(pattern: str, key: str) -> bool:

@@ -14,7 +14,7 @@ from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import plan
 from airflow_delayed.rabbitmq.management import Facts, Management, QueueFacts
-from airflow_delayed.rabbitmq.topology import DELAYED
+from airflow_delayed.rabbitmq.topology import DELAYED_BITS
 from airflow_delayed.rabbitmq.verify import judge
 
 ANSWERS = Path(__file__).parent / "answers"
@@ -47,9 +47,9 @@ def recorded(situation: str, who: str = "rabbit@node1") -> Facts:
 
 
 def judged(facts: Facts, *destinations: str, top_position: int | None = None) -> list[Finding]:
-    parts = plan(DELAYED, destinations)
-    counts = {DELAYED.unroutable_queue: 0}
-    found = judge(DELAYED, destinations, parts, (), top_position, facts=facts, broker="4.0.5", counts=counts)
+    parts = plan(DELAYED_BITS, destinations)
+    counts = {DELAYED_BITS.unroutable_queue: 0}
+    found = judge(DELAYED_BITS, destinations, parts, (), top_position, facts=facts, broker="4.0.5", counts=counts)
     return [finding for finding in found if finding.code in CODES]
 
 
@@ -222,7 +222,7 @@ def test_without_the_management_api_nothing_is_refused() -> None:
 
 
 def test_thirty_queues_are_one_finding() -> None:
-    queues = [queue(name, online=1) for name in DELAYED.level_names()]
+    queues = [queue(name, online=1) for name in DELAYED_BITS.level_names()]
     (found,) = cluster.judge_queues(queues, [])
     assert found.resource == (
         "28 queues (delayed.level-00, delayed.level-01, delayed.level-02, delayed.level-03, delayed.level-04, and 23"

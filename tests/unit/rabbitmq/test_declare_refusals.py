@@ -29,8 +29,7 @@ from airflow_delayed.rabbitmq.topology import CELERY
             "ACCESS_REFUSED - write access to queue 'orders' in vhost '/' refused for user 'u'",
             "orders",
             "the broker refused it: ACCESS_REFUSED - write access to queue 'orders' in vhost '/' refused for user 'u'."
-            " To send, the user needs the rights write and read on"
-            " ^(celery_delayed_|celery_delayed_delivery|celery_delayed_unroutable), and write on the destinations",
+            " To send, the user needs the rights write and read on ^(celery_delayed_), and write on the destinations",
         ),
         (
             406,

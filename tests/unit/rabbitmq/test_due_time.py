@@ -15,12 +15,14 @@ from airflow_delayed.rabbitmq.levels import BITS, split_key
 from airflow_delayed.rabbitmq.properties import ReceivedProperties
 from airflow_delayed.rabbitmq.topology import (
     DELAYED,
+    FORMER,
     NSERVICEBUS,
     NSERVICEBUS_DELAY,
     NSERVICEBUS_RETRIED,
     NSERVICEBUS_TIME_SENT,
     TOPOLOGIES,
     Topology,
+    topology_of,
 )
 from airflow_delayed.rabbitmq.waiting import TOLERANCE, read, read_waited
 
@@ -54,18 +56,21 @@ class Taken:
         lag: timedelta = timedelta(),
         topology: Topology = DELAYED,
     ) -> None:
-        ways = [level for level in reversed(BITS.levels) if delay >> level & 1]
+        digits, rest, ways = topology.digits, delay, []
+        while rest:
+            ways.append(digits.entry_level(rest))
+            rest = digits.rest(rest, ways[-1])
         self.level = ways[stop % len(ways)]
         self.topology = topology
         self.deaths: list[dict[str, Any]] = []
         self.now = SENT
         for level in ways[: ways.index(self.level)]:
-            self.now += timedelta(seconds=1 << level) + lag
+            self.now += timedelta(seconds=digits.wait(level)) + lag
             name = topology.level_name(level)
             death = {"queue": name, "reason": "expired", "count": 1, "time": second(self.now), "exchange": name}
             self.deaths.insert(0, death)
-        self.now += timedelta(seconds=1 << self.level) * part
-        self.key = BITS.routing_key(delay, "Acme.Sales")
+        self.now += timedelta(seconds=digits.wait(self.level)) * part
+        self.key = digits.routing_key(delay, "Acme.Sales")
 
     def read(self, headers: dict[str, Any] | None = None, timestamp: int | None = None) -> Any:
         found = BasicProperties(
@@ -77,13 +82,13 @@ class Taken:
 takings = st.builds(
     lambda delay, stop, part, lag, name: (
         delay,
-        Taken(delay, stop=stop, part=part, lag=lag, topology=TOPOLOGIES[name]),
+        Taken(delay, stop=stop, part=part, lag=lag, topology=topology_of(name)),
     ),
     delays,
     st.integers(0, 27),
     st.floats(0, 1),
     st.timedeltas(timedelta(), timedelta(milliseconds=300)),
-    st.sampled_from(list(TOPOLOGIES)),
+    st.sampled_from([*TOPOLOGIES, *FORMER]),
 )
 
 
@@ -93,7 +98,7 @@ def test_a_key_tells_delay_and_destination(delay: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["", "orders", "delayed.level-09", "0." * 28, "0." * 27 + "2.x", "0." * 27 + "x", "00" * 28 + "x"]
+    "key", ["", "orders", "delayed.level-09", "0." * 7, "0." * 6 + "g.x", "0." * 6 + "x", "00" * 7 + "x"]
 )
 def test_other_keys_tell_nothing(key: str) -> None:
     assert split_key(key) is None
@@ -144,12 +149,12 @@ def test_a_broker_whose_clock_is_behind_makes_nothing_early(taken: tuple[int, Ta
     delay, message = taken
     assume(message.deaths)
     message.deaths = [{**death, "time": death["time"] - behind} for death in message.deaths]
-    below = timedelta(seconds=delay & ((1 << message.level) - 1))
+    below = timedelta(seconds=message.topology.digits.rest(delay, message.level))
     assert message.read().due_at >= message.now + below
 
 
 def test_the_key_by_which_the_broker_goes_beats_the_header_of_another_one() -> None:
-    forged: dict[str, Any] = {"airflow-delayed-routing-key": BITS.routing_key(1 << 20, "admin-jobs")}
+    forged: dict[str, Any] = {"airflow-delayed-routing-key": DELAYED.digits.routing_key(1 << 20, "admin-jobs")}
     found = Taken(9).read(forged, timestamp=int(SENT.timestamp()))
     assert (found.destination, found.due_at) == ("Acme.Sales", second(SENT) + 10 * SECOND)
     waited = read_waited(BasicProperties(headers=forged), BITS.routing_key(9, "Acme.Sales"), now=SENT)
@@ -231,12 +236,12 @@ def test_what_is_provably_old_makes_nothing_early(taken: tuple[int, Taken], age:
         "eta": {"task": "work", "eta": due.isoformat()},
     }
     # younger than what its level guarantees, it cannot be told from a true one
-    below = timedelta(seconds=delay & ((1 << message.level) - 1))
+    below = timedelta(seconds=message.topology.digits.rest(delay, message.level))
     assume(message.deaths or due + SECOND < message.now + below - TOLERANCE)
     found = message.read(headers.get(which), timestamp=int(earlier.timestamp()) if which == "timestamp" else None)
     assert found.problem is None
     assert SENT + timedelta(seconds=delay) <= found.due_at
-    assert found.due_at <= message.now + below + timedelta(seconds=1 << message.level) + SECOND
+    assert found.due_at <= message.now + below + timedelta(seconds=message.topology.digits.wait(message.level)) + SECOND
 
 
 def _never_early(message: Taken, delay: int, found: Any, late: timedelta) -> None:
@@ -250,21 +255,21 @@ def _never_early(message: Taken, delay: int, found: Any, late: timedelta) -> Non
 
 
 def test_a_death_that_was_early_or_of_another_way_does_not_count() -> None:
-    message = Taken(0b1101, stop=1)
-    due = SENT + timedelta(seconds=0b1101)
-    assert message.read().due_at == second(SENT + 8 * SECOND) + 6 * SECOND >= due
-    for change in ({"reason": "delivery_limit"}, {"count": 2}, {"queue": "delayed.level-00"}, {"time": None}):
-        message.deaths = [{**Taken(0b1101, stop=1).deaths[0], **change}]
+    message = Taken(0x4D, stop=1)
+    due = SENT + timedelta(seconds=0x4D)
+    assert message.read().due_at == second(SENT + 0x40 * SECOND) + 0xE * SECOND >= due
+    for change in ({"reason": "delivery_limit"}, {"count": 2}, {"queue": "delayed.hex.0000001"}, {"time": None}):
+        message.deaths = [{**Taken(0x4D, stop=1).deaths[0], **change}]
         assert message.read().problem == "no header tells when it is due"
     # and one that went too early is not made earlier than its header says
-    message.deaths = [{**Taken(0b1101, stop=1).deaths[0], "reason": "delivery_limit"}]
+    message.deaths = [{**Taken(0x4D, stop=1).deaths[0], "reason": "delivery_limit"}]
     message.now = SENT + SECOND
     assert message.read({DUE_AT: due.isoformat()}).due_at == due
 
 
-@pytest.mark.parametrize("queue", [["delayed.level-03"], {"a": 1}, None, 7, "é"])
+@pytest.mark.parametrize("queue", [["delayed.hex.0000040"], {"a": 1}, None, 7, "é"])
 def test_deaths_that_are_made_up_by_hand_tell_nothing(queue: object) -> None:
-    message = Taken(0b1101, stop=1)
+    message = Taken(0x4D, stop=1)
     message.deaths = [*message.deaths, {"queue": queue, "reason": queue, "count": queue, "time": queue}]
     assert message.read().due_at is not None
     message.deaths = message.deaths[::-1]

@@ -5,23 +5,33 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 from support.topics import delays, destinations, matches
 
 from airflow_delayed.errors import LimitExceeded
+from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
+    DELAYED_BITS,
     NSERVICEBUS,
     TOPOLOGIES,
     PublishAddress,
     Topology,
+    check_message,
     topology_of,
 )
 
 ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-digit", "top-position")]
-ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"), replace(CELERY, entry="top-position"), *ENTRIES)
+ALL = (
+    *TOPOLOGIES.values(),
+    DELAYED_BITS,
+    topology_of("nservicebus", "direct"),
+    replace(CELERY, entry="top-position"),
+    *ENTRIES,
+)
 each_topology = pytest.mark.parametrize(
     "topology", ALL, ids=lambda found: f"{found.name}-{found.routing}-{found.entry}"
 )
@@ -72,6 +82,7 @@ def test_a_message_waits_for_its_delay_and_ends_at_its_destination_alone(
     names = [destination, other]
     assume(destination != other and not topology.leaks(names))
     assume(not any(name.startswith(("delayed.", "nsb.", "celery_")) for name in names))
+    assume(all(len(name.encode()) <= topology.digits.max_destination_bytes for name in names))
     parts = plan(topology, names)
     for default_exchange in (True, False):
         for direct in (True, False):
@@ -82,14 +93,33 @@ def test_a_message_waits_for_its_delay_and_ends_at_its_destination_alone(
 @pytest.mark.parametrize("delay", [0, 5])
 def test_a_message_whose_queue_is_gone_ends_as_unroutable(delay: int) -> None:
     way = DELAYED.address("gone", delay, default_exchange=False)
-    assert deliver(plan(DELAYED, ["Sales"]), way) == [(delay * 1000, "delayed.unroutable")]
+    assert deliver(plan(DELAYED, ["Sales"]), way) == [(delay * 1000, "delayed.hex.unroutable")]
+
+
+@given(delays.filter(bool), st.data())
+def test_without_a_binding_a_message_ends_as_unroutable_and_none_is_early(delay: int, data: st.DataObject) -> None:
+    """Whichever binding it is; it never waits at the head of a level, where it would block all others."""
+    parts = plan(DELAYED, ["Sales"])
+    way = DELAYED.address("Sales", delay, direct=data.draw(st.booleans()))
+    matching = [part for part in parts if isinstance(part, Binding) and matches(part.key, way.key)]
+    assert len(matching) == 7 + 1
+    missing = data.draw(st.sampled_from(matching))
+    ends = deliver([part for part in parts if part != missing], way)
+    if way.exchange == missing.source.name:
+        # the broker returns it to the sender
+        assert ends == []
+        return
+    (end,) = ends
+    # a level's exchange that the message does not pass makes no difference
+    assert end == (delay * 1000, "Sales") or (end[1] == "delayed.hex.unroutable" and end[0] <= delay * 1000)
+    assert missing.target.name != "Sales" or end == (delay * 1000, "delayed.hex.unroutable")
 
 
 @given(delays, destinations, destinations)
 def test_an_exact_binding_takes_its_own_destination_and_no_other(delay: int, one: str, other: str) -> None:
     assume(not f"{one}.{other}".startswith("delayed.") and not other.startswith("delayed."))
     for destination in (one, f"{other}.{one}", f"{one}.{other}", other):
-        assume(len(destination.encode()) <= BITS.max_destination_bytes)
+        assume(len(destination.encode()) <= DELAYED.digits.max_destination_bytes)
         found = matches(DELAYED.binding_key(one), DELAYED.digits.routing_key(delay, destination))
         assert found == (destination == one)
 
@@ -164,7 +194,30 @@ def test_leaks(names: list[str], leaks: set[tuple[str, str]]) -> None:
                 "x-dead-letter-strategy": "at-least-once",
                 "x-overflow": "reject-publish",
                 "x-message-ttl": 1000,
-                "x-dead-letter-exchange": "delayed.delivery",
+                "x-dead-letter-exchange": "delayed.hex.delivery",
+            },
+        ),
+        # f00 seconds: the last of its position
+        (
+            "delayed",
+            44,
+            {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 3_840_000,
+                "x-dead-letter-exchange": "delayed.hex.last-2",
+            },
+        ),
+        (
+            "delayed-bits",
+            1,
+            {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 2000,
+                "x-dead-letter-exchange": "delayed.level-00",
             },
         ),
         # kombu, native_delayed_delivery.py
@@ -186,6 +239,16 @@ def test_queue_arguments(topology: str, level: int, arguments: dict[str, object]
 
 def test_names() -> None:
     assert NSERVICEBUS.level_name(3) == "nsb.v2.delay-level-03"
+    assert [DELAYED.level_name(level) for level in (0, 44, 104)] == [
+        "delayed.hex.0000001",
+        "delayed.hex.0000f00",
+        "delayed.hex.f000000",
+    ]
+    assert DELAYED_BITS.level_name(27) == "delayed.level-27"
+    assert [topology.pattern for topology in (DELAYED, DELAYED_BITS)] == [
+        "^(delayed[.]hex[.])",
+        "^(delayed[.]level-|delayed[.]delivery|delayed[.]unroutable)",
+    ]
     assert topology_of("nservicebus-v1").delivery_exchange == "nsb.delay-delivery"
     assert CELERY.level_name(3) == "celery_delayed_3"
     assert NSERVICEBUS.binding_key("a.b") == "#.a.b"
@@ -199,6 +262,15 @@ def test_a_topologys_own_parts_are_no_destinations(topology: str) -> None:
             with pytest.raises(LimitExceeded, match="part of the delay levels") as error:
                 found.binding_key(part.name)
             assert error.value.column == "destination"
+
+
+def test_a_topology_that_was_replaced_takes_no_new_messages() -> None:
+    former = topology_of("delayed-bits")
+    message = DelayedMessage(destination="Sales", body=b"", due_at=utcnow(), message_id="1")
+    with pytest.raises(ValueError, match=r"'delayed' has replaced it: use that; migrate\('delayed-bits', 'delayed'\)"):
+        check_message(message, 5, former)
+    # what waits in it ends where it would
+    assert deliver(plan(former, ["Sales"]), former.address("Sales", 13)) == [(13_000, "Sales")]
 
 
 @pytest.mark.parametrize(
@@ -230,18 +302,18 @@ def test_where_a_message_is_published(topology: str, routing: str | None, delay:
     assert found == PublishAddress(exchange, key)
 
 
-KEY = "0." * 24 + "1.0.1.0.Sales"
+KEY = "0." * 4 + "3.8.4.Sales"
 
 
 @pytest.mark.parametrize(
     "default_exchange, direct, delay, to",
     [
-        (True, True, 10, PublishAddress("", KEY, "delayed.level-03")),
-        (True, False, 10, PublishAddress("delayed.level-03", KEY)),
-        (False, True, 10, PublishAddress("delayed.level-03", KEY)),
+        (True, True, 900, PublishAddress("", KEY, "delayed.hex.0000300")),
+        (True, False, 900, PublishAddress("delayed.hex.entry", KEY)),
+        (False, True, 900, PublishAddress("delayed.hex.entry", KEY)),
         (True, False, 0, PublishAddress("", "Sales")),
-        # by all the exchanges, and in none of their queues
-        (False, True, 0, PublishAddress("delayed.level-00", "0." * 28 + "Sales")),
+        # by an exchange, and in none of its queues
+        (False, True, 0, PublishAddress("delayed.hex.entry", "0." * 7 + "Sales")),
     ],
 )
 def test_the_direct_entry_and_what_stands_in_for_it(

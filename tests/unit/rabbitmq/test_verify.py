@@ -173,8 +173,8 @@ def test_each_binding_that_is_missing_is_named(topology: Topology) -> None:
 
 
 def test_a_binding_is_gone_with_its_end() -> None:
-    gone = Finding(state=State.MISSING, resource="queue delayed.level-03")
-    bindings = tuple(one for one in there(DELAYED) if (one.target, one.is_queue) != ("delayed.level-03", True))
+    gone = Finding(state=State.MISSING, resource="queue delayed.hex.0000008")
+    bindings = tuple(one for one in there(DELAYED) if (one.target, one.is_queue) != ("delayed.hex.0000008", True))
     assert not findings_of(BINDINGS, facts=Facts(bindings=bindings), parts=plan(DELAYED), found=[gone])
 
 
@@ -193,10 +193,10 @@ def test_leaks_of_what_is_bound_and_of_what_is_asked_about() -> None:
 
 
 def test_a_binding_that_is_not_exact_where_all_are() -> None:
-    facts = bound("#.Sales", "*." * 28 + "Sales", "#", topology=DELAYED)
+    facts = bound("#.Sales", "*." * 7 + "Sales", "#", topology=DELAYED)
     assert summaries(findings_of("leak", facts=facts, destinations=["Acme.Sales"])) == [
-        ("warning", "binding delayed.delivery -> Sales", "leak"),
-        ("warning", "binding delayed.delivery -> #", "leak"),
+        ("warning", "binding delayed.hex.delivery -> Sales", "leak"),
+        ("warning", "binding delayed.hex.delivery -> #", "leak"),
     ]
 
 
@@ -264,23 +264,27 @@ def test_destinations_that_dead_letter_into_a_level(
 @pytest.mark.parametrize(
     "topology, applied, found",
     [
-        (DELAYED, policy("level-03", message_ttl=7999), ["differs"]),
-        (DELAYED, policy("level-03", message_ttl=8000), []),
-        (DELAYED, policy("level-03", expires=10**9), ["differs"]),
-        (DELAYED, policy("level-03", dead_letter_routing_key="x"), ["differs"]),
+        (DELAYED, policy("hex.0000008", message_ttl=7999), ["differs"]),
+        (DELAYED, policy("hex.0000008", message_ttl=8000), []),
+        (DELAYED, policy("hex.0000008", expires=10**9), ["differs"]),
+        (DELAYED, policy("hex.0000008", dead_letter_routing_key="x"), ["differs"]),
         # the queue's own arguments are in force
-        (DELAYED, policy("level-03", dead_letter_exchange="x", overflow="drop-head"), []),
-        (DELAYED, policy("level-03", max_length=5), ["warning"]),
+        (DELAYED, policy("hex.0000008", dead_letter_exchange="x", overflow="drop-head"), []),
+        (DELAYED, policy("hex.0000008", max_length=5), ["warning"]),
         (NSERVICEBUS_V1, policy("level-03", max_length=5), ["differs"]),
-        (DELAYED, policy("level-03", delivery_limit=5), ["warning"]),
-        (DELAYED, policy("level-03", operator=True, expires=5), ["differs"]),
-        (DELAYED, PolicyFacts(name="p", pattern="level-03", apply_to="classic_queues", definition={"expires": 5}), []),
-        (DELAYED, PolicyFacts(name="p", pattern="level-03", apply_to="exchanges", definition={"expires": 5}), []),
+        (DELAYED, policy("hex.0000008", delivery_limit=5), ["warning"]),
+        (DELAYED, policy("hex.0000008", operator=True, expires=5), ["differs"]),
+        (
+            DELAYED,
+            PolicyFacts(name="p", pattern="hex.0000008", apply_to="classic_queues", definition={"expires": 5}),
+            [],
+        ),
+        (DELAYED, PolicyFacts(name="p", pattern="hex.0000008", apply_to="exchanges", definition={"expires": 5}), []),
         (DELAYED, policy("delivery", alternate_exchange="x"), []),
         (CELERY, policy("delivery$", alternate_exchange="x"), ["warning"]),
         (CELERY, policy("delivery$", alternate_exchange="celery_delayed_unroutable"), []),
         # what Python cannot read is looked at, not left out
-        (DELAYED, policy("level-03(?|a)", expires=5), ["differs"] * 28),
+        (DELAYED, policy("hex(?|a)", expires=5), ["differs"] * 105),
     ],
 )
 def test_policies(topology: Topology, applied: PolicyFacts, found: list[str]) -> None:
@@ -289,17 +293,17 @@ def test_policies(topology: Topology, applied: PolicyFacts, found: list[str]) ->
 
 
 def test_what_is_stuck_and_what_is_unroutable() -> None:
-    facts = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02", stuck=422)}, policies=())
-    assert summaries(findings_of("stuck", facts=facts)) == [("warning", "queue delayed.level-02", "stuck")]
+    facts = Facts(queues={"delayed.hex.0000100": QueueFacts(name="delayed.hex.0000100", stuck=422)}, policies=())
+    assert summaries(findings_of("stuck", facts=facts)) == [("warning", "queue delayed.hex.0000100", "stuck")]
     assert not findings_of("stuck", facts=facts, top_position=1)
     # a broker may collect no statistics, or none yet
-    unseen = Facts(queues={"delayed.level-02": QueueFacts(name="delayed.level-02")})
+    unseen = Facts(queues={"delayed.hex.0000100": QueueFacts(name="delayed.hex.0000100")})
     assert list(map(str, findings_of("stuck", facts=unseen))) == [
-        "messages stuck in dead-lettering: unknown: the broker has no statistics (yet) of delayed.level-02"
+        "messages stuck in dead-lettering: unknown: the broker has no statistics (yet) of delayed.hex.0000100"
     ]
     assert not findings_of("unroutable", facts=facts)
     assert summaries(findings_of("unroutable", facts=facts, counts={DELAYED.unroutable_queue: 1})) == [
-        ("warning", "queue delayed.unroutable", "unroutable")
+        ("warning", "queue delayed.hex.unroutable", "unroutable")
     ]
     dangling = Facts(policies=(policy("delivery$", alternate_exchange="celery_delayed_unroutable"),))
     assert summaries(findings_of("unroutable", CELERY, dangling, counts={CELERY.unroutable_queue: None})) == [

@@ -36,44 +36,44 @@ def test_the_time_span_is_no_longer_than_it_has_to_be(data: st.DataObject) -> No
 
 
 def counted(**counts: int) -> dict[str, int | None]:
-    found: dict[str, int | None] = {**dict.fromkeys(NAMES, 0), "delayed.unroutable": 0}
-    found.update({f"delayed.{name.replace('_', '-')}": count for name, count in counts.items()})
+    found: dict[str, int | None] = {**dict.fromkeys(NAMES, 0), DELAYED.unroutable_queue: 0}
+    found.update({f"delayed.{name.replace('_', '.')}": count for name, count in counts.items()})
     return found
 
 
 def listed(**stuck: int | None) -> dict[str, QueueFacts]:
     return {
-        name: QueueFacts(name=name, type="quorum", stuck=stuck.get(name[8:].replace("-", "_"), 0)) for name in NAMES
+        name: QueueFacts(name=name, type="quorum", stuck=stuck.get(name[8:].replace(".", "_"), 0)) for name in NAMES
     }
 
 
 def test_what_is_stuck_is_counted_too() -> None:
-    found = waiting(DELAYED, NOW, counted(level_03=4, unroutable=2), listed(level_03=10, level_00=1))
+    found = waiting(DELAYED, NOW, counted(hex_00000f0=4, hex_unroutable=2), listed(hex_00000f0=10, hex_0000001=1))
     assert (found.messages, found.stuck, found.unroutable, found.why_unknown) == (15, 11, 2, None)
     assert str(found).splitlines() == [
-        "queue               messages  stuck  due from                   due by",
-        "delayed.level-00           1      1  2026-01-31 08:30:00+00:00  2026-01-31 08:30:01+00:00",
-        "delayed.level-03          14     10  2026-01-31 08:30:00+00:00  2026-01-31 08:30:15+00:00",
-        "all levels                15     11",
-        "delayed.unroutable         2",
+        "queue                   messages  stuck  due from                   due by",
+        "delayed.hex.0000001            1      1  2026-01-31 08:30:00+00:00  2026-01-31 08:30:01+00:00",
+        "delayed.hex.00000f0           14     10  2026-01-31 08:30:00+00:00  2026-01-31 08:34:15+00:00",
+        "all levels                    15     11",
+        "delayed.hex.unroutable         2",
     ]
 
 
-@pytest.mark.parametrize("queues", [None, {}, listed(level_05=None)], ids=["no list", "not listed", "no statistics"])
+@pytest.mark.parametrize("queues", [None, {}, listed(hex_0000006=None)], ids=["no list", "not listed", "no statistics"])
 def test_what_is_not_known_is_not_zero(queues: dict[str, QueueFacts] | None) -> None:
-    found = waiting(DELAYED, NOW, counted(level_05=3), queues, "there is no list")
+    found = waiting(DELAYED, NOW, counted(hex_0000006=3), queues, "there is no list")
     assert (found.levels[5].stuck, found.stuck, found.messages) == (None, None, 3)
     lines = str(found).splitlines()
-    assert lines[1].split()[:3] == ["delayed.level-05", "3", "unknown"]
+    assert lines[1].split()[:3] == ["delayed.hex.0000006", "3", "unknown"]
     assert lines[2].split() == ["all", "levels", "at", "least", "3", "unknown"]
     assert lines[-1].startswith("messages stuck in dead-lettering are not counted: ")
 
 
 def test_a_queue_that_is_missing_holds_nothing() -> None:
-    counts = {**counted(level_01=1), "delayed.level-27": None, "delayed.unroutable": None}
+    counts = {**counted(hex_0000002=1), "delayed.hex.f000000": None, DELAYED.unroutable_queue: None}
     found = waiting(DELAYED, NOW, counts, listed())
-    assert (found.missing, found.messages, found.stuck, found.unroutable) == (("delayed.level-27",), 1, 0, None)
-    assert "missing: delayed.level-27" in str(found)
+    assert (found.missing, found.messages, found.stuck, found.unroutable) == (("delayed.hex.f000000",), 1, 0, None)
+    assert "missing: delayed.hex.f000000" in str(found)
     assert "no such queue" in str(found)
 
 
@@ -82,16 +82,16 @@ def test_classic_queues_keep_nothing_back() -> None:
     assert waiting(NSERVICEBUS_V1, NOW, counts, None, "there is no list").stuck == 0
 
 
-@pytest.mark.parametrize("name", ["delayed.level-05", "delayed.unroutable"])
+@pytest.mark.parametrize("name", ["delayed.hex.0000006", DELAYED.unroutable_queue])
 def test_what_waits_in_a_queue_without_a_leader_is_unknown(name: str) -> None:
     members = ("rabbit@a", "rabbit@b", "rabbit@c")
     queue = QueueFacts(name=name, type="quorum", members=members, online=members[:1])
     # AMQP counts 0 in it
-    found = waiting(DELAYED, NOW, counted(level_03=2), {**listed(), name: queue})
+    found = waiting(DELAYED, NOW, counted(hex_0000008=2), {**listed(), name: queue})
     assert (found.unavailable, found.missing, found.messages) == ((name,), (), 2)
     assert [finding.code for finding in found.findings] == ["no-quorum"]
     assert found.why_unknown == "1 have no leader, or too few members that run"
-    unroutable = name == "delayed.unroutable"
+    unroutable = name == DELAYED.unroutable_queue
     assert found.unroutable == (None if unroutable else 0)
     assert (found.levels[5].messages, found.stuck) == ((0, 0) if unroutable else (None, None))
     lines = str(found).splitlines()
