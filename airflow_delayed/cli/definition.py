@@ -327,7 +327,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     "upgrade",
                     "Bring a store's tables to this release's version",
                     (*_STORE, _DRY_RUN, *_SHOWN),
-                    "Run it when this release is everywhere that uses the store; senders and dispatchers stay at work."
+                    "Run it before the hosts get this release: those with the release before stay at work."
                     " Missing tables and indexes are made too.",
                 ),
                 ActionCommand(

@@ -237,7 +237,7 @@ class Store(StoreEscalations):
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
             self._check_version()
-            found = rates.read(connection, self.tables) if rates.are_kept(connection, self.tables) else ()
+            found = rates.read(connection, self.tables)
         return {one.destination: one.per_second for one in found}
 
     def set_rates(
@@ -246,12 +246,11 @@ class Store(StoreEscalations):
         """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
 
         :raises ValueError: a name or a number is not allowed.
-        :raises DelayedError: the tables are of the version before, which keeps no rates.
         """
         rates.check(per_second)
         with self._ready():
             who = actor or self.actor()
-            rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=who, because=because)
+            rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
     def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.

@@ -21,7 +21,7 @@ from airflow_delayed.store.dispatch.watchdog import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import version_difference
+from airflow_delayed.store.version import version_difference
 
 #: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
 SILENT = timedelta(seconds=15)
@@ -58,7 +58,7 @@ def health(
         late = overdue(connection, tables, now)
         waits = connection.execute(select(tables.messages.c.DeliverConnId).limit(1)).first()
         failed = _failed(connection, tables)
-        older = version_difference(connection, tables, conn_id)
+        ahead = version_difference(connection, tables, conn_id)
         watched = _missed_runs(connection, tables)
     seen = dispatchers(engine, tables)
     return [
@@ -67,7 +67,7 @@ def health(
         *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
         *_without_service(conn_id, watched, seen, now),
         *_of_failed(conn_id, failed),
-        *([] if older is None else [older]),
+        *([] if ahead is None else [ahead]),
     ]
 
 
@@ -77,9 +77,8 @@ def overdue(connection: SqlConnection, tables: Tables, now: datetime) -> list[Ov
     Messages that wait for the rate of their destination are counted by it. A rate whose bucket is full holds nothing
     back.
     """
-    limits, destination = {}, tables.messages.c.Destination
-    if rates.are_kept(connection, tables):
-        limits = {one.destination: one for one in rates.read(connection, tables) if one.is_in_use(now)}
+    destination = tables.messages.c.Destination
+    limits = {one.destination: one for one in rates.read(connection, tables) if one.is_in_use(now)}
     others = _overdue(connection, tables, now, *([destination.not_in(list(limits))] if limits else ()))
     throttled = [
         replace(late, rate=limit)

@@ -17,7 +17,6 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 from typing_extensions import Unpack
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.audit import MAX_WHO, AuditEntry, AuditRecord, columns_of, record_of
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges, hides_tag, selection_of
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
@@ -27,7 +26,6 @@ from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, 
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.schema import MAX_ERROR, Tables
-from airflow_delayed.store.versions import table_version, tables_of, upgrade_command
 
 #: A job without a sign of life for this long is interrupted: its process was killed, or does not reach the database.
 SILENT = timedelta(seconds=30)
@@ -179,7 +177,6 @@ class StoreJobs(StoreOverview):
         :param options: of the change, such as ``due_at`` of a reschedule.
         :param limit: consider at most so many messages.
         :raises ValueError: the filter has no criterion, or a state that the change cannot select.
-        :raises DelayedError: the tables are of the version before, which has no jobs.
         """
         if action == Cancel.action:
             options = {"grace": self.cancel_grace(), **options}
@@ -216,11 +213,6 @@ class StoreJobs(StoreOverview):
         return replace(self._filter(filters), cancelled=bool(left))
 
     def _begin(self, connection: Connection, entry: JobEntry) -> int:
-        if not are_kept(connection, self.tables):
-            raise DelayedError(
-                f"store {self.conn_id!r}: its tables are of the release before, which has no jobs; upgrade them first:"
-                f" {upgrade_command(self.conn_id, self.tables)}"
-            )
         jobs = self.tables.jobs
         older = connection.execute(select(jobs.c.Seq).order_by(jobs.c.Seq.desc()).offset(KEPT - 1).limit(1)).scalar()
         if older is not None:
@@ -235,8 +227,6 @@ class StoreJobs(StoreOverview):
         """
         jobs, audit = self.tables.jobs, self.tables.audit
         with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
-            if not are_kept(connection, self.tables):
-                return []
             now = database_time(connection)
             own = [column for column in jobs.columns if column is not jobs.c.Seq]
             statement = select(*columns_of(self.engine, self.tables), *own).join_from(
@@ -258,11 +248,6 @@ class StoreJobs(StoreOverview):
                 self.engine,
                 lambda connection: connection.execute(update(jobs).where(*running).values(StoppedBy=actor[:MAX_WHO])),
             )
-
-
-def are_kept(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables have jobs, which those of the release before this one have not."""
-    return tables.jobs in tables_of(tables, table_version(connection, tables))
 
 
 def _seen(row: Mapping[str, Any], now: datetime) -> JobSeen:

@@ -98,7 +98,6 @@ class Remembered:
     due_at: datetime | None
     #: The dispatcher, as its lease named it; None if it was cancelled, purged or erased.
     dispatcher: str | None = None
-    #: These three are None too if the tables were of version 4 when the message left.
     tag: str | None = None
     #: None as well for a queue table in the same database.
     deliver_conn_id: str | None = None

@@ -309,9 +309,9 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
 def test_tables_are_upgraded(hook: DelayedStoreHook, store: Store, delayed):
     for name in ("WorkedAt", "Problem"):
         store.sql(hook, f'ALTER TABLE "delayed_messages_dispatchers" DROP COLUMN "{name}"')
-    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 4')
+    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 0')
     plan = delayed("upgrade", "--dry-run", "-o", "json").rows
-    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 4"
+    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 0"
     done = delayed("upgrade", "-o", "json").rows
-    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 4"}
+    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 0"}
     assert {one["what"] for one in delayed("upgrade", "-o", "json").rows} == {"ok"}

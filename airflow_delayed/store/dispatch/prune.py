@@ -122,7 +122,7 @@ def forget_ids(connection: Connection, tables: Tables, before: datetime, now: da
 
 def forget_cancelled(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
     """Delete up to 1000 cancelled messages that can be restored no longer; return how many."""
-    return cancelled.forget(connection, tables, now) if cancelled.are_kept(connection, tables) else 0
+    return cancelled.forget(connection, tables, now)
 
 
 def forget_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:

@@ -1,0 +1,155 @@
+"""What a store records of itself: the version of its tables. Its check, and the upgrade to this release's version.
+
+The tables come first: they are upgraded before the hosts. So no code is for tables of an older version, and an upgrade
+only adds tables, and columns that can be null: with them the release before goes on. An upgrade that cannot keep to
+that raises :data:`airflow_delayed.store.schema.USABLE_FROM`, and that release then refuses the tables.
+
+The version is read when a store is opened, and after an error of the database; never for a message.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Connection, Engine, Table, delete, insert, inspect, select, text, update
+from sqlalchemy.schema import CreateColumn
+
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import TopologyError
+from airflow_delayed.store.dialects import database_time
+from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables
+
+#: The tables are older than this release, which does not use them: the second it cannot even upgrade.
+OLDER = "store-older"
+TOO_OLD = "store-too-old"
+#: The tables are newer than this release, which uses them.
+AHEAD = "store-ahead"
+#: The tables are newer than this release, and not for it.
+NEWER = "store-newer"
+#: The version of the only tables from before the first release that can be upgraded; they have no UsableFrom.
+_UNRELEASED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVersion:
+    """The version of a store's tables."""
+
+    number: int
+    #: The oldest version whose release can use them; None: they are from before the first release.
+    usable_from: int | None
+
+
+def recorded_version(connection: Connection, tables: Tables) -> RecordedVersion | None:
+    """Return the version of the tables; None: they are missing, or not complete."""
+    table = tables.version
+    if not inspect(connection).has_table(table.name, schema=table.schema):
+        return None
+    # any columns: before the first release there were fewer
+    rows = connection.execute(select(text("*")).select_from(table)).mappings()
+    recorded = [RecordedVersion(row["Version"], row.get("UsableFrom")) for row in rows]
+    return max(recorded, key=lambda one: one.number, default=None)
+
+
+def version_difference(connection: Connection, tables: Tables, conn_id: str) -> Finding | None:
+    """Return the finding for tables of another version, or None; it is a warning if this release can use them."""
+    recorded = recorded_version(connection, tables)
+    if recorded is None:
+        return None
+    number, usable_from = recorded.number, recorded.usable_from
+    state, why, remedy = State.DIFFERS, None, None
+    if usable_from is None and number != _UNRELEASED:
+        code, why = TOO_OLD, "they are from before the first release, and cannot be upgraded"
+        remedy = "give this store another table="
+    elif usable_from is None or number < VERSION:
+        code, why = OLDER, "this release uses them when they are upgraded"
+        remedy = upgrade_command(conn_id, tables)
+    elif usable_from > VERSION:
+        code, why = NEWER, "a newer release has upgraded them, and this one cannot use them"
+        remedy = "update airflow-provider-delayed here, or give this store another table="
+    elif number > VERSION:
+        state, code, remedy = State.WARNING, AHEAD, "update airflow-provider-delayed here; until then all works"
+    else:
+        return None
+    return Finding(
+        state=state,
+        resource=f"table {tables.messages.fullname}",
+        argument="version",
+        wanted=VERSION,
+        found=f"version {number}, newer than this release's {VERSION}" if code == AHEAD else number,
+        code=code,
+        why=why,
+        remedy=remedy,
+    )
+
+
+def upgrade_command(conn_id: str, tables: Tables) -> str:
+    """Return the command that upgrades a store."""
+    name, schema = tables.messages.name, tables.messages.schema
+    options = (["--table", name] if name != TABLE else []) + (["--schema", schema] if schema else [])
+    return shlex.join(["airflow", "delayed", "upgrade", "--store-conn-id", conn_id, *options])
+
+
+def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
+    """Return the error for a report with problems, or None."""
+    if report.ok:
+        return None
+    remedies = (finding.remedy for finding in report.problems if finding.code in (OLDER, TOO_OLD, NEWER))
+    return TopologyError(conn_id, report, next(filter(None, remedies), None))
+
+
+def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
+    """Check that the tables exist, and that this release can use them.
+
+    :raises TopologyError: they do not, or it cannot; the text has the remedy.
+    """
+    with engine.connect().execution_options(read_only=True) as connection:
+        difference = version_difference(connection, tables, conn_id)
+        inspector = inspect(connection)
+        missing = [
+            Finding(state=State.MISSING, resource=f"table {table.fullname}")
+            for table in tables
+            if not inspector.has_table(table.name, schema=table.schema)
+        ]
+    findings = missing if difference is None or difference.code == AHEAD else [difference]
+    if error := problem(conn_id, TopologyReport(tuple(findings))):
+        raise error from None
+
+
+def upgrade(connection: Connection, tables: Tables) -> None:
+    """Create the tables and add the columns that an older version lacks, and record this version.
+
+    Looking comes before changing: PostgreSQL keeps the table locked from the first change to the end.
+    """
+    for table in tables:
+        table.create(connection, checkfirst=True)
+    lacking = [column for table in tables for column in _lacking(connection, table)]
+    for column in lacking:
+        _add_column(connection, column)
+    record_version(connection, tables)
+
+
+def record_version(connection: Connection, tables: Tables) -> None:
+    """Record this release's version, after the tables are complete; that of a newer release stays."""
+    table, recorded = tables.version, recorded_version(connection, tables)
+    values: Mapping[str, Any] = {"Version": VERSION, "UsableFrom": USABLE_FROM, "At": database_time(connection)}
+    if recorded is None:
+        connection.execute(insert(table).values(**values))
+    elif recorded.usable_from is None or recorded.number < VERSION:
+        # the tables from before the first release have a row for each version that they had
+        connection.execute(delete(table).where(table.c.Version < recorded.number))
+        connection.execute(update(table).where(table.c.Version == recorded.number).values(**values))
+
+
+def _lacking(connection: Connection, table: Table) -> list[Column[Any]]:
+    there = {column["name"] for column in inspect(connection).get_columns(table.name, schema=table.schema)}
+    return [column for column in table.columns if column.name not in there]
+
+
+def _add_column(connection: Connection, column: Column[Any]) -> None:
+    assert isinstance(column.table, Table)
+    name = connection.dialect.identifier_preparer.format_table(column.table)
+    definition = str(CreateColumn(column).compile(dialect=connection.dialect))
+    connection.execute(text(f"ALTER TABLE {name} ADD {definition}".replace(":", r"\:")))
