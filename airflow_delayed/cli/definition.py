@@ -72,6 +72,7 @@ _REASON = Arg(
     action="append",
     choices=("failed", "expired", "remembered"),
 )
+_ENVIRONMENT = Arg(("name",), help="The store's environment from now on", nargs="?")
 _DRY_RUN = Arg(("--dry-run",), help="Change nothing, and report what would happen", action="store_true")
 
 _EXAMINED = Arg(("--conn-id",), help="A connection to examine, of any kind; also several", action="append")
@@ -285,6 +286,14 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
+                ),
+                _command(
+                    "environment",
+                    "Show or change the environment that a store is of",
+                    (*_STORE, _ENVIRONMENT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
+                    "A dispatcher whose [delayed] environment differs takes no message from it. Give a copy the name of"
+                    " its own environment when what waits in it may be delivered from there. It counts what waits and"
+                    " asks, unless --yes is given.",
                 ),
                 _command(
                     "arm",

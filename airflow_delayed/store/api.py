@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.identity import SentBy
+from airflow_delayed.identity import MAX_NAME, SentBy
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import audit, counts, queries, rates
-from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
+from airflow_delayed.store.audit import AuditEntry, AuditRecord, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
+from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
-from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
+from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line, retried
 from airflow_delayed.store.escalations import (
     ArmOutcome,
     Escalation,
@@ -43,8 +44,10 @@ from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
+from airflow_delayed.store.version import check_environment, record_environment, recorded_version
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
     from typing_extensions import Unpack
 
 __all__ = [
@@ -233,6 +236,31 @@ class Store(StoreEscalations):
         with self._ready():
             return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
 
+    def environment(self) -> str | None:
+        """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
+        with self._ready(), self._reading() as connection:
+            recorded = recorded_version(connection, self.tables)
+        return None if recorded is None else recorded.environment
+
+    def set_environment(self, name: str, *, actor: str | None = None, because: str | None = None) -> None:
+        """Bind the store to an environment, and record that in the audit. Its messages go out from there.
+
+        A dispatcher that is at work goes on; the next one compares.
+
+        :raises ValueError: the name is empty, or has more than 250 characters.
+        """
+        if not 0 < len(name) <= MAX_NAME:
+            raise ValueError(f"environment={name!r}: the name must have 1 to {MAX_NAME} characters")
+        who = actor or self.actor()
+
+        def work(connection: Connection) -> None:
+            former = record_environment(connection, self.tables, name)
+            entry = AuditEntry(who, "environment", {"environment": name, "former": former}, because=because)
+            entry.write(connection, self.tables, {}, database_time(connection))
+
+        with self._ready():
+            retried(self.engine, work)
+
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
@@ -408,6 +436,7 @@ class Store(StoreEscalations):
         :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`, and others of
             :class:`airflow_delayed.store.dispatch.dispatcher.Dispatcher`.
         :raises TopologyError: its tables are missing, or those of another release.
+        :raises WrongEnvironment: the store is of another environment than this host; see :meth:`set_environment`.
         """
         # a wrong parameter is an error before the database is asked for anything
         made = Dispatcher(
@@ -419,7 +448,11 @@ class Store(StoreEscalations):
             schema=self.schema,
             **policy,
         )
+        here = self.host_environment()
         with self._ready():
+            if here is not None:
+                with self._reading() as connection:
+                    check_environment(connection, self.tables, self.conn_id, here)
             return made
 
     def adopt(

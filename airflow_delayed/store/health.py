@@ -21,7 +21,7 @@ from airflow_delayed.store.dispatch.watchdog import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.version import version_difference
+from airflow_delayed.store.version import environment_difference, version_difference
 
 #: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
 SILENT = timedelta(seconds=15)
@@ -47,18 +47,27 @@ class OverdueMessages:
 
 
 def health(
-    engine: Engine, tables: Tables, conn_id: str, *, database_time: DatabaseTime = database_time
+    engine: Engine,
+    tables: Tables,
+    conn_id: str,
+    environment: str | None = None,
+    *,
+    database_time: DatabaseTime = database_time,
 ) -> list[Finding]:
     """Return what keeps messages of the store from being dispatched in time; nothing if all is well.
 
     :param conn_id: the store's name, which stands for its queue tables.
+    :param environment: the name of this host's environment.
     """
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
         late = overdue(connection, tables, now)
         waits = connection.execute(select(tables.messages.c.DeliverConnId).limit(1)).first()
         failed = _failed(connection, tables)
-        ahead = version_difference(connection, tables, conn_id)
+        recorded = (
+            environment_difference(connection, tables, conn_id, environment),
+            version_difference(connection, tables, conn_id),
+        )
         watched = _missed_runs(connection, tables)
     seen = dispatchers(engine, tables)
     return [
@@ -67,7 +76,7 @@ def health(
         *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
         *_without_service(conn_id, watched, seen, now),
         *_of_failed(conn_id, failed),
-        *([] if ahead is None else [ahead]),
+        *(one for one in recorded if one is not None),
     ]
 
 

@@ -44,6 +44,7 @@ def install(
     create_queues: bool = False,
     upgrade: bool = False,
     dry_run: bool = False,
+    environment: str | None = None,
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
@@ -55,6 +56,7 @@ def install(
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
     :param upgrade: bring tables of an older version to this version.
+    :param environment: the name that a new store gets. One that is there may be a copy, and keeps its name.
     """
 
     upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []
@@ -72,7 +74,8 @@ def install(
             else:
                 done += _planned(findings) if dry_run else _create(connection, table, findings)
         if not dry_run and difference is None and not any(_is_unready(one) for one in done):
-            record_version(connection, tables)
+            is_new = any(one.state is State.CREATED and one.resource == _of(tables.messages) for one in done)
+            record_version(connection, tables, environment if is_new else None)
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
@@ -81,6 +84,10 @@ def install(
         for warning in _warnings(connection, [*tables, *_queue_tables(connection, tables, queues)]):
             log.warning("%s", warning)
     return TopologyReport(tuple(findings))
+
+
+def _of(table: Table) -> str:
+    return f"table {table.fullname}"
 
 
 def _planned(findings: Iterable[Finding]) -> list[Finding]:
@@ -203,7 +210,7 @@ def compare(
     :param destination: the destination, for a queue table.
     :param names_only: do not compare types and indexes.
     """
-    what = f"table {table.fullname}"
+    what = _of(table)
     inspector = inspect(connection)
     if not inspector.has_table(table.name, schema=table.schema):
         return [Finding(state=State.MISSING, resource=what, destination=destination)]

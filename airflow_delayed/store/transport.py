@@ -119,6 +119,7 @@ class StoreTransport(DelayStore):
                 create_queues=create_destinations,
                 upgrade=upgrade,
                 dry_run=dry_run,
+                environment=self.host_environment(),
             )
         if not dry_run and (error := problem(self.conn_id, report)):
             raise error
@@ -139,12 +140,16 @@ class StoreTransport(DelayStore):
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
-        ``lease-too-short``, ``overdue``, ``failed`` and ``store-ahead``.
+        ``lease-too-short``, ``overdue``, ``failed``, ``environment`` and ``store-ahead``.
 
         :raises TopologyError: a table is missing.
         """
         with self._ready():
-            return health(self.engine, self.tables, self.conn_id)
+            return health(self.engine, self.tables, self.conn_id, self.host_environment())
+
+    def host_environment(self) -> str | None:
+        """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
+        return None
 
     def destinations(self) -> Mapping[str, Sequence[str]]:
         """Return the destinations of messages that wait or have failed, by the connection that delivers them.
