@@ -63,22 +63,29 @@ def version_difference(connection: Connection, tables: Tables, conn_id: str) -> 
     if recorded is None:
         return None
     number, usable_from = recorded.number, recorded.usable_from
-    state, why, remedy = State.DIFFERS, None, None
-    if usable_from is None and number != _UNRELEASED:
-        code, why = TOO_OLD, "they are from before the first release, and cannot be upgraded"
-        remedy = "give this store another table="
-    elif usable_from is None or number < VERSION:
-        code, why = OLDER, "this release uses them when they are upgraded"
-        remedy = upgrade_command(conn_id, tables)
-    elif usable_from > VERSION:
-        code, why = NEWER, "a newer release has upgraded them, and this one cannot use them"
-        remedy = "update airflow-provider-delayed here, or give this store another table="
-    elif number > VERSION:
-        state, code, remedy = State.WARNING, AHEAD, "update airflow-provider-delayed here; until then all works"
-    else:
+    if usable_from is not None and number == VERSION:
         return None
+    code = (
+        TOO_OLD
+        if usable_from is None and number != _UNRELEASED
+        else OLDER
+        if usable_from is None or number < VERSION
+        else NEWER
+        if usable_from > VERSION
+        else AHEAD
+    )
+    update_here = "update airflow-provider-delayed here"
+    why, remedy = {
+        TOO_OLD: ("they are from before the first release, and cannot be upgraded", "give this store another table="),
+        OLDER: ("this release uses them when they are upgraded", upgrade_command(conn_id, tables)),
+        NEWER: (
+            "a newer release has upgraded them, and this one cannot use them",
+            f"{update_here}, or give this store another table=",
+        ),
+        AHEAD: (None, f"{update_here}; until then all works"),
+    }[code]
     return Finding(
-        state=state,
+        state=State.WARNING if code == AHEAD else State.DIFFERS,
         resource=f"table {tables.messages.fullname}",
         argument="version",
         wanted=VERSION,
