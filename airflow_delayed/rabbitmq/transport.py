@@ -402,18 +402,18 @@ class RabbitMQTransport(Delivery):
         with self._connected() as connection:
             from airflow_delayed.rabbitmq.admin import TopologyAdmin
 
-            management, why = self._management()
+            management, absent = self._management()
             with management or nullcontext():
-                yield TopologyAdmin(self.conn_id, self.topology, connection, management, why)
+                yield TopologyAdmin(self.conn_id, self.topology, connection, management, absent)
 
     def _facts(self) -> Facts:
         from airflow_delayed.rabbitmq.management import survey
 
-        management, why = self._management()
+        management, absent = self._management()
         with management or nullcontext():
-            return survey(management, why)
+            return survey(management, absent)
 
-    def _management(self) -> tuple[Management | None, str | None]:
+    def _management(self) -> tuple[Management | None, Facts]:
         from airflow_delayed.rabbitmq import management
 
         url = self._connection().extra.get("management_url")

@@ -46,7 +46,7 @@ class RabbitMQSummary(ApiModel):
     at: datetime
     age_seconds: float
     topology: str
-    messages: int
+    messages: int | None = Field(description="null: those in a queue of a level are unknown, see ``unavailable``")
     stuck: int | None
     why_unknown: str | None
     levels: list[LevelResponse]
@@ -54,7 +54,8 @@ class RabbitMQSummary(ApiModel):
     unroutable_queue: str
     unroutable: int | None = Field(description="null: there is no such queue, or it is among ``unavailable``")
     unavailable: list[str] = Field(
-        description="Queues without a leader, or with too few members that run: what waits in them is unknown"
+        description="Queues without a leader or with too few members that run, or all if the management API did not"
+        " answer in time: what waits in them is unknown"
     )
     findings: list[FindingResponse] = Field(description="What is wrong with the leaders and members of the queues")
 

@@ -160,8 +160,8 @@ function rabbitmq(summary, context) {
   const earliest = levels.map((level) => level.earliest).sort()[0];
   return [
     h("dl", { class: "figures" },
-      figure("Waiting", unavailable.length && !summary.messages ? null : summary.messages, {
-        tone: unavailable.length ? "bad" : null, note: unavailable.length ? `and what waits in ${unavailable.length} queues without a leader` : `topology ${summary.topology}` }),
+      figure("Waiting", summary.messages, {
+        tone: unavailable.length ? "bad" : null, note: unavailable.length ? `${unavailable.length} queues cannot be counted` : `topology ${summary.topology}` }),
       figure("Next leaves its delay queue", levels.length ? relative(earliest, at) : "nothing waits"),
       figure("Past their time, not moved on", summary.stuck, { tone: summary.stuck ? "bad" : null, note: summary.why_unknown }),
       figure("Unroutable", summary.unroutable ?? (unavailable.includes(summary.unroutable_queue) ? "unknown" : "no queue"), { tone: summary.unroutable ? "bad" : null, note: summary.unroutable_queue })),
