@@ -31,7 +31,8 @@ def install_(args: Namespace) -> None:
         report = _install(args)
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None
-    show([{"where": finding.where, "what": finding.what} for finding in report], args.output)
+    rows = [{"where": finding.where, "what": str(finding).removeprefix(f"{finding.where}: ")} for finding in report]
+    show(rows, args.output)
     if not report.ok:
         raise SystemExit(1)
 
