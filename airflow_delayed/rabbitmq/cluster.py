@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State
@@ -18,6 +19,7 @@ from airflow_delayed.errors import TransportUnavailable, some
 from airflow_delayed.rabbitmq.connection import login_problems
 from airflow_delayed.rabbitmq.hosts import host_name
 from airflow_delayed.rabbitmq.management import Facts, QueueFacts, list_queues
+from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from pika.connection import Parameters
@@ -314,8 +316,5 @@ class SilenceCheck:
             self._answers = None if self._asked.exception() else self._asked.result()
         if self._asked is None or (self._asked.done() and seconds - self._asked_at >= after):
             self._asked_at = seconds
-            # nothing waits for this thread, which ends by itself
-            pool = ThreadPoolExecutor(1)
-            self._asked = pool.submit(HostAnswers.ask, self._hosts)
-            pool.shutdown(wait=False)
+            self._asked = in_thread(partial(HostAnswers.ask, self._hosts), "delayed-silence-check")
         return self._answers

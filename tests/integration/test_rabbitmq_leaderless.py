@@ -209,3 +209,31 @@ def test_what_is_refused_for_want_of_quorum_is_no_messages_failure(
     assert error.value.failures == {}
     assert re.search(WITHOUT_QUORUM_IT_ENDS, error.value.unavailable["broker"])
     assert store.failures_of(stored) == {"m0": 0}
+
+
+def test_without_the_management_api_amqps_counts_are_all_there_is(using: Callable[..., RabbitMQDelayHook]) -> None:
+    blind, target = using(management_url="none"), using("celery", management_url="none")
+    for each in (blind, target):
+        each.install(["orders"], create_destinations=True)
+    blind.send(messages("orders", [3000] * 2))
+    assert blind.waiting().messages == 2
+    assert blind.migrate(blind, target, destinations=["orders"]).moved == 2
+
+
+def test_the_page_shows_what_is_unknown_and_names_nodes_to_readers_alone(
+    hook: RabbitMQDelayHook, served_page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", hook.conn_id)
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    url = f"/api/v1/rabbitmq/{hook.conn_id}/summary"
+    found = served_page.get(url, "op")
+    assert (found["messages"], found["unroutable"], found["missing"]) == (None, None, [])
+    assert len(found["unavailable"]) == 29
+    assert {level["messages"] for level in found["levels"]} == {None}
+    (finding,) = found["findings"]
+    assert (finding["code"], finding["severity"]) == ("no-quorum", "error")
+    assert "start rabbit@node2, rabbit@node3" in finding["remedy"]
+    seen = served_page.get(url, "viewer")
+    assert [each["code"] for each in seen["findings"]] == ["no-quorum"]
+    assert "rabbit@" not in str(seen)
+    served_page.pool.close()
