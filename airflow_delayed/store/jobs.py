@@ -17,13 +17,13 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 from typing_extensions import Unpack
 
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import DelayedError, WrongState
 from airflow_delayed.store.audit import MAX_WHO, AuditEntry, AuditRecord, columns_of, record_of
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges, hides_tag, selection_of
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, take_left
+from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.schema import MAX_ERROR, Tables
@@ -41,6 +41,10 @@ JOB_ACTIONS: Mapping[str, Callable[..., MessageChange]] = {
     "retry": Retry,
     "erase": Erase,
 }
+
+#: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
+_ONLY = {Restore.action: CANCELLED, Retry.action: MessageState.FAILED.value}
+_DONE = {Restore.action: "restored", Retry.action: "retried"}
 
 
 class JobState(str, Enum):
@@ -208,8 +212,12 @@ class StoreJobs(StoreOverview):
     def _filter_of(self, change: MessageChange, filters: FilterArgs) -> MessageFilter:
         """Return the filter of a change; that of a restore or an erase may have the state "cancelled".
 
+        :raises WrongState: it has a state whose messages the change leaves as they are.
         :raises ValueError: it has another state of messages that have left the store.
         """
+        only, state = _ONLY.get(change.action), filters.get("state")
+        if only is not None and state not in (None, only, [only], (only,)):
+            raise WrongState(f"{change.action}: state={state!r}: only {only} messages are {_DONE[change.action]}")
         left = take_left(filters) if "cancelled" in change.where else ()
         if left not in ((), (CANCELLED,)):
             raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
@@ -266,7 +274,11 @@ def are_kept(connection: Connection, tables: Tables) -> bool:
 
 
 def _seen(row: Mapping[str, Any], now: datetime) -> JobSeen:
-    state = JobState(row["State"])
+    try:
+        state = JobState(row["State"])
+    except ValueError:
+        # no job of this package wrote it
+        state = JobState.FAILED
     if row["EndedAt"] is None:
         if now - row["SeenAt"] > SILENT:
             state = JobState.INTERRUPTED

@@ -19,7 +19,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook, in_thread
 from airflow_delayed.message import due_after, utc
 from airflow_delayed.store.api import Job, JobSeen
 from airflow_delayed.ui import errors, security
-from airflow_delayed.ui.api_stores import check_reason, check_retry, logged_selection, refused_without_dag, span_of
+from airflow_delayed.ui.api_stores import check_reason, logged_selection, refused_without_dag, span_of
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, Busy, HookPoolDep
 from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse
 from airflow_delayed.ui.requests import JobBody
@@ -132,8 +132,6 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
     """Start a change by filter, and return at once."""
     if not await run_in_threadpool(_may(connection_id, user), body.action, body.filter.dag_id):
         raise refused_without_dag()
-    if body.action == "retry":
-        check_retry(body.filter)
     check_reason(body.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
 
     def changed() -> None:
@@ -158,7 +156,7 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
         except BaseException:
             hook.close()
             raise
-        details = {"connection_id": connection_id, "job": answer.job, **logged_selection(body)}
+        details = {"connection_id": connection_id, "job": answer.job, **logged_selection(body.action, body)}
         in_thread(lambda: _work(hook, begun, body.action, user, details, changed))
         return answer
 

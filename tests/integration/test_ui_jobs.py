@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 from airflow.models.log import Log
+from airflow.sdk import DAG
 from airflow.utils.session import create_session
 from sqlalchemy import select
 from support.forked import Child
-from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture, serving  # noqa: F401
+from support.operations_page import (  # noqa: F401 - fixtures
+    Page,
+    dags,
+    own_store_fixture,
+    page_fixture,
+    served_page_fixture,
+    serving,
+)
 from support.rabbitmq import eventually
 from support.running_jobs import work
 from support.standing import give_up
@@ -163,10 +171,23 @@ def test_few_jobs_work_at_once_and_few_are_kept(
     ended(page, top, last["job"])
     kept = [last["job"], *(str(one.seq) for one in reversed(jobs[1:]))]
     assert [one["job"] for one in page.get(f"{top}/jobs")["jobs"]] == kept
+    # a row of another hand is no error of the page
+    table = hook.tables.jobs
+    with hook.engine.begin() as connection:
+        connection.execute(table.update().where(table.c.Seq == int(last["job"])).values(State="bogus"))
+    assert page.get(f"{top}/jobs")["jobs"][0]["state"] == "failed"
+    assert page.get("/api/v1/live", store=store.conn_id)["error"] is None
     # a job that is kept no longer ends all the same, and the audit has each
     assert len(list(hook.audit())) == 4
 
 
+@pytest.fixture
+def nightly(airflow_db: None) -> Iterator[None]:
+    with dags(DAG("nightly")):
+        yield
+
+
+@pytest.mark.usefixtures("nightly")
 def test_who_may_edit_a_dag_has_jobs_of_what_it_sent(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):

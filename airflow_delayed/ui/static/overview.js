@@ -7,7 +7,6 @@ import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
 import { timeline } from "./timeline.js";
 
-const SILENT = 15_000; // ms without a sign of life, after which a dispatcher does not work
 
 const KINDS = { store: "SQL store", rabbitmq: "RabbitMQ", sqs: "Amazon SQS" };
 
@@ -91,9 +90,9 @@ const table = (heads, rows) => h("div", { class: "scroll", tabindex: 0, role: "g
   h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
 
 function dispatchers(summary, key) {
-  const state = ({ ended_at: ended, seen_at: seen, problem }) => {
+  const state = ({ ended_at: ended, seen_at: seen, at_work: works, problem }) => {
     if (ended) return [`ended ${relative(ended, summary.at)}`, problem && h("small", {}, problem)];
-    return problem ?? (Date.parse(summary.at) - Date.parse(seen) > SILENT ? `silent since ${absolute(seen)}` : "at work");
+    return problem ?? (works ? "at work" : `silent since ${absolute(seen)}`);
   };
   return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
     [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
