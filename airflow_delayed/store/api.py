@@ -36,7 +36,7 @@ from airflow_delayed.store.escalations import (
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, run_number, take_left
 from airflow_delayed.store.health import NAMES_HOSTS
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen
+from airflow_delayed.store.jobs import Job, JobSeen, TooManyJobs
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -70,6 +70,7 @@ __all__ = [
     "StoreCounts",
     "TakenBack",
     "Timeline",
+    "TooManyJobs",
     "check_token",
     "close_engine",
     "first_line",

@@ -14,10 +14,11 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from typing_extensions import Unpack
 
 from airflow_delayed.errors import DelayedError, WrongState
+from airflow_delayed.store import leases
 from airflow_delayed.store.audit import MAX_WHO, AuditEntry, AuditRecord, columns_of, record_of
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges, hides_tag, selection_of
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
@@ -45,6 +46,14 @@ JOB_ACTIONS: Mapping[str, Callable[..., MessageChange]] = {
 #: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
 _ONLY = {Restore.action: CANCELLED, Retry.action: MessageState.FAILED.value}
 _DONE = {Restore.action: "restored", Retry.action: "retried"}
+
+
+#: The mark that a transaction locks which begins a job.
+_BEGINNING = f"{leases.MARK_BEGINS}jobs"
+
+
+class TooManyJobs(DelayedError):
+    """As many jobs are at work as may be. Nothing was begun."""
 
 
 class JobState(str, Enum):
@@ -175,6 +184,7 @@ class StoreJobs(StoreOverview):
         actor: str,
         limit: int | None = None,
         because: str | None = None,
+        at_once: int | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Job:
         """Count the messages of a change by filter, record it as a job, and return the job, which works when iterated.
@@ -182,6 +192,8 @@ class StoreJobs(StoreOverview):
         :param action: of ``JOB_ACTIONS``.
         :param options: of the change, such as ``due_at`` of a reschedule.
         :param limit: consider at most so many messages.
+        :param at_once: begin only if fewer jobs than so many are at work.
+        :raises TooManyJobs: so many are at work.
         :raises ValueError: the filter has no criterion, or a state that the change cannot select.
         :raises DelayedError: the tables are of the version before, which has no jobs.
         """
@@ -205,7 +217,7 @@ class StoreJobs(StoreOverview):
                 hide_tag=hides_tag(change),
                 total=total,
             )
-            seq = retried(self.engine, lambda connection: self._begin(connection, entry))
+            seq = retried(self.engine, lambda connection: self._begin(connection, entry, at_once))
         entry.written(seq)
         return Job(self, seq, entry, changes.steps(change, wanted, entry, limit=limit))
 
@@ -223,17 +235,26 @@ class StoreJobs(StoreOverview):
             raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
         return replace(self._filter(filters), cancelled=bool(left))
 
-    def _begin(self, connection: Connection, entry: JobEntry) -> int:
+    def _begin(self, connection: Connection, entry: JobEntry, at_once: int | None) -> int:
         if not are_kept(connection, self.tables):
             raise DelayedError(
                 f"store {self.conn_id!r}: its tables are of the release before, which has no jobs; upgrade them first:"
                 f" {upgrade_command(self.conn_id, self.tables)}"
             )
-        jobs = self.tables.jobs
+        jobs, now = self.tables.jobs, database_time(connection)
+        # of several transactions that would begin a job, each counts those that the one before has begun
+        leases.lock_marks(connection, self.tables, [_BEGINNING], now)
+        if at_once is not None:
+            at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - SILENT]
+            many = connection.execute(select(func.count()).select_from(jobs).where(*at_work)).scalar_one()
+            if many >= at_once:
+                raise TooManyJobs(
+                    f"{many} jobs of store {self.conn_id!r} are at work; wait until one ends, or stop one"
+                )
         older = connection.execute(select(jobs.c.Seq).order_by(jobs.c.Seq.desc()).offset(KEPT - 1).limit(1)).scalar()
         if older is not None:
             connection.execute(delete(jobs).where(jobs.c.Seq <= older))
-        return entry.write(connection, self.tables, {}, database_time(connection))
+        return entry.write(connection, self.tables, {}, now)
 
     def jobs(self, seq: int | None = None, *, seen_within: timedelta | None = None) -> list[JobSeen]:
         """Return the latest jobs, up to 50, the newest first.

@@ -20,7 +20,7 @@ from airflow_delayed.message import due_after, utc
 from airflow_delayed.store.api import Job, JobSeen
 from airflow_delayed.ui import errors, security
 from airflow_delayed.ui.api_stores import check_reason, logged_selection, refused_without_dag, span_of
-from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, Busy, HookPoolDep
+from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, HookPoolDep
 from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse
 from airflow_delayed.ui.requests import JobBody
 from airflow_delayed.ui.security import is_store
@@ -142,14 +142,13 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
         hook = DelayedStoreHook(connection_id)
         try:
             hook.limit_statements(STATEMENT_SECONDS)
-            if sum(one.is_running for one in hook.jobs()) >= MOST_JOBS:
-                raise Busy(f"{MOST_JOBS} jobs of store {connection_id!r} are at work; wait until one ends, or stop one")
             begun = hook.begin_job(
                 body.action,
                 _options(hook, body),
                 actor=f"user {security.name_of(user)}",
                 limit=body.most,
                 because=body.because,
+                at_once=MOST_JOBS,
                 **body.filter.criteria(),
             )
             (answer,) = _responses([_one(hook, begun.seq)], connection_id, user)

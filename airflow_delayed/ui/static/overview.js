@@ -97,7 +97,7 @@ function dispatchers(summary, key) {
   return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
     [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
   (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "A minute", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
-    h("td", {}, one.dag_id ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : "a service or a command",
+    h("td", {}, dags[one.dag_id] ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : one.dag_id ?? "a service or a command",
       one.host && h("small", {}, one.host)),
     h("td", {}, state(one)), h("td", { class: "time" }, one.worked_at ? absolute(one.worked_at) : ""),
     h("td", { class: "number" }, one.per_minute?.toLocaleString() ?? ""),
