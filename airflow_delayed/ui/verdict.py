@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
+from shlex import quote
 from typing import Literal, TypeVar
 
 from airflow.models.dag import DagModel
@@ -226,7 +227,7 @@ def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
             resource=f"delay queues of {name!r}",
             found=f"{len(summary.missing)} are missing, such as {summary.missing[0]}",
             code="missing",
-            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {name}",
+            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {quote(name)}",
         )
     if summary.unroutable:
         yield Finding(
@@ -235,7 +236,7 @@ def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
             found=f"{summary.unroutable:,} messages were due and had no destination to go to",
             code="unroutable",
             remedy="make their destinations, then move the messages back: on this page, or by"
-            f" airflow delayed redrive --conn-id {name}",
+            f" airflow delayed redrive --conn-id {quote(name)}",
         )
     if summary.stuck:
         yield Finding(
@@ -309,6 +310,7 @@ def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str
     if finding.code == "failed":
         name = connection.connection_id
         cause.remedy = (
-            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id {name}"
+            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id"
+            f" {quote(name)}"
         )
     return cause
