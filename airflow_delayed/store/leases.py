@@ -19,7 +19,8 @@ from sqlalchemy import CTE, Column, ColumnElement, Connection, bindparam, cast, 
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delayed.store.database import slices
+from airflow_delayed.store import cancelled
+from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import Overtaken
 from airflow_delayed.store.records import insert_new_rows, remove_rows
@@ -215,6 +216,39 @@ def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dis
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Delete the rows of these ids."""
     remove_rows(connection, tables.past, ids)
+
+
+def old_ids(tables: Tables, before: datetime, now: datetime) -> Sequence[ColumnElement[bool]]:
+    """Return the conditions for remembered ids that are older than ``before`` and have no lease."""
+    past = tables.past
+    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now)
+    return past.c.At < before, free, past.c.Id >= FIRST_ID
+
+
+def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 remembered ids that are older than ``before`` and have no lease; return how many.
+
+    A record that another transaction has locked stays: an erase is about to write it.
+
+    :param before: as long ago as ids are remembered, see :class:`airflow_delayed.store.policy.DispatchPolicy`.
+    """
+    past = tables.past
+    old = select(past.c.Id).where(*old_ids(tables, before, now)).order_by(past.c.At).limit(IDS)
+    ids = sorted(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
+    forget(connection, tables, ids)
+    cancelled.forget_ids(connection, tables, ids)
+    return len(ids)
+
+
+def forget_old_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 marks that are as old as the ids that are forgotten; return how many."""
+    past = tables.past
+    # not locked: on MySQL that would lock all marks, and so hold up callbacks
+    old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
+    names = sorted(connection.execute(old).scalars())
+    if names:
+        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+    return len(names)
 
 
 def insert_marks(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> None:
