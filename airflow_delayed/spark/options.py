@@ -14,6 +14,7 @@ from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.message import TRACEPARENT, TRACESTATE, UTC, delay_of, due_after, parse_time, utc
+from airflow_delayed.provider_info import HOLD_OVER, MAX_PAST
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
@@ -107,9 +108,9 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     read = _Reader(given)
     anchor = None if given.get("anchor") == UNKNOWN else read.moment("anchor") or now
     began = read.moment("began") or anchor or now
-    max_past = read.span("max_past", timedelta(hours=1))
+    max_past = read.span("max_past", timedelta(seconds=MAX_PAST))
     until_due = read.choice("until_due", "false", "true") == "true"
-    hold_over = read.span("hold_over", timedelta(0) if until_due else timedelta(minutes=15))
+    hold_over = read.span("hold_over", timedelta(seconds=0 if until_due else HOLD_OVER))
     if until_due and (hold_over or "store" not in given):
         raise InputError("until_due=true lets all messages wait in a store: give the option store, and no hold_over")
     return Settings(

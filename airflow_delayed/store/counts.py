@@ -372,7 +372,7 @@ class DispatcherSeen:
     seen_at: datetime
     #: None: it is running, or was killed.
     ended_at: datetime | None
-    #: It has not ended, and gave a sign of life within 15 s.
+    #: It has not ended, and gave a sign of life within :data:`SILENT`.
     at_work: bool
     #: When it last finished a piece of work. None: not yet, or the tables are of version 4.
     worked_at: datetime | None = None

@@ -18,6 +18,7 @@ from airflow_delayed.store.counts import SILENT, DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
 from airflow_delayed.store.dispatch.watchdog import ADVICE
+from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
@@ -34,7 +35,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueMessages:
-    """The messages for one connection that could have been dispatched 15 s ago, and were not."""
+    """The messages for one connection that could have been dispatched :data:`SILENT` ago, and were not."""
 
     #: None: the queue tables of the store's own database.
     deliver_conn_id: str | None
@@ -205,9 +206,9 @@ def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen]) -> Iterator[Findin
                 resource=resource,
                 found=one.problem,
                 code="lease-too-short",
-                remedy="raise the dispatcher's claim_timeout (30 s by default) above the longest time that a batch"
-                " takes, or lower batch_size, and look whether its machine stands still at times; messages whose leases"
-                " end are sent again",
+                remedy=f"raise the dispatcher's claim_timeout ({LEASE.total_seconds():g} s by default) above the"
+                " longest time that a batch takes, or lower batch_size, and look whether its machine stands still at"
+                " times; messages whose leases end are sent again",
             )
         elif one.problem.startswith(SENDING_FAILS):
             yield Finding(

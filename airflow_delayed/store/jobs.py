@@ -18,6 +18,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from typing_extensions import Unpack
 
 from airflow_delayed.errors import DelayedError, WrongState
+from airflow_delayed.provider_info import CANCEL_GRACE
 from airflow_delayed.store import leases
 from airflow_delayed.store.audit import MAX_WHO, AuditEntry, AuditRecord, columns_of, record_of
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges, hides_tag, selection_of
@@ -65,7 +66,7 @@ class JobState(str, Enum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
-    #: It gave no sign of life for 30 s.
+    #: It gave no sign of life for :data:`SILENT`.
     INTERRUPTED = "interrupted"
 
 
@@ -174,7 +175,7 @@ class StoreJobs(StoreOverview):
 
     def cancel_grace(self) -> timedelta:
         """Return how long a cancel can be taken back; zero: a cancelled message is removed at once."""
-        return timedelta(minutes=10)
+        return timedelta(seconds=CANCEL_GRACE)
 
     def begin_job(
         self,

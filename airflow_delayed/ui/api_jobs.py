@@ -52,7 +52,7 @@ class JobResponse(AuditEntryResponse):
     total_at_least: bool = Field(description="There were more than were counted")
     considered: int = Field(description="Messages that it has looked at")
     state: Literal["running", "stopping", "done", "stopped", "failed", "interrupted"] = Field(
-        description="Interrupted: it gave no sign of life for 30 seconds; to start the same again goes on"
+        description="Interrupted: it gave no sign of life for a while; to start the same again goes on"
     )
     seen_at: datetime = Field(description="Its last sign of life")
     ended_at: datetime | None

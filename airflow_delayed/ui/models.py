@@ -70,7 +70,7 @@ class DispatcherResponse(ApiModel):
     started_at: datetime
     seen_at: datetime
     ended_at: datetime | None
-    at_work: bool = Field(description="It has not ended, and gave a sign of life within 15 seconds")
+    at_work: bool = Field(description="It has not ended, and gave a sign of life lately")
     worked_at: datetime | None = Field(description="When it last claimed, settled or delivered messages")
     problem: str | None = Field(description="What keeps it from working, since when; null: nothing")
     host: str | None = Field(description="The machine that it runs on")
