@@ -55,6 +55,9 @@ from airflow_delayed.store.schema import Tables
 MAX_HOURS = 24 * 31
 MAX_MINUTES = 24 * 60
 
+#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
+SILENT = timedelta(seconds=15)
+
 _SPANS: Mapping[TimeUnit, timedelta] = {"hour": timedelta(hours=1), "minute": timedelta(minutes=1)}
 
 
@@ -364,6 +367,8 @@ class DispatcherSeen:
     seen_at: datetime
     #: None: it is running, or was killed.
     ended_at: datetime | None
+    #: It has not ended, and gave a sign of life within :data:`SILENT`.
+    at_work: bool
     #: When it last finished a piece of work. None: not yet.
     worked_at: datetime | None = None
     #: What keeps it from working. None: nothing.
@@ -381,10 +386,14 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
     table = tables.dispatchers
     with dialect_of(engine).read_only(engine) as connection:
         columns = [column for column in table.columns if column is not table.c.ConnIds]
-        statement = select(*columns, names_column(connection, tables).label("names"))
+        now = database_time(connection)
+        # no dispatcher writes a time to come, which would be the last sign of life for as long
+        statement = select(*columns, names_column(connection, tables).label("names")).where(
+            table.c.SeenAt < now + SILENT
+        )
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
         rows = connection.execute(statement).all()
-        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], database_time(connection))
+        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
@@ -392,6 +401,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
+                at_work=row.EndedAt is None and now - row.SeenAt <= SILENT,
                 worked_at=row.WorkedAt,
                 problem=row.Problem,
                 host=row.Host,
