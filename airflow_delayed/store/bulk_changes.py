@@ -228,7 +228,7 @@ class BulkChanges:
             ids = [name for name in names if name >= leases.FIRST_ID]
             marks = names[: len(names) - len(ids)]
             _, gone = (
-                connection.execute(dialect_of(connection).delete_rows(past, each).where(old(now))).rowcount
+                connection.execute(dialect_of(connection).delete_rows(past.c.Id, each).where(old(now))).rowcount
                 if each
                 else 0
                 for each in (marks, ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,6 +120,22 @@ def test_watchers_that_differ_divide_the_rows(store: Store, hook: DelayedStoreHo
             assert sorted(one.ids(1) + one.ids(2)) == names
 
     asyncio.run(watch())
+
+
+@on_servers
+def test_a_receiver_deletes_its_rows_while_another_has_locked_the_next(store: Store, hook: DelayedStoreHook) -> None:
+    """A table this small would be read from end to end: two deletes would wait for each other, and rows come twice."""
+    insert(store, hook, *"abcdefgh")
+
+    def receiver() -> QueueTableReceiver:
+        return QueueTableReceiver(store.conn_id, store.hook().engine, "q", schema=store.schema)
+
+    with closing(receiver()) as first, closing(receiver()) as second:
+        assert [row.message_id for one in (first, second) for row in one.receive(4)] == [*"abcdefgh"]
+        first.done()
+        assert first.all_deleted
+        second.again()
+        assert [row.message_id for row in first.receive(8)] == [*"efgh"]
 
 
 @on_servers

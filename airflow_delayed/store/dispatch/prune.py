@@ -132,5 +132,5 @@ def forget_marks(connection: Connection, tables: Tables, before: datetime, now: 
     old = select(past.c.Id).where(past.c.Id < leases.FIRST_ID, past.c.At < before).limit(IDS)
     names = sorted(connection.execute(old).scalars())
     if names:
-        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+        connection.execute(dialect_of(connection).delete_rows(past.c.Id, names).where(past.c.At < before))
     return len(names)
