@@ -7,14 +7,13 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import closing
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from shlex import quote
-from threading import Thread
 
 from airflow.utils.cli import suppress_logs_and_warning
 
@@ -24,6 +23,7 @@ from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
 from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
+from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
 SECONDS = 15.0
@@ -142,18 +142,14 @@ def _side_by_side(
     work: Callable[[str], Examination], conn_ids: Iterable[str], seconds: float
 ) -> dict[str, Examination]:
     """Examine each connection in a thread of its own."""
-    answers: dict[str, Future[Examination]] = {conn_id: Future() for conn_id in conn_ids}
 
-    def run(conn_id: str) -> None:
+    def run(conn_id: str) -> Examination:
         try:
-            found = work(conn_id)
+            return work(conn_id)
         except Exception as error:
-            found = Examination([_failed(conn_id, error)])
-        answers[conn_id].set_result(found)
+            return Examination([_failed(conn_id, error)])
 
-    for conn_id in answers:
-        # a daemon: a thread that hangs in a connection must not keep the command from ending
-        Thread(target=copy_context().run, args=(run, conn_id), name=f"doctor-{conn_id}", daemon=True).start()
+    answers = {conn_id: in_thread(partial(run, conn_id), f"doctor-{conn_id}") for conn_id in conn_ids}
     wait(answers.values(), timeout=seconds)
     silent = f"no answer within {seconds:g} s"
     return {

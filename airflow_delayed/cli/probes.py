@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from airflow_delayed.threads import start_thread
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class ProbeServer:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def __enter__(self) -> ProbeServer:
-        Thread(target=self._server.serve_forever, name="delayed-probes", daemon=True).start()
+        start_thread(self._server.serve_forever, "delayed-probes")
         return self
 
     def __exit__(

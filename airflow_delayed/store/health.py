@@ -17,7 +17,7 @@ from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
-from airflow_delayed.store.dispatch.watchdog import ADVICE
+from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables

@@ -15,9 +15,10 @@ from fastapi import APIRouter, HTTPException, Path
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from airflow_delayed.hooks.store import DelayedStoreHook, in_thread
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after, utc
 from airflow_delayed.store.api import Job, JobSeen
+from airflow_delayed.threads import in_thread
 from airflow_delayed.ui import errors, security
 from airflow_delayed.ui.api_stores import check_reason, check_retry, logged_selection, refused_without_dag, span_of
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, Busy, HookPoolDep
