@@ -50,6 +50,9 @@ _ERASED_STATE = Arg(
     " whose cancel can still be taken back: cancelled",
     action="append",
 )
+_REJECTS = Arg(
+    ("--rejects",), help="With --tag: a file of rejected rows on this machine; also several", action="append"
+)
 _RESTORED_STATE = Arg(
     ("--state",), help="All messages whose cancel can still be taken back", action="append", choices=("cancelled",)
 )
@@ -263,9 +266,12 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command(
                     "erase",
-                    "Remove messages and all that is known of them but the id",
-                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, *_CHANGE),
-                    _SAFE,
+                    "Remove messages and all that is known of them but the id; by a tag alone in other places too",
+                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, _REJECTS, *_CHANGE),
+                    "With --tag and no other filter it also erases what has left the store, the rows of queue tables in"
+                    " the same schema, of --rejects files and of spools on this machine; ids beside it are of messages"
+                    " whose tag the store knows no longer. It prints what remains, where and until when. " + _SAFE,
+                    module="erase_command",
                 ),
                 _command(
                     "audit",
@@ -367,6 +373,8 @@ def get_delayed_commands() -> list[CLICommand]:
     ]
 
 
-def _command(name: str, help_: str, args: tuple[Arg, ...], description: str | None = None) -> ActionCommand:
-    function = lazy_load_command(f"airflow_delayed.cli.commands.{name}_")
+def _command(
+    name: str, help_: str, args: tuple[Arg, ...], description: str | None = None, module: str = "commands"
+) -> ActionCommand:
+    function = lazy_load_command(f"airflow_delayed.cli.{module}.{name}_")
     return ActionCommand(name=name, help=help_, func=function, args=args, description=description)

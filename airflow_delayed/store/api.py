@@ -24,6 +24,7 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedu
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from airflow_delayed.store.dispatch.queue_tables import delete_delivered
 from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line, retried
 from airflow_delayed.store.escalations import (
     ArmOutcome,
@@ -397,6 +398,14 @@ class Store(StoreEscalations):
         :raises ValueError: neither ids nor a criterion is given, or both; "cancelled" is not the only ``state``.
         """
         return self._change(Erase(), ids, **options)
+
+    def erase_delivered(self, ids: Sequence[str], *, dry_run: bool = False) -> dict[str, int | str]:
+        """Delete messages from the queue tables of the store's schema, which have them until a consumer takes them.
+
+        :returns: by table how many rows had one of these ids; or why they stay, such as a right that is missing.
+        """
+        with self._ready():
+            return delete_delivered(self.engine, self.schema, ids, dry_run=dry_run)
 
     def purge(
         self,

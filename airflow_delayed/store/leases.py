@@ -229,7 +229,7 @@ def forget_old_marks(connection: Connection, tables: Tables, before: datetime, n
     old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
     names = sorted(connection.execute(old).scalars())
     if names:
-        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+        connection.execute(dialect_of(connection).delete_rows(past.c.Id, names).where(past.c.At < before))
     return len(names)
 
 

@@ -435,7 +435,7 @@ def remove_rows(connection: Connection, table: Table, ids: Sequence[str]) -> Non
     """Delete rows that this transaction has locked."""
     dialect = dialect_of(connection)
     for some in slices(ids):
-        connection.execute(dialect.delete_rows(table, some))
+        connection.execute(dialect.delete_rows(table.c.Id, some))
 
 
 def count_rows(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:

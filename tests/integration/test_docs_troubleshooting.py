@@ -145,7 +145,7 @@ def test_a_message_that_was_cancelled_too_late(hook: DelayedStoreHook, run: Run)
 def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run: Run) -> None:
     vhost.declare("reminders")
     hook = RabbitMQDelayHook(connect("rabbitmq_default", **vhost.connection))
-    hook.send(messages("reminders", [1], prefix="lost"))
+    hook.send(messages("reminders", [3], prefix="lost"))
     with vhost.channel() as channel:
         channel.queue_delete("reminders")
     vhost.until(**{"delayed.unroutable": 1})
