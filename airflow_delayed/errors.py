@@ -75,6 +75,10 @@ class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 
 
+class WrongState(InputError, ValueError):
+    """The filter of a change has a state whose messages the change leaves as they are. Nothing was changed."""
+
+
 class NullCriterion(InputError):
     """A criterion of a filter was passed, and is None."""
 
@@ -228,6 +232,10 @@ class UnsupportedConnection(DelayedError):
             f"connection {conn_id!r} is of type {conn_type!r}, which no transport serves; use one of"
             f" {', '.join(known)}, or a package that offers it (entry point group 'airflow_delayed.delivery')"
         )
+
+
+class WrongEnvironment(DelayedError):
+    """A store is of another environment than the dispatcher's host, as a copy may be; nothing was claimed."""
 
 
 class NotAStore(UnsupportedConnection):

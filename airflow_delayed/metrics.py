@@ -11,16 +11,15 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from datetime import timedelta
 from functools import cache
-from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_delayed.delivery import DelayStore
 from airflow_delayed.errors import explained
 from airflow_delayed.sqs.stats import CycleCounts
+from airflow_delayed.threads import Ticker
 
 if TYPE_CHECKING:
     from airflow_delayed.store.dispatch.report import DispatchReport
@@ -198,23 +197,15 @@ class Gauges:
 
     def __init__(self, store: DelayStore) -> None:
         self._store = store
-        self._stop = Event()
-        self._thread: Thread | None = None
+        self._ticker: Ticker | None = None
 
     def __enter__(self) -> None:
         if wanted():
-            # in the caller's context, so that it logs where the caller does
-            self._thread = Thread(target=copy_context().run, args=(self._run,), name="delayed-gauges", daemon=True)
-            self._thread.start()
+            self._ticker = Ticker("delayed-gauges", EVERY, lambda: tell_gauges(self._store))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
+        if self._ticker is not None:
             # a count that takes long is not waited for
-            self._thread.join(timeout=1)
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            tell_gauges(self._store)
+            self._ticker.close(1)

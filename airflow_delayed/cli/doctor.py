@@ -7,14 +7,13 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import closing
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from shlex import quote
-from threading import Thread
 
 from airflow.utils.cli import suppress_logs_and_warning
 
@@ -24,10 +23,11 @@ from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
 from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
+from airflow_delayed.reports import SEVERITIES
+from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
 SECONDS = 15.0
-_ORDER = ("error", "warning", "unknown")
 #: Codes of connections that are not tried a second time.
 _NO_ANSWER = ("silent", "unreachable", "not-examined")
 #: What the drivers of databases say when a server accepts a connection and does not answer.
@@ -49,7 +49,7 @@ _DEFINE = (
 
 @suppress_logs_and_warning
 def doctor(args: Namespace) -> None:
-    """``airflow delayed doctor``: print the findings, errors first; exit code 1 if there are errors."""
+    """``airflow delayed doctor``: print the findings, the gravest first; exit code 1 if there are errors."""
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
@@ -63,7 +63,7 @@ def doctor(args: Namespace) -> None:
         )
     examined = examine(wanted, SECONDS)
     found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
-    found.sort(key=lambda pair: _ORDER.index(pair[1].severity))
+    found.sort(key=lambda pair: SEVERITIES.index(pair[1].severity))
     if args.output in ("json", "yaml"):
         show([{"connection": conn_id, **finding.to_json()} for conn_id, finding in found], args.output)
     else:
@@ -142,18 +142,14 @@ def _side_by_side(
     work: Callable[[str], Examination], conn_ids: Iterable[str], seconds: float
 ) -> dict[str, Examination]:
     """Examine each connection in a thread of its own."""
-    answers: dict[str, Future[Examination]] = {conn_id: Future() for conn_id in conn_ids}
 
-    def run(conn_id: str) -> None:
+    def run(conn_id: str) -> Examination:
         try:
-            found = work(conn_id)
+            return work(conn_id)
         except Exception as error:
-            found = Examination([_failed(conn_id, error)])
-        answers[conn_id].set_result(found)
+            return Examination([_failed(conn_id, error)])
 
-    for conn_id in answers:
-        # a daemon: a thread that hangs in a connection must not keep the command from ending
-        Thread(target=copy_context().run, args=(run, conn_id), name=f"doctor-{conn_id}", daemon=True).start()
+    answers = {conn_id: in_thread(partial(run, conn_id), f"doctor-{conn_id}") for conn_id in conn_ids}
     wait(answers.values(), timeout=seconds)
     silent = f"no answer within {seconds:g} s"
     return {

@@ -1,6 +1,6 @@
 """A dispatcher as a service: it stays until a signal ends it, whatever fails meanwhile.
 
-Each connection has a :class:`DispatchLoop` of its own, so that a broker that is away holds up no other. When a loop
+Each connection has a :class:`ConnectionLoop` of its own, so that a broker that is away holds up no other. When a loop
 fails, its connection gets a new one after a growing pause, as a task would be tried again.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
@@ -24,9 +24,10 @@ from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.errors import DelayedError, UnsupportedConnection, about, explained
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.dispatch.dispatcher import AHEAD, PASS_EVERY, Dispatcher, DispatchLoop
-from airflow_delayed.store.dispatch.limits import TokenBucket
+from airflow_delayed.store.dispatch.dispatcher import AHEAD, PASS_EVERY, Dispatcher
+from airflow_delayed.store.dispatch.limits import RateLimit
 from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.threads import start_thread
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class ConnectionLoop:
     """Dispatches the messages of one connection in a thread, until it is stopped.
 
     :param make_store: returns a hook of the store; each try has its own.
-    :param bucket: limits the messages a second, of all connections together; None: no limit.
+    :param rate: limits the messages a second, of all connections together; None: the policy's is of this one alone.
     :param ended: called at the end of the thread.
     """
 
@@ -58,7 +59,7 @@ class ConnectionLoop:
         conn_id: str,
         policy: DispatchPolicy,
         make_store: Callable[[], DelayedStoreHook],
-        bucket: TokenBucket | None,
+        rate: RateLimit | None,
         ended: Callable[[], object],
     ) -> None:
         self.conn_id = conn_id
@@ -66,11 +67,10 @@ class ConnectionLoop:
         self.failed = False
         self._policy = policy
         self._make_store = make_store
-        self._bucket = bucket
+        self._rate = rate
         self._ended = ended
         self._stop = Event()
         self._lock = Lock()
-        self._loop: DispatchLoop | None = None
         self._dispatcher: Dispatcher | None = None
         self._began = time.monotonic()
         self._claimed_at = -math.inf
@@ -82,14 +82,14 @@ class ConnectionLoop:
 
     def start(self) -> None:
         """Begin to dispatch."""
-        Thread(target=self._run, name=f"delayed-dispatch-{self.conn_id}", daemon=True).start()
+        start_thread(self._run, f"delayed-dispatch-{self.conn_id}")
 
     def stop(self) -> None:
         """Claim nothing more, and end what is being sent; from any thread."""
         self._stop.set()
         with self._lock:
-            if self._loop is not None:
-                self._loop.stop()
+            if self._dispatcher is not None:
+                self._dispatcher.stop()
 
     @property
     def alive(self) -> bool:
@@ -140,15 +140,14 @@ class ConnectionLoop:
             if self.conn_id != store.conn_id:
                 _check_usable(self.conn_id, store.now)
             dispatcher = store.dispatcher(
-                [self.conn_id], transport, ahead=AHEAD, bucket=self._bucket, **asdict(self._policy)
+                [self.conn_id], transport, ahead=AHEAD, rate=self._rate, **asdict(self._policy)
             )
-            loop = DispatchLoop(dispatcher, math.inf)
             with self._lock:
-                self._loop, self._dispatcher = loop, dispatcher
+                self._dispatcher = dispatcher
             if self._stop.is_set():
-                loop.stop()
+                dispatcher.stop()
             try:
-                loop.run()
+                dispatcher.run("stopped")
             finally:
                 self._claimed_at = max(self._claimed_at, dispatcher.repository.claimed_at or -math.inf)
 
@@ -165,9 +164,9 @@ class DispatchService:
         self._make_store = make_store
         #: A signal's number, or None: the loop of a connection has ended.
         self._events: SimpleQueue[int | None] = SimpleQueue()
-        bucket = None if policy.max_rate is None else TokenBucket(policy.max_rate, time.monotonic)
+        rate = RateLimit(policy.max_rate, time.monotonic)
         self._loops = [
-            ConnectionLoop(conn_id, policy, make_store, bucket, lambda: self._events.put(None))
+            ConnectionLoop(conn_id, policy, make_store, rate, lambda: self._events.put(None))
             for conn_id in dict.fromkeys(deliver_conn_ids)
         ]
         self._answered_at = time.monotonic()
@@ -193,7 +192,7 @@ class DispatchService:
             store = stack.enter_context(closing(self._make_store()))
             self._record(store.conn_id, stack)
             stack.enter_context(metrics.Gauges(store))
-            Thread(target=self._ask, args=(store,), name="delayed-ready", daemon=True).start()
+            start_thread(lambda: self._ask(store), "delayed-ready")
             for number in (signal.SIGTERM, signal.SIGINT):
                 # a SimpleQueue may be written to by a signal's handler whatever the thread does
                 previous = signal.signal(number, lambda number, _: self._events.put(number))

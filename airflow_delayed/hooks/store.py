@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextvars
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -25,6 +23,7 @@ from airflow_delayed.store.api import Store, first_line, system_user
 from airflow_delayed.store.policy import OnConflict
 from airflow_delayed.store.schema import TABLE
 from airflow_delayed.store.transport import engine_options, prepare
+from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -133,6 +132,10 @@ class DelayedStoreHook(Store, BaseHook):
         """Return how long a cancel can be taken back: ``[delayed] cancel_grace``."""
         return config.cancel_grace()
 
+    def host_environment(self) -> str | None:
+        """Return the name of the environment that dispatchers here belong to: ``[delayed] environment``."""
+        return config.environment()
+
     def actor(self) -> str:
         """Return the task that works here, with the user who triggered its run; elsewhere, the system's user."""
         return acting()
@@ -230,21 +233,6 @@ def check_shared_disk(conn_id: str) -> None:
             " sqlite_on_shared_disk = True in section [delayed] of Airflow's configuration"
             " (AIRFLOW__DELAYED__SQLITE_ON_SHARED_DISK)"
         )
-
-
-def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Begin work in a thread that keeps no process from ending, and return its future result."""
-    answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=contextvars.copy_context().run, args=(run,), name="delayed-store", daemon=True).start()
-    return answer
 
 
 def result_of(answer: Future[T], seconds: float, conn_id: str) -> T:

@@ -30,6 +30,7 @@ from airflow_delayed.compat import conf
 from airflow_delayed.errors import DelayedError, TransportUnavailable, explained
 from airflow_delayed.notifications.dag_notifiers import NOTIFIERS, kept_notifiers
 from airflow_delayed.notifications.store_calls import calls_of
+from airflow_delayed.threads import start_thread
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -139,9 +140,7 @@ class ChangeQueue:
                 heapq.heappush(self._waiting, (now, next(self._numbers), Pending(change, now)))
                 self._condition.notify()
                 if self._thread is None:
-                    thread = Thread(target=self._run, name="delayed-listener", daemon=True)
-                    thread.start()
-                    self._thread = thread
+                    self._thread = start_thread(self._run, "delayed-listener", inherit=False)
         if full:
             metrics.count_listener_dropped()
         if full and self.dropped % LOGGED_DROPS == 1:

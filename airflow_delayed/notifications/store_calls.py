@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_delayed import delivery, metrics
 from airflow_delayed.errors import DelayedError, TransportUnavailable, explained
+from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from airflow_delayed.hooks.store import DelayedStoreHook
@@ -114,8 +115,6 @@ class StoreCalls:
         return cast("T", self._result(one))
 
     def _submit(self, work: Work, conn_ids: Sequence[str]) -> _Call:
-        from airflow_delayed.hooks.store import in_thread
-
         one = _Call(work, conn_ids)
         with self._lock:
             if self._silent_since is not None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from airflow_delayed.compat import AirflowTaskTimeout
 from airflow_delayed.delivery import DelayStore
 from airflow_delayed.errors import InputError, explained
-from airflow_delayed.hooks.store import in_thread, result_of
+from airflow_delayed.hooks.store import result_of
 from airflow_delayed.operators.task_state import forget, stored_since
+from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

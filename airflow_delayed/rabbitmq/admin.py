@@ -11,7 +11,7 @@ from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
 from airflow_delayed.rabbitmq import cluster, declare, verify
 from airflow_delayed.rabbitmq.connection import server_version
-from airflow_delayed.rabbitmq.declare import Declaration, Exchange, Queue
+from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
 from airflow_delayed.rabbitmq.node_clocks import NodeClocks
 from airflow_delayed.rabbitmq.removal import NotEmpty, QueueContents, Removal, rebind, waiting_finding
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: half a second, and a level is such a queue.
 _PATIENCE = 3.0
 _REPLACE = "replace=True deletes and makes again what differs, as long as no messages wait there"
+_NOTHING = Facts()
 _MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
 
 
@@ -32,31 +33,32 @@ _MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
 class TopologyAdmin:
     """Administrates a topology over an open connection and, if there is one, the management API.
 
-    :param management: None without it, with the reason in ``why``.
+    :param management: None without it, with the reason in ``absent``.
     """
 
     conn_id: str
     topology: Topology
     connection: BlockingConnection
     management: Management | None = None
-    why: str | None = None
+    absent: Facts = _NOTHING
 
     # verify and count
 
     def verify(self, destinations: Sequence[str], top_position: int | None, clocks: NodeClocks) -> TopologyReport:
         """Compare the broker with what messages need that enter at ``top_position`` or below; None: at any."""
         parts = declare.plan(self.topology, destinations, top_position=top_position)
-        found = declare.compare(self.connection, parts, patience=_PATIENCE)
-        left = sum(not isinstance(part, declare.Binding) for part in parts) - len(found)
         broker = (self.management.version() if self.management else None) or server_version(self.connection)
-        facts = survey(self.management, self.why, flags=verify.wants_flags(broker))
+        facts = survey(self.management, self.absent, flags=verify.wants_flags(broker))
+        as_planned = verify.as_planned(parts, facts)
+        found = declare.compare(self.connection, parts, patience=_PATIENCE, as_planned=as_planned)
+        left = sum(not isinstance(part, Binding) for part in parts) - len(found)
         there = [] if left else [one.name for one in parts if isinstance(one, Queue) and one.destination]
         counts = declare.counts(self.connection, [self.topology.unroutable_queue, *there])
         findings = verify.judge(
             self.topology, destinations, parts, found, top_position, facts=facts, broker=broker, counts=counts
         )
         former = verify.former({} if left else self._former())
-        return TopologyReport((*findings, *former, *verify.unanswered(left), *clocks.judge(self.why)))
+        return TopologyReport((*findings, *former, *verify.unanswered(left), *clocks.judge(self.absent.why)))
 
     def _former(self) -> dict[str, Finding]:
         """Ask for the delivery exchange of each topology that this one has replaced."""
@@ -68,12 +70,12 @@ class TopologyAdmin:
     def waiting(self, now: datetime) -> Waiting:
         """Count the messages in each level."""
         counts = declare.counts(self.connection, self._queues())
-        queues = self.management.queues() if self.management else None
+        facts = self.management.list_queues() if self.management else self.absent
         # a classic queue whose node is down is listed, and AMQP says that there is none
-        if all(count is None and name not in (queues or ()) for name, count in counts.items()):
+        if all(count is None and name not in (facts.queues or ()) for name, count in counts.items()):
             missing = Finding(state=State.MISSING, resource=f"queue {self.topology.level_name(0)}")
             raise TopologyError(self.conn_id, TopologyReport((missing,)), topology=self.topology.name)
-        return waiting(self.topology, now, counts, queues, self.why or "the management API does not list the queues")
+        return waiting(self.topology, now, counts, facts)
 
     # install
 
@@ -89,9 +91,11 @@ class TopologyAdmin:
         """Make each part that is missing; with ``replace_differing`` make those again that differ."""
         by_policy = unroutable_policy and not self.topology.unroutable
         parts = declare.plan(self.topology, destinations, unroutable=by_policy)
-        facts = survey(self.management, self.why)
+        facts = survey(self.management, self.absent)
         policy = self._policy(facts) if by_policy else None
-        found = tuple(verify.coded(verify.exact_arguments(parts, declare.compare(self.connection, parts), facts)))
+        as_planned = verify.as_planned(parts, facts)
+        by_amqp = declare.compare(self.connection, parts, as_planned=as_planned)
+        found = tuple(verify.coded(verify.exact_arguments(parts, by_amqp, facts)))
         contents = QueueContents(self.topology, self.connection, facts, found)
         differing = _differing(parts, found) if replace_differing else ()
         blocked = self._blocked(differing, contents)
@@ -120,7 +124,10 @@ class TopologyAdmin:
             raise TopologyError(self.conn_id, report, _REPLACE, topology=self.topology.name)
         if differing:
             self._remove(differing, contents, parts, "then replace what differs")
-        declare.apply(self.connection, parts)
+        if differing or any(one.state is not State.OK for one in by_amqp):
+            declare.apply(self.connection, parts)
+        else:
+            declare.apply(self.connection, [part for part in parts if str(part) not in as_planned])
         if differing:
             rebind(self.connection, self._destination_bindings(facts))
         if policy and policy.state is State.MISSING and self.management:
@@ -172,8 +179,8 @@ class TopologyAdmin:
         """Delete the existing parts of the topology, but no destination."""
         parts = declare.plan(self.topology, unroutable=True)
         missing = {one.resource for one in declare.compare(self.connection, parts) if one.state is State.MISSING}
-        there = tuple(part for part in parts if not isinstance(part, declare.Binding) and str(part) not in missing)
-        facts = survey(self.management, self.why)
+        there = tuple(part for part in parts if not isinstance(part, Binding) and str(part) not in missing)
+        facts = survey(self.management, self.absent)
         contents = QueueContents(self.topology, self.connection, facts)
         if not force:
             cluster.require_available(self.conn_id, facts, self._queues(), "Nothing was deleted")
@@ -190,8 +197,8 @@ class TopologyAdmin:
         if force:
             self._delete(there)
         else:
-            kept = tuple(p for p in parts if not isinstance(p, declare.Binding) or _ends(p) <= {str(t) for t in there})
-            kept = tuple(p for p in kept if isinstance(p, declare.Binding) or p in there)
+            names = set(map(str, there))
+            kept = tuple(p for p in parts if (_ends(p) if isinstance(p, Binding) else {str(p)}) <= names)
             self._remove(there, contents, kept, "then uninstall")
         policy = policy_for_unroutable(self.topology)
         if self.management and any(one.resource == str(policy) for one in findings):
@@ -226,7 +233,8 @@ class TopologyAdmin:
     # shared
 
     def _unseen(self, blocked: Mapping[str, int | None]) -> str:
-        return f". As to what is unknown: {self.why}" if self.why and None in blocked.values() else ""
+        why = self.absent.why
+        return f". As to what is unknown: {why}" if why and None in blocked.values() else ""
 
     def _queues(self) -> list[str]:
         return [*self.topology.level_names(), self.topology.unroutable_queue]
@@ -262,11 +270,11 @@ class TopologyAdmin:
 def _differing(parts: Iterable[Declaration], found: Iterable[Finding]) -> tuple[Exchange | Queue, ...]:
     names = {one.resource for one in found if one.state is State.DIFFERS}
     return tuple(
-        part for part in parts if not isinstance(part, declare.Binding) and not part.destination and str(part) in names
+        part for part in parts if not isinstance(part, Binding) and not part.destination and str(part) in names
     )
 
 
-def _ends(part: declare.Binding) -> set[str]:
+def _ends(part: Binding) -> set[str]:
     return {str(part.source), str(part.target)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -146,7 +146,11 @@ def _level(topology: Topology, level: int) -> Queue:
 
 
 def compare(
-    connection: BlockingConnection, parts: Iterable[Declaration], *, patience: float = math.inf
+    connection: BlockingConnection,
+    parts: Iterable[Declaration],
+    *,
+    patience: float = math.inf,
+    as_planned: Container[str] = (),
 ) -> tuple[Finding, ...]:
     """Return for each exchange and queue whether it exists and is as planned; changes nothing.
 
@@ -155,6 +159,7 @@ def compare(
 
     :param patience: seconds that the answers may take longer, in all, than if each were as quick as the quickest; the
         parts that remain then have no finding.
+    :param as_planned: the parts, as text, that are known to be as planned if they exist.
     :raises pika.exceptions.ChannelClosedByBroker: the broker does not even show whether a part exists.
     """
     asker = _Asker(connection)
@@ -166,7 +171,7 @@ def compare(
         if sum(took) - min(took, default=0) * len(took) > patience:
             break
         began = time.monotonic()
-        findings.append(_compare(asker, part))
+        findings.append(_compare(asker, part, compared=str(part) in as_planned))
         took.append(time.monotonic() - began)
     asker.close()
     return tuple(findings)
@@ -185,14 +190,14 @@ def counts(connection: BlockingConnection, names: Iterable[str]) -> dict[str, in
     return found
 
 
-def _compare(asker: _Asker, part: Exchange | Queue) -> Finding:
+def _compare(asker: _Asker, part: Exchange | Queue, *, compared: bool) -> Finding:
     destination = part.name if part.destination else None
     if refusal := asker.refuses(part, passive=True):
         code, text = refusal
         if code == NOT_FOUND:
             return Finding(state=State.MISSING, resource=str(part), destination=destination)
         return difference(part, text, destination)
-    if destination is None and (refusal := asker.refuses(part, passive=False)):
+    if destination is None and not compared and (refusal := asker.refuses(part, passive=False)):
         if refusal[0] == ACCESS_REFUSED:
             return Finding(state=State.OK, resource=str(part), found=UNCOMPARED)
         return difference(part, refusal[1])

@@ -242,6 +242,19 @@ def _absent(part: Binding, keys: Sequence[str]) -> Finding:
 _BIND = "TopologyInstallOperator makes it again; redrive() sends on what became unroutable meanwhile"
 
 
+def as_planned(parts: Iterable[Declaration], facts: Facts) -> set[str]:
+    """Return the parts, as text, that exist as they are planned, by the management API; not the destinations."""
+    there = set(facts.bindings or ())
+    return {
+        str(part) for part in parts if (_facts(part) in there if isinstance(part, Binding) else _is_alike(part, facts))
+    }
+
+
+def _is_alike(part: Exchange | Queue, facts: Facts) -> bool:
+    known = (facts.queues if isinstance(part, Queue) else facts.exchanges) or {}
+    return not part.destination and part.name in known and not any(differences(part, facts))
+
+
 def _facts(part: Binding) -> BindingFacts:
     return BindingFacts(part.source.name, part.target.name, isinstance(part.target, Queue), part.key)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_delayed.spark.reporting import logger
+from airflow_delayed.threads import Ticker
 
 #: Seconds between two lines of progress.
 EVERY = 10.0
@@ -82,30 +82,23 @@ def send(frame: DataFrame, options: Mapping[str, str]) -> None:
 @contextmanager
 def progress(context: SparkContext, doing: str, *, every: float = EVERY) -> Iterator[None]:
     """Log every ten seconds, within the block, how many partitions are done."""
-    done = threading.Event()
     tracker = context.statusTracker()
 
     def log_stages() -> None:
-        while not done.wait(every):
-            for stage in tracker.getActiveStageIds():
-                info = tracker.getStageInfo(stage)
-                if info is not None:
-                    logger().info(
-                        "%s: %s of %s partitions done, %s at work (stage %s)",
-                        doing,
-                        f"{info.numCompletedTasks:,}",
-                        f"{info.numTasks:,}",
-                        f"{info.numActiveTasks:,}",
-                        stage,
-                    )
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                logger().info(
+                    "%s: %s of %s partitions done, %s at work (stage %s)",
+                    doing,
+                    f"{info.numCompletedTasks:,}",
+                    f"{info.numTasks:,}",
+                    f"{info.numActiveTasks:,}",
+                    stage,
+                )
 
-    reporter = threading.Thread(target=log_stages, daemon=True)
-    reporter.start()
-    try:
+    with closing(Ticker("delayed-progress", every, log_stages)):
         yield
-    finally:
-        done.set()
-        reporter.join()
 
 
 def main(given: Sequence[str] | None = None) -> None:

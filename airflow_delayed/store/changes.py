@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Select, Table, and_, case, literal, null, select, union_all
+from sqlalchemy import Connection, Row, Select, Table, and_, case, literal, null, select, union_all
 
 from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import cancelled, leases, notify
@@ -109,7 +109,7 @@ class Cancel:
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Move the rows within the database, without reading bodies, and remember their ids."""
         gone = _changed(decided)
-        if gone and cancelled.are_kept(connection, tables):
+        if gone:
             cancelled.forget(connection, tables, now)
             for where in BOTH if self.grace > timedelta(0) else ():
                 ids = [found.message_id for found in gone if found.where == where]
@@ -179,7 +179,7 @@ class Erase:
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
         at_rest = [found.message_id for found, outcome in decided if outcome is not Outcome.IN_FLIGHT]
         cancelled.forget_ids(connection, tables, at_rest)
-        nothing = dict.fromkeys(("Destination", "Time", "Digest", *leases.LABELS))
+        nothing = dict.fromkeys(name for name in leases.KEPT if name != "Id")
         blank = [
             {"Id": found.message_id, **nothing}
             for found, outcome in decided
@@ -307,8 +307,7 @@ def _changed(decided: Decided) -> list[Location]:
 def _record(
     connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], outcome: Outcome, now: datetime
 ) -> None:
-    labels = bool(rows) and leases.keeps_labels(connection, tables)
-    leases.record(connection, tables, rows, outcome.value, now, labels=labels)
+    leases.record(connection, tables, rows, outcome.value, now)
 
 
 def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:
@@ -332,6 +331,7 @@ def locate(
     *,
     lock: bool,
     cancelled_too: bool = False,
+    past_too: bool = False,
 ) -> list[Location]:
     """Return where each id is, without ids that do not match the filter.
 
@@ -341,8 +341,9 @@ def locate(
 
     :param lock: lock the rows; a row that another transaction has locked counts as leased.
     :param cancelled_too: look among the cancelled messages as well.
+    :param past_too: lock remembered ids as well, for a change that writes them.
     """
-    places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too and cancelled.are_kept(connection, tables) else BOTH
+    places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too else BOTH
     found: dict[str, Location] = {}
     unwanted: set[str] = set()
     asked = sorted(ids)
@@ -357,20 +358,18 @@ def locate(
     missing = [message_id for message_id in asked if message_id not in found]
     for message_id in _present(connection, tables, missing, places):
         found[message_id] = Location(message_id=message_id, leased=True)
-    past = tables.past
-    for some in slices(asked):
-        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(
-            past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
-        )
-        for note in connection.execute(noted):
-            one = found.get(note.Id)
-            if one is None:
-                found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
-            elif one.where == "cancelled":
-                found[note.Id] = replace(one, remembered=note.Outcome)
-            elif one.where == "messages" and note.ClaimedUntil is not None:
-                leased = note.ClaimedUntil > now
-                found[note.Id] = replace(one, leased=leased, abandoned=not leased)
+    notes, busy = _notes(connection, tables, asked, lock=lock and past_too)
+    for note in notes:
+        one = found.get(note.Id)
+        if one is None:
+            found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
+        elif one.where == "cancelled":
+            found[note.Id] = replace(one, remembered=note.Outcome)
+        elif one.where == "messages" and note.ClaimedUntil is not None:
+            leased = note.ClaimedUntil > now
+            found[note.Id] = replace(one, leased=leased, abandoned=not leased)
+    for message_id in busy:
+        found[message_id] = replace(found.get(message_id, Location(message_id=message_id)), leased=True)
     # a message that was stored and claimed since the first query has a lease, which looks like a delivered one; one
     # that was restored since then is remembered no longer
     there = {one.message_id for one in found.values() if one.leased or one.where in BOTH}
@@ -393,6 +392,29 @@ def _rows(
             statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
         rows += [dict(row._mapping) for row in connection.execute(statement)]
     return rows
+
+
+def _notes(
+    connection: Connection, tables: Tables, ids: Sequence[str], *, lock: bool
+) -> tuple[list[Row[Any]], set[str]]:
+    """Return the records of ids in ``_past``, and the ids whose records another transaction has locked.
+
+    :param lock: lock the others.
+    """
+    past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
+    for some in slices(ids):
+        these = past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
+        if not lock:
+            notes += connection.execute(noted)
+            continue
+        locking = dialect.by_key(dialect.for_update(noted.order_by(past.c.Id), past, skip_locked=True), past)
+        locked = connection.execute(locking).all()
+        notes += locked
+        # who waited for these rows could wait for a transaction that waits for a message's row
+        there = connection.execute(dialect.past_locks(select(past.c.Id).where(*these), past)).scalars()
+        busy.update({*there} - {note.Id for note in locked})
+    return notes, busy
 
 
 def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:

@@ -1,7 +1,7 @@
 """Leases and remembered ids: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
-The rows before :data:`FIRST_ID` are marks of escalations, and no ids of messages: who reads, counts or forgets ids
-leaves them out.
+The rows before :data:`FIRST_ID` are marks, such as those of escalations, and no ids of messages: who reads, counts or
+forgets ids leaves them out.
 
 Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
 (such as :func:`lock_messages`) and looks for a lease in a second statement (:func:`in_flight`): only that one sees
@@ -19,11 +19,12 @@ from sqlalchemy import CTE, Column, ColumnElement, Connection, bindparam, cast, 
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delayed.store.database import slices
+from airflow_delayed.store import cancelled
+from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.records import remove_rows
+from airflow_delayed.store.engine import Overtaken
+from airflow_delayed.store.records import insert_new_rows, remove_rows
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import columns_after, table_version
 
 #: The value of the column Outcome for a message that is leased or was dispatched.
 DISPATCHED = "dispatched"
@@ -32,7 +33,8 @@ DEAD_LETTERED = "dead-lettered"
 #: The values of a message that a dispatcher or a sender has sent.
 SENT = (DISPATCHED, DEAD_LETTERED)
 
-#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`), which is no message's row.
+#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`, and a lock of
+#: :mod:`airflow_delayed.store.jobs`), which is no message's row.
 MARK = "mark"
 #: The ids of marks begin with it, and come before all ids of messages, which have no blank.
 MARK_BEGINS = " "
@@ -40,19 +42,8 @@ MARK_BEGINS = " "
 FIRST_ID = "!"
 
 #: The columns of a message that its record has too.
-_KEPT = ("Id", "Destination", "Time", "Digest")
-#: By these a message is found after it has left the store, see :func:`keeps_labels`.
-LABELS = ("Tag", "Run", "DeliverConnId")
+KEPT = ("Id", "Destination", "Time", "Digest", "Tag", "Run", "DeliverConnId")
 _LEASE = ("Outcome", "At", "Dispatcher", "ClaimedUntil")
-
-
-def keeps_labels(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables are of a version whose records have tag, run and connection of the message."""
-    return not columns_after(tables, table_version(connection, tables))
-
-
-def _kept(*, labels: bool) -> tuple[str, ...]:
-    return (*_KEPT, *LABELS) if labels else _KEPT
 
 
 def lock_messages(
@@ -65,7 +56,7 @@ def lock_messages(
     :param wait: wait for rows that another transaction has locked, instead of skipping them.
     """
     table, found, dialect = tables.messages, [], dialect_of(connection)
-    columns = [table.c[name] for name in _kept(labels=True)]
+    columns = [table.c[name] for name in KEPT]
     for some in slices(sorted(ids)):
         rows = select(*columns).where(dialect.among(table.c.Id, some)).order_by(table.c.Id)
         statement = dialect.by_key(dialect.for_update(rows, table, skip_locked=not wait), table)
@@ -102,44 +93,38 @@ def record(
     outcome: str,
     at: datetime,
     *,
-    labels: bool,
     dispatcher: str | None = None,
     until: datetime | None = None,
 ) -> None:
     """Record the outcome of messages, in place of an earlier record.
 
-    :param rows: with at least Id, Destination, Time, Digest and, with ``labels``, Tag, Run and DeliverConnId; each Id
-        occurs once.
-    :param labels: the result of :func:`keeps_labels`.
+    :param rows: with at least Id, Destination, Time, Digest, Tag, Run and DeliverConnId; each Id occurs once.
     :param dispatcher: it has a lease of them that ends at ``until``.
     """
-    names = _kept(labels=labels)
-    own = [{name: row[name] for name in names} for row in sorted(rows, key=lambda row: str(row["Id"]))]
+    own = [{name: row[name] for name in KEPT} for row in sorted(rows, key=lambda row: str(row["Id"]))]
     if own:
         common = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
         dialect_of(connection).upsert(connection, tables.past, own, common)
 
 
-def lease(tables: Tables, due: CTE, *, labels: bool) -> ReturningInsert[Any]:
+def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     """Return PostgreSQL's statement that gives a dispatcher leases of the messages of ``due`` that have none.
 
     It returns the ids that it leased. Two dispatchers cannot lease the same message at the same moment: the second
     waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher`` and ``until``.
-
-    :param labels: the result of :func:`keeps_labels`.
     """
     past = tables.past
-    given = lease_new(tables, due, labels=labels)
-    names = (*_kept(labels=labels), *_LEASE)
+    given = lease_new(tables, due)
+    names = (*KEPT, *_LEASE)
     free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
     return given.on_conflict_do_update(
         index_elements=[past.c.Id], set_={name: given.excluded[name] for name in names if name != "Id"}, where=free
     ).returning(past.c.Id)
 
 
-def lease_new(tables: Tables, due: CTE, *, labels: bool) -> postgresql.Insert:
+def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
     """Return the same as a plain INSERT: it fails if one of the ids has a row in ``_past``, even of an ended lease."""
-    past, kept = tables.past, _kept(labels=labels)
+    past = tables.past
     values = (
         cast(literal(DISPATCHED), past.c.Outcome.type),
         _value(past.c.At, "now"),
@@ -147,8 +132,8 @@ def lease_new(tables: Tables, due: CTE, *, labels: bool) -> postgresql.Insert:
         _value(past.c.ClaimedUntil, "until"),
     )
     # in one order, so that two dispatchers that lease the same messages do not deadlock
-    rows = select(*(due.c[name] for name in kept), *values).order_by(due.c.Id)
-    return postgresql.insert(past).from_select((*kept, *_LEASE), rows)
+    rows = select(*(due.c[name] for name in KEPT), *values).order_by(due.c.Id)
+    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
 
 
 def _value(column: Column[Any], name: str) -> ColumnElement[Any]:
@@ -213,3 +198,67 @@ def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dis
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Delete the rows of these ids."""
     remove_rows(connection, tables.past, ids)
+
+
+def old_ids(tables: Tables, before: datetime, now: datetime) -> Sequence[ColumnElement[bool]]:
+    """Return the conditions for remembered ids that are older than ``before`` and have no lease."""
+    past = tables.past
+    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now)
+    return past.c.At < before, free, past.c.Id >= FIRST_ID
+
+
+def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 remembered ids that are older than ``before`` and have no lease; return how many.
+
+    A record that another transaction has locked stays: an erase is about to write it.
+
+    :param before: as long ago as ids are remembered, see :class:`airflow_delayed.store.policy.DispatchPolicy`.
+    """
+    past = tables.past
+    old = select(past.c.Id).where(*old_ids(tables, before, now)).order_by(past.c.At).limit(IDS)
+    ids = sorted(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
+    forget(connection, tables, ids)
+    cancelled.forget_ids(connection, tables, ids)
+    return len(ids)
+
+
+def forget_old_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 marks that are as old as the ids that are forgotten; return how many."""
+    past = tables.past
+    # not locked: on MySQL that would lock all marks, and so hold up callbacks
+    old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
+    names = sorted(connection.execute(old).scalars())
+    if names:
+        connection.execute(dialect_of(connection).delete_rows(past.c.Id, names).where(past.c.At < before))
+    return len(names)
+
+
+def insert_marks(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> None:
+    """Insert marks where they are missing."""
+    insert_new_rows(connection, tables.past, [{"Id": name, "Outcome": MARK, "At": now} for name in sorted(names)])
+
+
+def marks(
+    connection: Connection, tables: Tables, names: Sequence[str], *, lock: bool = False
+) -> dict[str, datetime | None]:
+    """Return the column Time of marks that are there."""
+    past, dialect = tables.past, dialect_of(connection)
+    statement = select(past.c.Id, past.c.Time).where(past.c.Id.in_(names)).order_by(past.c.Id)
+    if lock:
+        statement = dialect.by_key(dialect.for_update(statement, past), past)
+    return {row.Id: row.Time for row in connection.execute(statement)}
+
+
+def lock_marks(
+    connection: Connection, tables: Tables, names: Sequence[str], now: datetime
+) -> Sequence[datetime | None]:
+    """Insert marks where they are missing, wait for other transactions that have them locked, and lock them.
+
+    :return: the column Time of each.
+    :raises Overtaken: a dispatcher has just forgotten one.
+    """
+    insert_marks(connection, tables, names, now)
+    found = marks(connection, tables, names, lock=True)
+    if len(found) < len(names):
+        raise Overtaken("a dispatcher forgets a mark")
+    return [found[name] for name in names]

@@ -1,21 +1,30 @@
-"""How long a store's database may be silent: timeouts of its connections, and what is known of each to end it.
+"""How long a store's database may be silent: timeouts of its connections, and the watchdog of a dispatcher's calls.
 
-Without them a host that drops packets, or whose power fails, leaves a client waiting for ever: no reset ever comes.
+Without timeouts a host that drops packets, or whose power fails, leaves a client waiting for ever: no reset ever comes.
+TCP does not notice a server that is frozen, or whose disk hangs, or where another session holds a lock: the kernel of
+such a host still answers. So the :class:`Watchdog` logs calls that get no answer, and ends them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect, Engine, event
+
+from airflow_delayed.message import utcnow
+from airflow_delayed.threads import Ticker
+
+log = logging.getLogger(__name__)
 
 #: Seconds to connect to one host, its greeting included.
 CONNECT_SECONDS = 10
@@ -221,3 +230,105 @@ def activity_of(engine: Engine) -> EngineActivity:
         if (activity := _ACTIVITIES.get(engine)) is None:
             activity = _ACTIVITIES[engine] = EngineActivity(engine)
         return activity
+
+
+#: Seconds without an answer after which a call is logged.
+REPORT_AFTER = 10.0
+#: Seconds without an answer after which its connection is ended, or a lease's length if that is shorter: what is
+#: claimed or settled later than that counts for nothing.
+END_AFTER = 30.0
+#: But not earlier: on a busy machine an answer may take this long.
+LEAST = 5.0
+#: Where to look for the cause.
+ADVICE = (
+    "look among the database's sessions for a holder of locks (pg_stat_activity, SHOW PROCESSLIST), and whether the"
+    " server is frozen or its disk is full or hangs; if others get answers, whether the dispatcher's own machine stands"
+    " still"
+)
+
+
+class Watchdog:
+    """Watches the transactions of one dispatcher, in one thread, which the first of them starts.
+
+    :param conn_id: names the store in the log.
+    :param lease: the length of a lease, in seconds.
+    """
+
+    def __init__(self, conn_id: str, engine: Engine, lease: float) -> None:
+        self._conn_id = conn_id
+        self._activity = activity_of(engine)
+        self._end_after = min(END_AFTER, max(LEAST, lease))
+        self._report_after = min(REPORT_AFTER, self._end_after / 2)
+        #: This dispatcher's, by thread.
+        self._calls: dict[int, DatabaseCall] = {}
+        self._lock = Lock()
+        self._ticker: Ticker | None = None
+
+    @contextmanager
+    def watch(self, what: str) -> Iterator[None]:
+        """Watch the transaction of the caller's thread.
+
+        :param what: names it in the log, such as "claiming messages".
+        """
+        self._start()
+        thread = get_ident()
+        self._calls[thread] = self._activity.calls[thread] = DatabaseCall(what)
+        try:
+            yield
+        finally:
+            self._calls.pop(thread, None)
+            self._activity.calls.pop(thread, None)
+
+    def unanswered(self) -> str | None:
+        """Return which transaction has had no answer for so long that it was logged; None: all have."""
+        for call in list(self._calls.values()):
+            if call.logged:
+                return f"{call.what} has had no answer from the database for {self._silent(call):.0f} s"
+        return None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.close()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._ticker is None:
+                self._ticker = Ticker("delayed-watchdog", self._report_after / 5, self._check)
+
+    def _check(self) -> None:
+        for call in list(self._calls.values()):
+            silent = self._silent(call)
+            if silent >= self._report_after and not call.logged:
+                call.logged = True
+                log.warning(
+                    "store %r: %s has had no answer from the database for %.0f s, since %s UTC; %s; its connection is"
+                    " ended after %.0f s",
+                    self._conn_id,
+                    call.what,
+                    silent,
+                    f"{utcnow() - timedelta(seconds=silent):%Y-%m-%d %H:%M:%S}",
+                    ADVICE,
+                    self._end_after,
+                )
+            if silent >= self._end_after and not call.ended:
+                call.ended = True
+                self._end(call)
+
+    def _end(self, call: DatabaseCall) -> None:
+        sockets = list(self._activity.pooled.values()) if call.socket is None else [call.socket]
+        for descriptor in sockets:
+            shut_down(descriptor)
+        if sockets:
+            log.error(
+                "store %r: %s has had no answer from the database for %.0f s; its connection was ended",
+                self._conn_id,
+                call.what,
+                self._end_after,
+            )
+
+    @staticmethod
+    def _silent(call: DatabaseCall) -> float:
+        return time.monotonic() - call.since

@@ -277,15 +277,19 @@ class Poller:
     """Waits, for a database without notifications.
 
     :param longest: the longest wait until the store is polled again, in seconds.
+    :param sleep: waits in place of the machine's clock; takes seconds.
     """
 
-    def __init__(self, longest: float = POLL) -> None:
+    def __init__(self, longest: float = POLL, sleep: Callable[[float], object] | None = None) -> None:
         self.longest = longest
+        self._sleep = sleep
         self._woken = Event()
 
     def wait(self, seconds: float) -> bool:
         """Wait until the time is over, or :meth:`wake` is called."""
-        woken = self._woken.wait(seconds)
+        if self._sleep is not None:
+            self._sleep(seconds)
+        woken = self._woken.wait(seconds if self._sleep is None else 0)
         self._woken.clear()
         return woken
 

@@ -1,26 +1,26 @@
-"""Installing a store's tables: creation, upgrade from the version before, and comparison with this version."""
+"""Installing a store's tables: creation, upgrade from an older version, and comparison with this version."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Index, Table, inspect
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.store import schema, versions
+from airflow_delayed.errors import some
+from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
-from airflow_delayed.store.versions import OLDER, columns_after, record_version, version_difference
-
-log = logging.getLogger(__name__)
+from airflow_delayed.store.version import AHEAD, OLDER, record_version, version_difference
+from airflow_delayed.store.version import upgrade as upgrade_tables
 
 T = TypeVar("T")
 
@@ -43,38 +43,49 @@ def install(
     create_queues: bool = False,
     upgrade: bool = False,
     dry_run: bool = False,
+    environment: str | None = None,
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
-    It may be repeated, and several installs may run at once. Tables of the version before are used as they are, and
-    keep their rows if they are upgraded; those of a newer version are not touched. Senders and dispatchers may be at
-    work: no table stays locked, and nothing waits for a lock, for more than a second. The log has a warning for each
-    table that another user owns, or that has triggers.
+    It may be repeated, and several installs may run at once. Tables that are upgraded keep their rows; the version of
+    tables that are newer stays. Senders and dispatchers may be at work: no table stays locked, and nothing waits for a
+    lock, for more than a second. Tables that somebody else made before are taken over; a warning in the report names
+    each that another user owns, or that has triggers.
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
-    :param upgrade: bring tables of the version before to this version.
+    :param upgrade: bring tables of an older version to this version.
+    :param environment: the name that a new store gets. One that is there may be a copy, and keeps its name.
     """
+
+    upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []
 
     def work(connection: Connection) -> TopologyReport:
         difference = version_difference(connection, tables, conn_id)
         done: list[Finding] = []
         ours = list(tables)
         for table, findings in _compared(connection, tables, queues, difference):
+            if upgraded and dry_run and table in (None, *ours):
+                # as it is, it differs; what the upgrade makes of it is in one finding
+                continue
             if table is None or (table not in ours and not create_queues):
                 done += findings
             else:
                 done += _planned(findings) if dry_run else _create(connection, table, findings)
         if not dry_run and difference is None and not any(_is_unready(one) for one in done):
-            record_version(connection, tables)
+            is_new = any(one.state is State.CREATED and one.resource == _of(tables.messages) for one in done)
+            record_version(connection, tables, environment if is_new else None)
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
-    findings = [_finished(engine, tables, one, upgrade=upgrade, dry_run=dry_run) for one in report]
+    findings = [*upgraded, *(one if dry_run else _finished(engine, tables, one) for one in report)]
     with engine.connect().execution_options(read_only=True) as connection:
-        for warning in _warnings(connection, [*tables, *_queue_tables(connection, tables, queues)]):
-            log.warning("%s", warning)
+        findings += _foreign(connection, tables, queues)
     return TopologyReport(tuple(findings))
+
+
+def _of(table: Table) -> str:
+    return f"table {table.fullname}"
 
 
 def _planned(findings: Iterable[Finding]) -> list[Finding]:
@@ -87,21 +98,20 @@ def _is_unready(finding: Finding) -> bool:
     return not ready and finding.destination is None
 
 
-def _finished(engine: Engine, tables: Tables, finding: Finding, *, upgrade: bool, dry_run: bool) -> Finding:
-    """Do what has a transaction of its own, which holds locks briefly: upgrade the tables, or make an index."""
-    if finding.code == OLDER and upgrade:
-        if not dry_run:
-            _repeated(engine, lambda connection: versions.upgrade(connection, tables))
-            # of the columns that it added
-            for index in tables.past.indexes:
-                _make_index(engine, index)
-        return Finding(
-            state=State.WOULD_REPAIR if dry_run else State.REPAIRED,
-            resource=finding.resource,
-            argument=finding.argument,
-            wanted=schema.VERSION,
-            found=schema.OLDEST,
-        )
+def _upgrade(engine: Engine, tables: Tables, conn_id: str, *, dry_run: bool) -> list[Finding]:
+    """Upgrade older tables, in a transaction of its own, which holds locks briefly; return what was done."""
+    with engine.connect().execution_options(read_only=True) as connection:
+        difference = version_difference(connection, tables, conn_id)
+    if difference is None or difference.code != OLDER:
+        return []
+    if not dry_run:
+        _repeated(engine, lambda connection: upgrade_tables(connection, tables))
+    state = State.WOULD_REPAIR if dry_run else State.REPAIRED
+    return [replace(difference, state=state, code=None, why=None, remedy=None)]
+
+
+def _finished(engine: Engine, tables: Tables, finding: Finding) -> Finding:
+    """Make an index that is missing, in a transaction of its own, which holds locks briefly."""
     if finding.state is State.MISSING and finding.resource.startswith("index "):
         indexes = (index for table in tables for index in table.indexes)
         index = next(index for index in indexes if finding.resource == f"index {index.name}")
@@ -123,11 +133,12 @@ def _make_index(engine: Engine, index: Index) -> None:
 
 
 def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_id: str) -> TopologyReport:
-    """Compare the tables with those of this version; those of the version before are a finding of a store's health."""
+    """Compare the tables with those of this version; that they are newer is a finding of a store's health."""
 
     def work(connection: Connection) -> TopologyReport:
         found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
-        return TopologyReport(tuple(one for _, findings in found for one in findings if one.code != OLDER))
+        compared = [one for _, findings in found for one in findings if one.code != AHEAD]
+        return TopologyReport((*compared, *_foreign(connection, tables, queues)))
 
     return _read(engine, work)
 
@@ -138,11 +149,9 @@ def _compared(
     """Yield each table (None for the version) and its findings; a table is compared when the caller asks for it."""
     if difference is not None:
         yield None, [difference]
-    if difference is None or difference.code == OLDER:
-        version = schema.VERSION if difference is None else schema.OLDEST
-        lacking = columns_after(tables, version)
-        for table in versions.tables_of(tables, version):
-            yield table, compare(connection, table, lacking=[one.name for one in lacking if one.table is table])
+    if difference is None or difference.code == AHEAD:
+        for table in tables:
+            yield table, compare(connection, table)
     for table in _queue_tables(connection, tables, queues):
         yield table, compare(connection, table, destination=table.name, names_only=True)
 
@@ -151,24 +160,50 @@ def _queue_tables(connection: Connection, tables: Tables, queues: Sequence[str])
     return [queue_table(name, tables.messages.schema, dialect_of(connection)) for name in queues]
 
 
-def _warnings(connection: Connection, tables: Iterable[Table]) -> Iterator[str]:
-    """Yield warnings of tables that another user can read.
+def _foreign(connection: Connection, tables: Tables, queues: Sequence[str]) -> Iterator[Finding]:
+    """Report tables whose rows others can read and change.
 
-    A user who may create tables can create the store's table first, and its owner may read and change each message. So
-    may a trigger.
+    A user who may create tables can create one of these before the install does, with a trigger; and its owner may do
+    everything with it.
     """
-    for table in tables:
-        owner, triggers = dialect_of(connection).others_access(connection, table)
+    ours = list(tables)
+    every = [*ours, *_queue_tables(connection, tables, queues)]
+    for table, (owner, triggers, kind) in _others_access(connection, every):
+        name = connection.dialect.identifier_preparer.format_table(table)
+        where, destination = f"table {table.fullname}", None if table in ours else table.name
         if owner is not None:
-            yield (
-                f"table {table.fullname} belongs to the database user {owner!r}, who can read and change each message;"
-                " if you do not know why, drop the table and install again"
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"belongs to the database user {owner!r}, who can read and change each message",
+                destination=destination,
+                code="other-owner",
+                remedy=f"if you do not know why, look at its rows, drop it and install again; else ALTER TABLE {name}"
+                " OWNER TO <user of this connection>",
             )
         if triggers:
-            yield (
-                f"table {table.fullname} has triggers, which can read and change each message: {', '.join(triggers)};"
-                " if you do not know why, drop them"
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"has {some(triggers, separator=', ')}, which can read, change and hide each message",
+                destination=destination,
+                code="trigger",
+                remedy=f"if you do not know why, drop what is named there from {name}",
             )
+        if kind is not None:
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"is a {kind}: each message goes elsewhere, and who may read it there is unknown",
+                destination=destination,
+                code="no-table",
+                remedy=f"if you do not know why, drop it (DROP {kind.upper()} {name}) and install again",
+            )
+
+
+def _others_access(connection: Connection, tables: Sequence[Table]) -> Iterator[tuple[Table, OthersAccess]]:
+    by_name = dialect_of(connection).others_access(connection, tables)
+    return ((table, by_name[table.fullname]) for table in tables if table.fullname in by_name)
 
 
 def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> TopologyReport:
@@ -194,15 +229,13 @@ def compare(
     *,
     destination: str | None = None,
     names_only: bool = False,
-    lacking: Sequence[str] = (),
 ) -> list[Finding]:
     """Compare a table's columns and indexes with this version; additional columns are no difference.
 
     :param destination: the destination, for a queue table.
-    :param names_only: do not compare types and indexes.
-    :param lacking: columns that need not be there, because the tables are of the version before.
+    :param names_only: do not compare indexes, and warn of types that differ: messages may go through such a table.
     """
-    what = f"table {table.fullname}"
+    what = _of(table)
     inspector = inspect(connection)
     if not inspector.has_table(table.name, schema=table.schema):
         return [Finding(state=State.MISSING, resource=what, destination=destination)]
@@ -211,8 +244,6 @@ def compare(
     for column in table.columns:
         wanted = _type_name(column.type, connection.dialect)
         found = _type_name(there[column.name], connection.dialect) if column.name in there else None
-        if found is None and column.name in lacking:
-            continue
         if found is None or (found != wanted and not names_only):
             findings.append(
                 Finding(
@@ -222,6 +253,19 @@ def compare(
                     wanted=wanted,
                     found=found,
                     destination=destination,
+                )
+            )
+        # a counter of NServiceBus may be shorter
+        elif found != wanted and column.key != "seq":
+            findings.append(
+                Finding(
+                    state=State.WARNING,
+                    resource=what,
+                    argument=f"column {column.name}",
+                    found=f"is {found}, and an install makes it {wanted}: messages may not fit, or come out changed",
+                    destination=destination,
+                    code="column-type",
+                    remedy="if you do not know why, drop the table and install again",
                 )
             )
     if not names_only:
@@ -255,4 +299,7 @@ def _with_state(finding: Finding, state: State) -> Finding:
 
 
 def _type_name(kind: TypeEngine[Any], dialect: Dialect) -> str:
+    # a type that SQLAlchemy does not know, or none, as SQLite permits
+    if isinstance(kind, NullType):
+        return "another type"
     return _WIDTH.sub(r"\1", _COLLATE.sub("", kind.compile(dialect=dialect)))

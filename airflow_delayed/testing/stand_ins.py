@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -106,8 +106,6 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     from airflow_delayed.store.api import Store
     from airflow_delayed.store.dispatch import dispatcher as dispatching
     from airflow_delayed.store.dispatch.queue_tables import QueueTables
-    from airflow_delayed.store.dispatch.repository import DispatchRepository
-    from airflow_delayed.triggers import store_dispatch
 
     conn_ids: dict[str, str] = {}
 
@@ -151,11 +149,9 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     patch.setattr(hook, "verify", verify)
     patch.setattr(hook, "dispatcher", by_the_clock)
     patch.setattr(QueueTables, "deliver", delivered)
-    patch.setattr(dispatching, "LONGEST_SLEEP", _AGES)
+    patch.setattr(dispatching, "POLL", _AGES)
     patch.setattr(dispatching, "PASS_EVERY", _AGES)
-    patch.setattr(store_dispatch, "DispatchLoop", partial(dispatching.DispatchLoop, monotonic=seconds))
     _waiting_sensor(delayed, patch)
-    patch.setattr(DispatchRepository, "waiter", lambda _: _Jump(delayed.advance))
 
 
 def _waiting_sensor(delayed: Delayed, patch: pytest.MonkeyPatch) -> None:
@@ -197,25 +193,6 @@ def _engine(delayed: Delayed, path: Path, schema: str | None) -> Any:
     made = create_engine(f"sqlite:///{path}", **engine_options("sqlite"))
     event.listen(made, "connect", prepared)
     return prepare(made)
-
-
-class _Jump:
-    """A waiter that moves the clock instead."""
-
-    longest = _AGES
-
-    def __init__(self, advance: Callable[[timedelta | float], None]) -> None:
-        self._advance = advance
-
-    def wait(self, seconds: float) -> bool:
-        self._advance(seconds)
-        return False
-
-    def wake(self) -> None:
-        """Do nothing: nobody sleeps."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 class AnyTransport(Delivery):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delayed.compat import AirflowException
 from airflow_delayed.errors import DelayedError
+from airflow_delayed.threads import in_thread
 
 Payload = dict[str, Any] | None
 
@@ -55,12 +54,8 @@ class ThreadTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Work in a thread, and fire when that ends."""
         self._stopped.clear()
-        result: Future[Payload] = Future()
-        self._running = asyncio.wrap_future(result)
-        # not one of the loop's own threads, which are few and wanted by other triggers; it logs where this one does
-        context = contextvars.copy_context()
-        name = type(self).__name__
-        threading.Thread(target=context.run, args=(_work, self.work, result), name=name, daemon=self.daemon).start()
+        # not one of the loop's own threads, which are few and wanted by other triggers
+        self._running = asyncio.wrap_future(in_thread(self.work, type(self).__name__, daemon=self.daemon))
         try:
             payload = await asyncio.shield(self._running)
         finally:
@@ -91,11 +86,3 @@ class ThreadTrigger(BaseTrigger):
 
     def abandon(self) -> None:
         """Called when the work in hand takes longer than the trigger may wait; it goes on by itself."""
-
-
-def _work(work: Callable[[], Payload], result: Future[Payload]) -> None:
-    result.set_running_or_notify_cancel()
-    try:
-        result.set_result(work())
-    except BaseException as error:
-        result.set_exception(error)

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from airflow_delayed import metrics
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment
-from airflow_delayed.store.dispatch.dispatcher import AHEAD, DispatchLoop
+from airflow_delayed.store.dispatch.dispatcher import AHEAD, Dispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.schema import TABLE
@@ -65,14 +66,14 @@ class StoreDispatchTrigger(ThreadTrigger):
             began=began,
         )
         self._lock = threading.Lock()
-        self._loop: DispatchLoop | None = None
+        self._dispatcher: Dispatcher | None = None
 
     def stop(self) -> None:
         """Claim nothing more."""
         super().stop()
         with self._lock:
-            if self._loop is not None:
-                self._loop.stop()
+            if self._dispatcher is not None:
+                self._dispatcher.stop()
 
     def abandon(self) -> None:
         """Log that messages are still being sent."""
@@ -101,17 +102,16 @@ class StoreDispatchTrigger(ThreadTrigger):
                 dispatcher.resume(DispatchReport.restored(arguments["summary"]), arguments["failures"])
                 if arguments["began"] is not None:
                     dispatcher.take_up(parse_moment("began", arguments["began"]))
-                seconds = None
+                until: timedelta | Literal["empty"] = "empty"
                 if arguments["until"] != "empty":
-                    seconds = (parse_moment("until", arguments["until"]) - store.now()).total_seconds()
-                loop = DispatchLoop(dispatcher, seconds)
+                    until = parse_moment("until", arguments["until"]) - store.now()
                 with self._lock:
-                    self._loop = loop
+                    self._dispatcher = dispatcher
                 if self._stopped.is_set():
-                    loop.stop()
+                    dispatcher.stop()
                 with metrics.Gauges(store):
-                    ended = loop.run()
-                if ended is None:
+                    dispatcher.run(until)
+                if self._stopped.is_set():
                     return None
             except DispatchFailed as error:
                 status, problem = ("unavailable" if error.unavailable else "given up"), str(error)

@@ -7,13 +7,12 @@ takes no thread from the api-server's other requests.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
-from threading import Lock, Thread
+from threading import Lock
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -21,6 +20,7 @@ from fastapi import Depends, Request
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import close_engine
+from airflow_delayed.threads import start_thread
 
 T = TypeVar("T")
 
@@ -259,23 +259,17 @@ class Bulkhead:
             call = _Call(end, shared, Future())
             call.answer.set_running_or_notify_cancel()
             connection.running.append(call)
-            context = contextvars.copy_context()
             # a daemon, so that the server can end while it hangs
-            thread = Thread(
-                target=self._run, args=(connection, call, context, work), name="delayed-deliveries", daemon=True
-            )
-            thread.start()
+            start_thread(lambda: self._run(connection, call, work), "delayed-deliveries")
             return call
         if end <= now or all(other.end <= now for other in connection.running):
             raise _full(connection_id, self._calls)
         return None
 
-    def _run(
-        self, connection: _ConnectionCalls, call: _Call, context: contextvars.Context, work: Callable[[], Any]
-    ) -> None:
+    def _run(self, connection: _ConnectionCalls, call: _Call, work: Callable[[], Any]) -> None:
         result, error = None, None
         try:
-            result = context.run(work)
+            result = work()
         except BaseException as raised:
             error = raised
         with self._lock:

@@ -15,7 +15,6 @@ from support.lengths import LONG, TABLES, length
 from acceptance.conftest import World, by_schedule
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store.dispatch.dispatcher import DispatchLoop
 from services import process
 
 DAG, QUEUE = "rows", "watched_rows"
@@ -65,7 +64,7 @@ def send(store: DelayedStoreHook, queue: str, ids: list[str]) -> dict[str, datet
 def dispatch(store: DelayedStoreHook) -> None:
     """Dispatch until nothing is left."""
     dispatcher = store.dispatcher(["delayed_store"], lambda conn_id, clock: None, lookahead=timedelta(0))
-    DispatchLoop(dispatcher, None).run()
+    dispatcher.run("empty")
 
 
 def left(store: DelayedStoreHook) -> int:

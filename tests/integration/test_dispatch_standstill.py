@@ -139,9 +139,9 @@ def test_what_was_sent_before_the_breaker_tripped_is_counted(store: Store, caplo
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds in place of half a minute."""
-    monkeypatch.setattr("airflow_delayed.store.dispatch.watchdog.REPORT_AFTER", 0.5)
-    monkeypatch.setattr("airflow_delayed.store.dispatch.watchdog.END_AFTER", 2.0)
-    monkeypatch.setattr("airflow_delayed.store.dispatch.watchdog.LEAST", 2.0)
+    monkeypatch.setattr("airflow_delayed.store.network.REPORT_AFTER", 0.5)
+    monkeypatch.setattr("airflow_delayed.store.network.END_AFTER", 2.0)
+    monkeypatch.setattr("airflow_delayed.store.network.LEAST", 2.0)
     monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
 
 

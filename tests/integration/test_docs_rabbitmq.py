@@ -86,9 +86,9 @@ def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
 def test_install(run_page: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run_page("install")
     log = capsys.readouterr().out
-    assert "545 would create (binding: 429, exchange: 9, queue: 107; for orders)" in log
+    assert "545 would create (binding: 429, queue: 107, exchange: 9; for orders)" in log
     # as the page shows it
-    assert "rabbitmq_default: 545 created (binding: 429, exchange: 9, queue: 107; for orders)" in log
+    assert "rabbitmq_default: 545 created (binding: 429, queue: 107, exchange: 9; for orders)" in log
     # pika's own lines would be more than ours
     assert "[pika." not in log
 

@@ -21,7 +21,6 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.sensors.messages_dispatched import MessagesDispatchedSensor
-from airflow_delayed.store.dispatch.dispatcher import DispatchLoop
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from airflow_delayed.testing.task_run import TaskRun
 from airflow_delayed.triggers import messages_dispatched
@@ -312,13 +311,12 @@ def test_in_a_dag_as_airflow_runs_it(store: Store, run_dag):
         )
         send >> wait
     with closing(store.dispatcher(hook)) as dispatcher:
-        loop = DispatchLoop(dispatcher, 600.0)
-        thread = threading.Thread(target=loop.run)
+        thread = threading.Thread(target=dispatcher.run, args=("stopped",))
         thread.start()
         try:
             run = run_dag(dag)
         finally:
-            loop.stop()
+            dispatcher.stop()
             thread.join()
     (ended,) = [one for one in run.get_task_instances() if one.task_id == "wait"]
     assert (ended.state, ended.xcom_pull(task_ids="wait")) == ("success", counts(1, dispatched=1))

@@ -125,5 +125,5 @@ def test_one_node_behind_two_hosts_is_compared_with_nothing(
 ) -> None:
     through(management_url=vhost.management_url).install(["orders"], create_destinations=True)
     taken = hosts[1].taken
-    eventually(lambda: through(management_url=vhost.management_url).verify(["orders"]).counts() == {"ok": 60})
+    eventually(lambda: through(management_url=vhost.management_url).verify(["orders"]).counts() == {"ok": 116})
     assert hosts[1].taken == taken

@@ -1,17 +1,29 @@
-"""Topologies that others declare too: NServiceBus's and Celery's, on a real broker."""
+"""Topologies that others declare too, NServiceBus's and Celery's, and the way through flat levels, on a real broker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
+from random import Random
 
+import pika
 import pytest
-from support.rabbitmq import VirtualHost, eventually, messages
+from support.rabbitmq import DUE_AT, VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import DestinationMissing, TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, TOPOLOGIES, Topology, topology_of
+from airflow_delayed.rabbitmq.levels import DelayDigits
+from airflow_delayed.rabbitmq.topology import (
+    CELERY,
+    CELERY_CLASSIC,
+    DELAYED,
+    DELAYED_BITS,
+    TOPOLOGIES,
+    Topology,
+    topology_of,
+)
 
 Connect = Callable[..., str]
 # topologies other than the default one
@@ -224,3 +236,60 @@ def test_nservicebus_can_read_when_what_waits_is_due(
     due = sent + timedelta(seconds=found.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"])
     assert timedelta(0) <= due - message.due_at < timedelta(seconds=1)
     assert "BCC" not in found.headers
+
+
+class QuickTopology(Topology):
+    """Each second is five milliseconds."""
+
+    def queue_arguments(self, level: int) -> dict[str, str | int]:
+        found = super().queue_arguments(level)
+        return {**found, "x-message-ttl": int(found["x-message-ttl"]) // 200}
+
+
+def test_each_delay_is_kept_and_a_missing_binding_costs_only_what_needs_it(
+    vhost: VirtualHost, connect: Connect
+) -> None:
+    """Delays of up to 900 s, by the direct entry and without."""
+    given = {field.name: getattr(DELAYED, field.name) for field in fields(Topology)}
+    topology = QuickTopology(**{**given, "digits": DelayDigits(16, 3)})
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection), topology=topology)
+    hook.install(["orders"], create_destinations=True)
+    delays = Random(33).sample(range(1, 901), 300)
+    lost = {str(delay) for delay in delays if delay >= 0x100 and delay >> 4 & 0xF == 8}
+    assert lost
+    with vhost.channel() as channel:
+        channel.confirm_delivery()
+        missing = topology.digits.binding_key(1, 1, 8)
+        channel.queue_unbind("delayed.hex.0000080", "delayed.hex.last-2", missing)
+        for number, delay in enumerate(delays):
+            exchange, key, level = topology.address("orders", delay, direct=bool(number % 2))
+            due = datetime.now(timezone.utc) + timedelta(seconds=delay / 200)
+            headers: dict[str, object] = {DUE_AT: due.isoformat(), **({"BCC": [level]} if level else {})}
+            channel.basic_publish(exchange, key, b"", pika.BasicProperties(headers=headers, message_id=str(delay)))
+    (problem,) = hook.verify(["orders"]).problems
+    assert problem.resource == "binding delayed.hex.last-2 -> delayed.hex.0000080"
+    assert "TopologyInstallOperator makes it again" in str(problem.remedy)
+    arrivals = vhost.collect("orders", enough={str(delay) for delay in delays} - lost)
+    assert sorted(arrival.message_id for arrival in arrivals) == sorted({str(delay) for delay in delays} - lost)
+    assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+    unroutable = vhost.collect("delayed.hex.unroutable", enough=lost)
+    assert sorted(arrival.message_id for arrival in unroutable) == sorted(lost)
+
+
+def test_the_levels_of_before_are_reported_until_they_are_removed(vhost: VirtualHost, connect: Connect) -> None:
+    """As of the time when messages were sent to them; now none are."""
+    conn_id = connect("rabbit", **vhost.connection)
+    RabbitMQDelayHook(conn_id, topology=replace(DELAYED_BITS, successor=None)).install(
+        ["orders"], create_destinations=True
+    )
+    hook, before = RabbitMQDelayHook(conn_id), RabbitMQDelayHook(conn_id, topology="delayed-bits")
+    for refused in (lambda: before.install(["orders"]), lambda: before.send(messages("orders", [1]))):
+        with pytest.raises(ValueError, match="takes no new messages, for 'delayed' has replaced it"):
+            refused()
+    assert before.verify(["orders"]).ok
+    hook.install(["orders"])
+    (found,) = (finding for finding in hook.verify(["orders"]) if finding.code == "former-levels")
+    assert found.state is State.WARNING
+    assert "migrate('delayed-bits', 'delayed')" in str(found)
+    assert before.uninstall().ok
+    assert not [finding for finding in hook.verify(["orders"]) if finding.code == "former-levels"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pika
@@ -15,12 +16,20 @@ from support.rabbitmq import VirtualHost, eventually, messages
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import MessagesWaiting, TopologyError, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.topology import DELAYED
+from airflow_delayed.rabbitmq.levels import DelayDigits
+from airflow_delayed.rabbitmq.topology import DELAYED, Topology
 
 Connect = Callable[..., str]
 # what is installed, replaced and uninstalled here is the topology itself
 pytestmark = pytest.mark.usefixtures("empty_vhost")
-LEVEL_3 = {**DELAYED.queue_arguments(7), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
+#: The default topology with two digits: as much as 30 levels show, 105 would not show better.
+SMALL = replace(DELAYED, digits=DelayDigits(16, 2))
+LEVEL_8 = {**SMALL.queue_arguments(7), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
+
+
+@pytest.fixture
+def using(using: Callable[..., RabbitMQDelayHook]) -> Callable[..., RabbitMQDelayHook]:
+    return lambda topology=SMALL, **extra: using(topology, **extra)
 
 
 @pytest.fixture
@@ -45,7 +54,7 @@ def declare(vhost: VirtualHost, queue: str, arguments: dict[str, object]) -> Non
 
 
 def test_every_argument_that_differs_is_named(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
-    declare(vhost, "delayed.hex.0000008", LEVEL_3)
+    declare(vhost, "delayed.hex.0000008", LEVEL_8)
     with pytest.raises(TopologyError, match="replace=True") as error:
         using().install([])
     assert {(found.argument, found.wanted, found.found) for found in error.value.report.problems} == {
@@ -78,7 +87,7 @@ def test_what_differs_and_is_empty_is_replaced_when_told(
     done = hook.install(["orders"], create_destinations=True, replace=True)
     assert done.counts() == {"deleted": 2, "created": plan.counts()["would create"]}
     # also the binding of a destination that was not named
-    eventually(lambda: hook.verify(["orders", "other"]).counts() == {"ok": 105 + 7 + 3 + 2})
+    eventually(lambda: hook.verify(["orders", "other"]).counts() == {"ok": 30 + 2 + 3 + 2})
     hook.send(messages("other", [1]))
     assert len(vhost.collect("other", enough=1)) == 1
 
@@ -86,7 +95,7 @@ def test_what_differs_and_is_empty_is_replaced_when_told(
 def test_nothing_is_replaced_while_messages_wait_in_it(
     using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
 ) -> None:
-    declare(vhost, "delayed.hex.0000008", {**LEVEL_3, "x-message-ttl": 900_000, "x-expires": 9_000_000})
+    declare(vhost, "delayed.hex.0000008", {**LEVEL_8, "x-message-ttl": 900_000, "x-expires": 9_000_000})
     declare(vhost, "delayed.hex.0000010", {"x-queue-type": "classic"})
     with vhost.channel() as channel:
         channel.confirm_delivery()
@@ -124,7 +133,7 @@ def test_a_policy_keeps_what_is_unroutable(
     again = hook.install(["gone"], unroutable_policy=True)
     assert set(again.counts()) == {"ok"}
 
-    hook.send(messages("gone", [1, 2, 0]))
+    hook.send(messages("gone", [3, 4, 0]))
     with vhost.channel() as channel:
         channel.queue_delete("gone")
         if topology == "nservicebus":
@@ -185,15 +194,15 @@ def test_uninstall_leaves_the_destinations(using: Callable[..., RabbitMQDelayHoo
 def test_uninstall_refuses_while_messages_wait(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     hook = using()
     hook.install(["orders"], create_destinations=True)
-    hook.send(messages("orders", [3000] * 4))
+    hook.send(messages("orders", [250] * 4))
     before = names(vhost)
-    with pytest.raises(MessagesWaiting, match=r"messages wait: 4 in delayed.hex.0000b00\. Nothing was deleted"):
+    with pytest.raises(MessagesWaiting, match=r"messages wait: 4 in delayed.hex.00000f0\. Nothing was deleted"):
         hook.uninstall()
-    assert "queue delayed.hex.0000b00: 4 messages wait in it" in map(str, hook.uninstall(dry_run=True))
+    assert "queue delayed.hex.00000f0: 4 messages wait in it" in map(str, hook.uninstall(dry_run=True))
     assert names(vhost) == before
-    assert vhost.count("delayed.hex.0000b00") == 4
+    assert vhost.count("delayed.hex.00000f0") == 4
     report = hook.uninstall(force=True)
-    assert "queue delayed.hex.0000b00: 4 messages went with it" in map(str, report)
+    assert "queue delayed.hex.00000f0: 4 messages went with it" in map(str, report)
     assert names(vhost) == {"orders"}
 
 
@@ -213,14 +222,14 @@ def test_uninstall_refuses_where_what_is_stuck_cannot_be_seen(
 
 @pytest.mark.parametrize(
     "topology, deleted, at",
-    [("nservicebus-v1", 27, 27), ("nservicebus-v1", 27, 26), ("delayed", 104, 89), ("delayed", 1, 1)],
+    [("nservicebus-v1", 27, 27), ("nservicebus-v1", 27, 26), (SMALL, 29, 14), (SMALL, 1, 1)],
 )
 def test_a_message_that_comes_while_uninstall_runs_is_kept(
     vhost: VirtualHost,
     connect: Connect,
     keeper: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
-    topology: str,
+    topology: Topology | str,
     deleted: int,
     at: int,
 ) -> None:
@@ -267,7 +276,7 @@ def test_whatever_comes_while_uninstall_runs_is_kept_as_it_is(
 ) -> None:
     hook = using()
     hook.install([])
-    level = hook.topology.level_name(104)
+    level = hook.topology.level_name(29)
     sent = (poison.CRAFTED | {"a whole frame": poison.whole_frame()})[name]
     delete = BlockingChannel.queue_delete
 
@@ -296,7 +305,7 @@ def test_what_is_sent_all_the_while_is_not_lost(using: Callable[..., RabbitMQDel
     def send() -> None:
         other = using()
         while not stop.wait(0.2):
-            batch = messages("orders", [700], prefix=f"n{len(sent)}-")
+            batch = messages("orders", [200], prefix=f"n{len(sent)}-")
             other.send(batch)
             sent.append(batch[0].message_id)
 

@@ -21,7 +21,6 @@ from airflow_delayed.delivery import delivery_for
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.dispatch.dispatcher import DispatchLoop
 from services import sqs
 
 #: Seconds for which a message is waited for that arrives.
@@ -50,14 +49,13 @@ def dispatching(hook: DelayedStoreHook, *names: str, **policy: Any) -> Iterator[
     """A dispatcher at work."""
     with closing(DelayedStoreHook(hook.conn_id, schema=hook.schema)) as store:
         dispatcher = store.dispatcher(names, lambda name, clock: delivery_for(name, clock=clock), **policy)
-        loop = DispatchLoop(dispatcher, 600.0)
-        thread = threading.Thread(target=loop.run)
+        thread = threading.Thread(target=dispatcher.run, args=("stopped",))
         thread.start()
         try:
             eventually(lambda: hook.dispatchers())
             yield
         finally:
-            loop.stop()
+            dispatcher.stop()
             thread.join()
 
 

@@ -83,7 +83,8 @@ class Run:
         """Store messages, make a fault some seconds later, and wait for all arrivals."""
         ended = threading.Event()
         loops = [
-            ConnectionLoop("broker", DispatchPolicy(lookahead=timedelta(0)), self._store, ended.set) for _ in range(2)
+            ConnectionLoop("broker", DispatchPolicy(lookahead=timedelta(0)), self._store, None, ended.set)
+            for _ in range(2)
         ]
         sender = threading.Thread(target=self._send, daemon=True)
         for each in (*loops, sender):

@@ -17,7 +17,7 @@ from support.stores import Store, message, store_fixture  # noqa: F401 - a fixtu
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import notify
-from airflow_delayed.store.dispatch.watchdog import Watchdog
+from airflow_delayed.store.network import Watchdog
 from airflow_delayed.store.notify import Listener, Poller, waiter_for
 from airflow_delayed.store.transport import engine_options, prepare
 
@@ -183,7 +183,7 @@ def test_a_silent_connection_is_logged_and_replaced(between: Proxy, listener: Li
 
 def test_a_frozen_server_is_logged_and_waited_for_only_so_long(between: Proxy, hook, clock: Clock, caplog, monkeypatch):
     for name, seconds in (("REPORT_AFTER", 0.2), ("END_AFTER", 1.0), ("LEAST", 1.0)):
-        monkeypatch.setattr(f"airflow_delayed.store.dispatch.watchdog.{name}", seconds)
+        monkeypatch.setattr(f"airflow_delayed.store.network.{name}", seconds)
     monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
     watchdog = Watchdog(hook.conn_id, hook.engine, 30)
     with closing(watchdog):

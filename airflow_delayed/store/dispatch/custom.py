@@ -30,9 +30,11 @@ from airflow_delayed.store.dispatch.attempt import (
     deliver,
     error_copy,
 )
+from airflow_delayed.store.dispatch.dispatcher import PASS_EVERY, DispatchLoop
 from airflow_delayed.store.dispatch.limits import Breaker, RateBreaker
 from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter, DispatchFailed, DispatchReport
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row, shortened
+from airflow_delayed.store.notify import Poller, Waiter
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import (
     LEASE,
@@ -44,9 +46,7 @@ from airflow_delayed.store.protocol import (
 
 log = logging.getLogger(__name__)
 
-#: The longest sleep between two passes (DueDelayedMessagePoller.cs, MaxSleepDuration), and the sleep after a failure
-#: (RepeatedFailuresOverTimeCircuitBreaker.cs, timeToWaitWhenArmed); in seconds.
-LONGEST_SLEEP = 60.0
+#: The sleep after a failure (RepeatedFailuresOverTimeCircuitBreaker.cs, timeToWaitWhenArmed), in seconds.
 PAUSE = 1.0
 #: Seconds after its fetch at which a message is not sent any more: its lease may end during the send.
 USABLE_LEASE = LEASE.total_seconds() * 5 / 6
@@ -56,6 +56,8 @@ _Result = TypeVar("_Result")
 
 class CustomDispatcher:
     """Dispatches the messages due within the lookahead, or within the transport's horizon if that is shorter.
+
+    Its passes are those of a :class:`airflow_delayed.store.dispatch.dispatcher.DispatchLoop`.
 
     :param store: not initialized yet; several dispatchers may use one store, each through its own object.
     :param name: passed to the store, which may name its tables after it.
@@ -109,8 +111,14 @@ class CustomDispatcher:
             f"store {name!r}: giving up messages", policy.maximum_recovery_failures_per_second, monotonic, clock
         )
         self._connection_lost = False
+        #: With which error the connection failed for too long.
+        self._cause: BaseException | None = None
+        self._initialized = False
         self._backoff = Backoff()
         self._counter = DispatchCounter(conn_id)
+
+    #: Nothing stops it from outside, and it keeps no rates.
+    stopped = throttled = False
 
     def run(self, until: Literal["empty"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until the store is empty.
@@ -119,31 +127,65 @@ class CustomDispatcher:
         :raises DispatchFailed: messages were given up and stay in the store, or the connection failed for too long.
         :raises BreakerTripped: the store failed for too long; messages that were not dispatched are still in it.
         """
-        counter = self._counter = DispatchCounter(self._conn_id)
-        unavailable: dict[str, str] = {}
-        cause: BaseException | None = None
-        try:
+        self._counter = DispatchCounter(self._conn_id)
+        self._initialized, self._cause = False, None
+        report = DispatchLoop(self, until, monotonic=self._monotonic).run()
+        assert report is not None
+        return report
+
+    def once(self, most: float | None = None) -> None:
+        """Try each due message once.
+
+        :param most: not used: a pass has its end.
+        :raises BreakerTripped: the store failed for too long.
+        """
+        if not self._initialized:
             self._try(self._fetching, lambda: self._store.initialize(self._name, self._policy.consistency))
             if self._set_up:
                 self._try(self._writing, self._store.set_up_infrastructure)
+            self._initialized = True
+        try:
             self._pass()
-            while until == "empty" and not counter.failures and (seconds := self._until_next()) is not None:
-                self._sleep(seconds)
-                self._pass()
         except _ConnectionLost as lost:
-            unavailable[self._conn_id], cause = str(self._sending), lost.__cause__
-        finally:
-            self._transport.close()
-            log.info("store %r: %s", self._name, counter.report)
-        if counter.failures or unavailable:
+            self._cause = lost.__cause__
+
+    def next_due(self) -> timedelta | None:
+        """Return the time until the next pass; None: nothing waits."""
+        due = self._try(self._fetching, self._store.next_due)
+        if due is None:
+            return None
+        wait = due - self._window - self._clock()
+        # a message is due and was not sent: another dispatcher has its lease, or it failed
+        return wait if wait > timedelta(0) else timedelta(seconds=self._backoff.next())
+
+    def waiter(self, *, listen: bool) -> Waiter:
+        """Return what sleeps between two passes; nothing notifies of a message in a store of one's own."""
+        return Poller(PASS_EVERY, self._sleep)
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether the connection has failed for too long, or a message is given up and stays."""
+        return self._cause is not None or bool(self._counter.failures)
+
+    def finish(self) -> DispatchReport:
+        """Return the counts.
+
+        :raises DispatchFailed: see :meth:`run`.
+        """
+        if self.unavailable:
             raise DispatchFailed(
                 self._name,
-                counter.report,
-                counter.failures,
-                unavailable,
+                self._counter.report,
+                self._counter.failures,
+                {} if self._cause is None else {self._conn_id: str(self._sending)},
                 kept="still in the store and will be tried again; an error_destination would take them",
-            ) from cause
-        return counter.report
+            ) from self._cause
+        return self._counter.report
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+        log.info("store %r: %s", self._name, self._counter.report)
 
     def _pass(self) -> None:
         """Try each due message once."""
@@ -265,15 +307,6 @@ class CustomDispatcher:
             else:
                 breaker.success()
                 return result
-
-    def _until_next(self) -> float | None:
-        """Return the seconds to sleep before the next pass, or None if nothing waits."""
-        due = self._try(self._fetching, self._store.next_due)
-        if due is None:
-            return None
-        wait = (due - self._window - self._clock()).total_seconds()
-        # a message is due and was not sent: another dispatcher has its lease, or it failed
-        return min(LONGEST_SLEEP, wait) if wait > 0 else self._backoff.next()
 
 
 def _row(leased: LeasedMessage) -> Row:

@@ -18,8 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from datetime import datetime, timedelta
 from functools import partial
+from math import inf
 from threading import Event
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sqlalchemy import Connection, Engine
 
@@ -28,7 +29,7 @@ from airflow_delayed.errors import explained
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
-from airflow_delayed.store.dispatch.limits import Activity, TokenBucket
+from airflow_delayed.store.dispatch.limits import Activity, RateLimit
 from airflow_delayed.store.dispatch.prune import Pruner
 from airflow_delayed.store.dispatch.report import (
     KEPT_REASONS,
@@ -40,20 +41,18 @@ from airflow_delayed.store.dispatch.report import (
     record_heartbeat,
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.dispatch.watchdog import Ticker
 from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.history import HistoryRecorder
+from airflow_delayed.store.notify import POLL, Poller, Waiter
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
 from airflow_delayed.store.schema import Tables
+from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
 
-#: The longest sleep between two passes, in seconds: a message that is stored meanwhile may be due earlier.
-LONGEST_SLEEP = 10.0
 #: The sleep when other dispatchers have leases of all due messages.
 LEASED_SLEEP = timedelta(seconds=0.5)
-SHORTEST_SLEEP = 0.01
 #: Seconds between two heartbeats in the store, and between two log lines of the counts.
 HEARTBEAT = 10.0
 #: How long before it is sent a message is claimed, for a connection that gets messages when they are due.
@@ -79,8 +78,7 @@ class Dispatcher:
         connections that get a message when it is due, not long before. A claimed message cannot be cancelled.
     :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
     :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
-    :param bucket: limits the messages a second together with other dispatchers of this process, instead of
-        ``max_rate``.
+    :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
     :param dag_id: the DAG whose task dispatches; None: no task does.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, the list has no connection, or "exactly_once" is asked of another
@@ -101,7 +99,7 @@ class Dispatcher:
         sleep: Callable[[float], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         meter: Meter | None = None,
-        bucket: TokenBucket | None = None,
+        rate: RateLimit | None = None,
         dag_id: str | None = None,
         **policy: Any,
     ) -> None:
@@ -120,10 +118,10 @@ class Dispatcher:
         self._schema = schema
         self._ahead = ahead
         self._monotonic = monotonic
-        self._bucket = bucket
         self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
         self._stop = Event()
-        self._sleep = sleep or self._stop.wait
+        self._own_sleep = sleep
+        self._waiter: Waiter | None = None
         self._clock = CarriedClock(monotonic)
         self._history = HistoryRecorder(self._clock)
         self._meters = [self._history.add, *([meter] if meter else [])]
@@ -135,9 +133,10 @@ class Dispatcher:
             policy=self.policy,
             clock=self._clock,
             database_time=database_time,
-            sleep=self._sleep,
+            sleep=sleep or self._stop.wait,
             monotonic=monotonic,
             stop=self._stop,
+            rate=rate,
         )
         self._workers: list[ConnectionWorker | QueueTableWorker] | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -151,37 +150,21 @@ class Dispatcher:
         #: When the last pass began, by the database's clock, if it moved no message.
         self._idle: datetime | None = None
 
-    def run(self, until: timedelta | Literal["empty"] | None = None) -> DispatchReport:
+    def run(self, until: timedelta | Literal["empty", "stopped"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until no row is left, or for a time; and close.
 
         Messages that a destination's rate holds back are waited for.
 
         :param until: "empty" goes on, with sleeps in between, until the store has no message of the listed connections,
-            retries included; a timedelta goes on for that long.
+            retries included; a timedelta goes on for that long; "stopped" until :meth:`stop`, which ends any run.
         :raises DispatchFailed: messages were given up, or a connection failed until its breaker tripped. Then the run
             ends early, after it has dispatched what was due on the other connections.
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
-        end = self._monotonic() + until.total_seconds() if isinstance(until, timedelta) else None
-        try:
-            self.once(None if end is None else end - self._monotonic())
-            while (until is not None or self._throttled) and not self._unavailable:
-                due = self.next_due()
-                if due is None and end is None:
-                    break
-                seconds = LONGEST_SLEEP if due is None else min(LONGEST_SLEEP, due.total_seconds())
-                if end is not None:
-                    left = end - self._monotonic()
-                    # a message that is due now does not end the run before its time
-                    if left <= 0:
-                        break
-                    seconds = min(seconds, left)
-                self._sleep(max(SHORTEST_SLEEP, seconds))
-                self.once(None if end is None else end - self._monotonic())
-            return self.finish()
-        finally:
-            self.close()
+        seconds = until.total_seconds() if isinstance(until, timedelta) else inf if until == "stopped" else until
+        loop = DispatchLoop(self, seconds, monotonic=self._monotonic)
+        return loop.run() or self.report
 
     def once(self, most: float | None = None) -> DispatchReport:
         """Make one pass: dispatch what is due within the lookahead, on all connections side by side; return the counts.
@@ -302,8 +285,31 @@ class Dispatcher:
         return self.report
 
     def stop(self) -> None:
-        """Claim nothing more, end what is being sent, and release the rest; from any thread."""
+        """Claim nothing more, end what is being sent, release the rest, and end the run; from any thread."""
         self._stop.set()
+        if self._waiter is not None:
+            self._waiter.wake()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` or :meth:`close` was called."""
+        return self._stop.is_set()
+
+    @property
+    def throttled(self) -> bool:
+        """Whether messages are due that a destination's rate holds back."""
+        return any(worker.turns.throttled for worker in self._open() if worker.unavailable is None)
+
+    def waiter(self, *, listen: bool) -> Waiter:
+        """Return what sleeps between two passes.
+
+        :param listen: it may be notified of an earlier message; False: it polls.
+        """
+        if self._own_sleep is not None or not listen:
+            self._waiter = Poller(POLL, self._own_sleep)
+        else:
+            self._waiter = self._repository.waiter()
+        return self._waiter
 
     def windows(self) -> dict[str, timedelta]:
         """Return by connection how long before its due time a message is dispatched: lookahead or horizon."""
@@ -334,19 +340,12 @@ class Dispatcher:
             self._heartbeat = None
         self._repository.close()
 
-    @property
-    def _throttled(self) -> bool:
-        return any(worker.turns.throttled for worker in self._open() if worker.unavailable is None)
-
     def _open(self) -> list[ConnectionWorker | QueueTableWorker]:
         if self._workers is None:
-            rate, bucket = self.policy.max_rate, self._bucket
-            if bucket is None and rate is not None:
-                bucket = TokenBucket(rate, self._monotonic)
             self._workers = []
             for conn_id in self._deliver_conn_ids:
                 try:
-                    self._workers.append(self._worker(conn_id, bucket))
+                    self._workers.append(self._worker(conn_id))
                 except Exception as error:
                     # an undefined connection, or one of an unknown type, does not hold up the others
                     self._unavailable[conn_id] = explained(error), error
@@ -354,13 +353,13 @@ class Dispatcher:
             self._threads = ThreadPoolExecutor(2 * len(self._workers) + 1, "delayed-dispatch")
         return self._workers
 
-    def _worker(self, conn_id: str, bucket: TokenBucket | None) -> ConnectionWorker | QueueTableWorker:
+    def _worker(self, conn_id: str) -> ConnectionWorker | QueueTableWorker:
         counter = DispatchCounter(conn_id, *self._meters)
         if conn_id == self._conn_id:
-            return QueueTableWorker(self._repository, counter, self._schema, bucket)
+            return QueueTableWorker(self._repository, counter, self._schema)
         transport = with_defaults(self._transports(conn_id, self._clock))
         window = min(self.policy.lookahead, transport.horizon)
-        return ConnectionWorker(self._repository, counter, transport, window, bucket, self._ahead)
+        return ConnectionWorker(self._repository, counter, transport, window, self._ahead)
 
     def _nothing_due(self) -> bool:
         due = self.next_due()
@@ -395,25 +394,65 @@ class Dispatcher:
         self._history.write(connection, self._tables, self.id)
 
 
-class DispatchLoop:
-    """Runs a dispatcher until a time, or until the store has nothing more for its connections.
+class Passes(Protocol):
+    """A dispatcher, as its :class:`DispatchLoop` sees it."""
 
-    :param seconds: how long to stay, ``math.inf`` until it is stopped; None: until there is nothing more.
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped from outside."""
+        ...
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether something failed that ends the run after a pass."""
+        ...
+
+    @property
+    def throttled(self) -> bool:
+        """Whether messages are due that a destination's rate holds back."""
+        ...
+
+    def once(self, most: float | None) -> object:
+        """Make one pass, and claim nothing more after so many seconds."""
+        ...
+
+    def next_due(self) -> timedelta | None:
+        """Return the time until a message may be due; None: there is no message."""
+        ...
+
+    def waiter(self, *, listen: bool) -> Waiter:
+        """Return what sleeps until then."""
+        ...
+
+    def finish(self) -> DispatchReport:
+        """Return the counts, or raise the failures."""
+        ...
+
+    def close(self) -> None:
+        """End all threads, and close what is open."""
+        ...
+
+
+class DispatchLoop:
+    """Makes the passes of a dispatcher, and sleeps in between until a message may be due: one loop for all ways to run.
+
+    :param until: None: until all is dispatched that was due, messages included that a destination's rate holds back;
+        "empty": until the store has no message; a number: for so many seconds, ``math.inf`` until it is stopped.
     """
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        seconds: float | None,
+        dispatcher: Passes,
+        until: float | Literal["empty"] | None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dispatcher = dispatcher
-        # before the first pass, so that no message is missed
-        self._waiter = dispatcher.repository.waiter()
+        self._until = until
         self._monotonic = monotonic
-        self._end = None if seconds is None else monotonic() + seconds
-        self._stop = Event()
+        self._end = monotonic() + until if isinstance(until, float | int) else inf
+        # before the first pass, so that no message is missed
+        self._waiter = dispatcher.waiter(listen=until is not None)
 
     def run(self) -> DispatchReport | None:
         """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
@@ -422,35 +461,31 @@ class DispatchLoop:
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
+        dispatcher = self._dispatcher
         try:
-            while not self._stop.is_set():
-                self._dispatcher.once(min(PASS_EVERY, self._left))
-                if self._dispatcher.unavailable or not self._sleep():
+            while not dispatcher.stopped:
+                dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
+                if dispatcher.unavailable or not self._sleep():
                     break
-            return None if self._stop.is_set() else self._dispatcher.finish()
+            return None if dispatcher.stopped else dispatcher.finish()
         finally:
-            self._dispatcher.close()
+            dispatcher.close()
             self._waiter.close()
-
-    def stop(self) -> None:
-        """Claim nothing more, end what is being sent, release the rest, and end; from any thread."""
-        self._stop.set()
-        self._dispatcher.stop()
-        self._waiter.wake()
 
     @property
     def _left(self) -> float:
-        return PASS_EVERY if self._end is None else self._end - self._monotonic()
+        return self._end - self._monotonic()
 
     def _sleep(self) -> bool:
         """Sleep until a message may be due; False: the loop is over."""
+        if self._until is None and not self._dispatcher.throttled:
+            return False
         again = self._monotonic() + PASS_EVERY
         woken = False
-        while not self._stop.is_set():
+        while not self._dispatcher.stopped:
             due = self._dispatcher.next_due()
-            if due is None and self._end is None:
-                return False
-            if self._end is not None and self._left <= 0:
+            # a message that is due now does not end the run before its time
+            if self._left <= 0 or (due is None and not isinstance(self._until, float | int)):
                 return False
             # rows leased by others are not claimed again at once, unless an earlier message may have been stored
             if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):

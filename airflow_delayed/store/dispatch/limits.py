@@ -1,4 +1,4 @@
-"""Limits of a dispatcher: two circuit breakers and a token bucket.
+"""Limits of a dispatcher: two circuit breakers, and the rate of its process.
 
 While a broker is away, the worker of its connection tries again after growing pauses until its :class:`Breaker` trips,
 after 30 s by default. Then the run gives up that connection, dispatches what is due on the others, and fails. The
@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from threading import Lock
 
+from airflow_delayed.message import UTC
 from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.rates import DestinationRate
 
 #: The time over which the rate of failures is taken; in seconds.
 RATE_WINDOW = 30.0
+#: A monotonic clock counts from here.
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Activity(Enum):
@@ -145,43 +150,51 @@ class RateBreaker:
         return f"{self._what} has failed more often than {self._rate:g} times a second{when}, last with: {self._last}"
 
 
-#: After a pause, as many messages may be sent at once as in so many seconds.
-BURST_SECONDS = 1.0
+class RateLimit:
+    """Limits the messages that this process claims to ``per_second`` a second; those of one second may go at once.
 
+    The bucket is that of a destination's rate, by this process's clock, and full at its beginning. May be used by
+    several threads.
 
-class TokenBucket:
-    """Limits messages to ``per_second`` a second; the messages of one second may be sent at once.
-
-    May be used by several threads.
-
-    :param per_second: more than 0.
+    :param per_second: more than 0; None: no limit.
     """
 
-    def __init__(self, per_second: float, monotonic: Callable[[], float]) -> None:
-        self._rate = per_second
-        self._most = max(1.0, per_second * BURST_SECONDS)
+    def __init__(self, per_second: float | None, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._lock = Lock()
-        self._level = self._most
-        self._at = monotonic()
+        self._bucket = None
+        if per_second is not None:
+            full = self._now - timedelta(seconds=max(1.0, 1.0 / per_second))
+            self._bucket = DestinationRate(destination="", per_second=per_second, empty_at=full)
 
-    def take(self, wanted: int) -> int:
-        """Take as many tokens as there are, up to ``wanted``; 0 if there is not a whole one."""
+    def take(self, most: int) -> int:
+        """Take up to so many tokens; 0: wait first."""
         with self._lock:
-            now = self._monotonic()
-            self._level = min(self._most, self._level + max(0.0, now - self._at) * self._rate)
-            self._at = now
-            taken = min(wanted, int(self._level))
-            self._level -= taken
+            if self._bucket is None:
+                return most
+            taken = min(most, self._bucket.tokens(self._now))
+            self._bucket = self._bucket.taken(taken, self._now) if taken else self._bucket
             return taken
 
     def give_back(self, unused: int) -> None:
         """Give back tokens that were not used."""
         with self._lock:
-            self._level = min(self._most, self._level + unused)
+            if self._bucket is not None and unused:
+                back = timedelta(seconds=unused / self._bucket.per_second, microseconds=1)
+                self._bucket = replace(self._bucket, empty_at=self._bucket.empty_at - back)
 
-    def wait(self, wanted: int) -> float:
-        """Return the seconds until there are ``wanted`` tokens, or as many as the bucket can hold."""
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit."""
+        return self._bucket is not None
+
+    @property
+    def wait(self) -> float:
+        """The seconds until tokens can be taken."""
         with self._lock:
-            level = self._level + max(0.0, self._monotonic() - self._at) * self._rate
-            return max(0.0, (min(wanted, self._most) - level) / self._rate)
+            ready = self._now if self._bucket is None else self._bucket.ready_at
+            return max(0.0, (ready - self._now).total_seconds())
+
+    @property
+    def _now(self) -> datetime:
+        return _EPOCH + timedelta(seconds=self._monotonic())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Event, Lock, Thread
+from threading import Lock
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
+from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +66,15 @@ class LeaseRenewer:
         self._monotonic = monotonic
         self._batches: list[ClaimedBatch] = []
         self._lock = Lock()
-        self._stop = Event()
-        self._thread: Thread | None = None
+        self._ticker: Ticker | None = None
 
     def add(self, batch: ClaimedBatch) -> None:
         """Renew a batch from now on, until it is finished."""
         with self._lock:
             self._batches = [other for other in self._batches if not other.finished]
             self._batches.append(batch)
-            if self._thread is None:
-                self._stop.clear()
-                self._thread = Thread(target=self._run, name="delayed-leases", daemon=True)
-                self._thread.start()
+            if self._ticker is None:
+                self._ticker = Ticker("delayed-leases", self._lease / 15, self.renew)
 
     @property
     def rows(self) -> int:
@@ -101,16 +99,11 @@ class LeaseRenewer:
             finally:
                 batch.lock.release()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._lease / 15):
-            self.renew()
-
     def close(self) -> None:
         """End the thread, and wait for it."""
-        self._stop.set()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        ticker = self._ticker
+        if ticker is not None:
+            ticker.close()
         with self._lock:
-            self._thread = None
+            self._ticker = None
             self._batches = []

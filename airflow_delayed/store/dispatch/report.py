@@ -17,7 +17,6 @@ from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import columns_after, table_version
 
 log = logging.getLogger(__name__)
 
@@ -232,8 +231,6 @@ def record_heartbeat(
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
 
-    Of the optional ones only ``ended`` is written to tables of the release before this one: they lack the others.
-
     :param deliver_conn_ids: the connections that it delivers through; None stands for the queue tables of the store's
         own database.
     :param worked_at: when it last claimed, settled or delivered messages.
@@ -246,9 +243,6 @@ def record_heartbeat(
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
     values["Lookahead"] = None if lookahead is None else lookahead.total_seconds()
-    for column in columns_after(tables, table_version(connection, tables)):
-        if column.table is table:
-            values.pop(column.name, None)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
@@ -278,11 +272,10 @@ def lookaheads(connection: Connection, tables: Tables) -> dict[str | None, timed
     """
     found: dict[str | None, timedelta] = {}
     table = tables.dispatchers
-    if table.c.Lookahead not in set(columns_after(tables, table_version(connection, tables))):
-        known = select(names_column(connection, tables), table.c.Lookahead).where(table.c.Lookahead.is_not(None))
-        for text, seconds in connection.execute(known.distinct().limit(MOST_RUNS)):
-            for name in connection_names(text):
-                found[name] = max(found.get(name, timedelta(0)), timedelta(seconds=float(seconds)))
+    known = select(names_column(connection, tables), table.c.Lookahead).where(table.c.Lookahead.is_not(None))
+    for text, seconds in connection.execute(known.distinct().limit(MOST_RUNS)):
+        for name in connection_names(text):
+            found[name] = max(found.get(name, timedelta(0)), timedelta(seconds=float(seconds)))
     return {**found, None: timedelta(0)}
 
 

@@ -18,13 +18,13 @@ from airflow_delayed.clock import Backoff
 from airflow_delayed.errors import DelayedError, TopologyError
 from airflow_delayed.store import leases
 from airflow_delayed.store.dispatch import claim, settle
-from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker
+from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker, RateLimit
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
 from airflow_delayed.store.dispatch.report import LEASES_LOST, BreakerTripped
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
-from airflow_delayed.store.dispatch.watchdog import Watchdog
 from airflow_delayed.store.engine import CarriedClock, database_errors
+from airflow_delayed.store.network import Watchdog
 from airflow_delayed.store.notify import Waiter, waiter_for
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.rates import RateReader
@@ -57,6 +57,7 @@ class DispatchRepository:
     :param clock: set to the database's time at each claim.
     :param sleep: waits between tries; takes seconds.
     :param stop: when it is set, nothing more is claimed, and a failure is not tried again.
+    :param rate: limits the messages a second together with other dispatchers; None: the policy's ``max_rate`` does.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DispatchRepository:
         sleep: Callable[[float], object],
         monotonic: Callable[[], float],
         stop: Event,
+        rate: RateLimit | None = None,
     ) -> None:
         self.tables = tables
         self.policy = policy
@@ -79,6 +81,7 @@ class DispatchRepository:
         self.sleep = sleep
         self.monotonic = monotonic
         self.stop = stop
+        self.rate = rate or RateLimit(policy.max_rate, monotonic)
         self.dispatcher = dispatcher
         self._engine = engine
         #: When claiming last worked, whether or not there was a message; by the monotonic clock.
@@ -113,7 +116,6 @@ class DispatchRepository:
             clock,
         )
         self._rates = RateReader(tables, monotonic)
-        self._labels = False
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
         self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
 
@@ -152,15 +154,22 @@ class DispatchRepository:
         """Whether more may be claimed in this pass."""
         return not self.stop.is_set() and (self._claim_until is None or self.monotonic() < self._claim_until)
 
-    def wait_to_claim(self, seconds: float) -> None:
-        """Sleep, at most to the end of the pass or for 10 s, and ask the database first if that is so long ago.
+    def allowed(self, most: int) -> int:
+        """Wait until the process's rate lets at least one message be claimed, and take its tokens, up to ``most``.
 
-        So :attr:`claimed_at` and :attr:`answered_at` show that the dispatcher works, however slow its rate is.
+        It asks the database every 10 s meanwhile. So :attr:`claimed_at` and :attr:`answered_at` show that the
+        dispatcher works, however slow its rate is.
+
+        :return: how many messages may be claimed; 0: the pass is over.
         """
-        if self.claimed_at is None or self.monotonic() - self.claimed_at >= ASK_EVERY:
-            self.reading(lambda connection, now: None)
-        left = inf if self._claim_until is None else self._claim_until - self.monotonic()
-        self.sleep(max(0.0, min(seconds, left, ASK_EVERY)))
+        while self.may_claim:
+            if taken := self.rate.take(most):
+                return taken
+            if self.claimed_at is None or self.monotonic() - self.claimed_at >= ASK_EVERY:
+                self.reading(lambda connection, now: None)
+            left = inf if self._claim_until is None else self._claim_until - self.monotonic()
+            self.sleep(max(0.0, min(self.rate.wait, left, ASK_EVERY)))
+        return 0
 
     def settle_and_claim(
         self, sent: Sequence[ClaimedBatch], turns: ClaimTurns, limit: int
@@ -284,7 +293,6 @@ class DispatchRepository:
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
-        labels = self._keeps_labels(connection)
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -306,7 +314,6 @@ class DispatchRepository:
                     since=since,
                     alone=since is not None and cursor.untouched and began >= self._others_until,
                     passed=cursor.passed,
-                    labels=labels,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -321,11 +328,6 @@ class DispatchRepository:
                 left -= len(rows)
                 size += sum(map(claim.size_of, rows))
         return claimed, round_.end()
-
-    def _keeps_labels(self, connection: Connection) -> bool:
-        """Return whether records have labels; after an upgrade of the tables they have, from the next claim on."""
-        self._labels = self._labels or leases.keeps_labels(connection, self.tables)
-        return self._labels
 
     def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
         return ClaimRound(
@@ -380,8 +382,7 @@ class DispatchRepository:
 
     def write_delivered(self, connection: Connection, outcome: BatchOutcome, now: datetime) -> None:
         """Write the outcomes of messages that this transaction has locked and delivered."""
-        labels = self._keeps_labels(connection)
-        settle.write_delivered(connection, self.tables, outcome, self.dispatcher, now, labels=labels)
+        settle.write_delivered(connection, self.tables, outcome, self.dispatcher, now)
 
     # -- anything else -------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from airflow_delayed.store.dispatch.attempt import (
     deliver,
     error_copies,
 )
-from airflow_delayed.store.dispatch.limits import Activity, Breaker, TokenBucket
+from airflow_delayed.store.dispatch.limits import Activity, Breaker
 from airflow_delayed.store.dispatch.queue_tables import QueueTables
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch
 from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter
@@ -105,7 +105,6 @@ class ConnectionWorker:
     """Dispatches the messages of one connection.
 
     :param window: how long before its due time a message is dispatched.
-    :param bucket: limits the messages a second; shared with other connections.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
     """
 
@@ -115,7 +114,6 @@ class ConnectionWorker:
         counter: DispatchCounter,
         transport: Delivery,
         window: timedelta,
-        bucket: TokenBucket | None,
         ahead: timedelta = timedelta(0),
     ) -> None:
         self.conn_id = conn_id = counter.conn_id
@@ -132,7 +130,6 @@ class ConnectionWorker:
         self._repository = repository
         self._policy = repository.policy
         self._transport = transport
-        self._bucket = bucket
         self._backoff = Backoff()
         self._send_size = repository.policy.batch_size
         #: Batches that are claimed and not finished.
@@ -206,7 +203,7 @@ class ConnectionWorker:
 
         :param idle: set while the thread that sends has nothing to do.
         """
-        if self._ahead or self._bucket is not None:
+        if self._ahead or self._repository.rate.limits:
             # the claim may have to wait, and settling does not wait with it
             self._settle(sent)
             sent = ()
@@ -214,7 +211,7 @@ class ConnectionWorker:
             # early enough to claim the next messages before they are due, late enough that a claim takes several
             idle.wait(max(0.0, self._caught_up + self._ahead.total_seconds() / 2 - self._repository.monotonic()))
         self._caught_up = None
-        limit = self._allowed()
+        limit = self._repository.allowed(self._send_size)
         if not limit:
             self._settle(sent)
             return []
@@ -225,23 +222,10 @@ class ConnectionWorker:
             self._count([batch for batch in sent if batch.finished])
         self._open += claimed
         rows = sum(len(batch.rows) for batch in claimed)
-        if self._bucket is not None:
-            self._bucket.give_back(limit - rows)
+        self._repository.rate.give_back(limit - rows)
         if rows < limit:
             self._caught_up = began
         return claimed
-
-    def _allowed(self) -> int:
-        """Wait until at least one message may be claimed, and return how many may; 0: the pass is over."""
-        while self._repository.may_claim:
-            if limit := self._send_size if self._bucket is None else self._bucket.take(self._send_size):
-                return limit
-            self._wait_for_tokens()
-        return 0
-
-    def _wait_for_tokens(self) -> None:
-        assert self._bucket is not None
-        self._repository.wait_to_claim(self._bucket.wait(max(1, self._policy.batch_size // 10)))
 
     def _settle(self, batches: Sequence[ClaimedBatch]) -> None:
         self._repository.settle(batches)
@@ -336,9 +320,7 @@ class QueueTableWorker:
     #: Its connection is the store's, of which the repository knows whether it fails.
     failing_since: datetime | None = None
 
-    def __init__(
-        self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None, bucket: TokenBucket | None
-    ) -> None:
+    def __init__(self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None) -> None:
         self.conn_id = counter.conn_id
         self.counter = counter
         self.window = timedelta(0)
@@ -347,7 +329,6 @@ class QueueTableWorker:
         self.cause: BaseException | None = None
         self._repository = repository
         self._policy = repository.policy
-        self._bucket = bucket
         self._queues = QueueTables(schema)
 
     def run(self, threads: Executor) -> None:
@@ -357,16 +338,10 @@ class QueueTableWorker:
         :raises BreakerTripped: the database has failed for too long.
         """
         self._queues.look_again()
-        while self._repository.may_claim:
-            limit = self._policy.batch_size if self._bucket is None else self._bucket.take(self._policy.batch_size)
-            if not limit:
-                assert self._bucket is not None
-                self._repository.wait_to_claim(self._bucket.wait(max(1, self._policy.batch_size // 10)))
-                continue
+        while limit := self._repository.allowed(self._policy.batch_size):
             outcome, refused, self.turns = self._repository.writing(Activity.DELIVER, partial(self._move, limit))
             rows = outcome.count
-            if self._bucket is not None:
-                self._bucket.give_back(limit - rows)
+            self._repository.rate.give_back(limit - rows)
             self.counter.add(outcome)
             breaker = self._repository.recovery_breaker
             if refused and breaker.failure(outcome.failed[0][1], refused):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,8 @@ class World:
     closed: list[str] = field(default_factory=list)
     unavailable: bool = False
     idle: float | None = None
+    stopped: bool = False
+    throttled: bool = False
 
     def _there(self) -> list[int]:
         return [
@@ -42,10 +45,10 @@ class World:
 
     # the dispatcher
 
-    def once(self, most: float) -> DispatchReport:
+    def once(self, most: float | None) -> DispatchReport:
         self.passes.append(self.now)
         self.now += STEP
-        ready = [number for number in self._there() if self.messages[number][1] <= self.now] if most > 0 else []
+        ready = [number for number in self._there() if self.messages[number][1] <= self.now and most != 0]
         self.handed.update(dict.fromkeys(ready, self.now))
         self.idle = None if ready else self.now
         return DispatchReport()
@@ -63,19 +66,10 @@ class World:
     def finish(self) -> DispatchReport:
         return DispatchReport(dispatched=len(self.handed))
 
-    def stop(self) -> None:
-        self.closed.append("stopped")
-
     def close(self) -> None:
         self.closed.append("closed")
 
-    # the dispatcher's repository
-
-    @property
-    def repository(self) -> World:
-        return self
-
-    def waiter(self) -> World:
+    def waiter(self, *, listen: bool) -> World:
         return self
 
     # the waiter
@@ -97,11 +91,11 @@ class World:
         return False
 
     def wake(self) -> None:
-        self.closed.append("woken")
+        raise AssertionError("nothing wakes it but the dispatcher")
 
 
-def stay(world: World, seconds: float | None) -> DispatchLoop:
-    return DispatchLoop(world, seconds, monotonic=lambda: world.now)
+def stay(world: World, until: float | Literal["empty"] | None) -> DispatchLoop:
+    return DispatchLoop(world, until, monotonic=lambda: world.now)
 
 
 def at(times: dict[int, float]) -> object:
@@ -110,7 +104,7 @@ def at(times: dict[int, float]) -> object:
 
 def test_it_sleeps_exactly_until_each_message():
     world = World([(0, 5), (0, 7.25), (0, 7.25)], notices=True)
-    report = stay(world, None).run()
+    report = stay(world, "empty").run()
     assert report is not None
     assert report.dispatched == 3
     assert world.handed == at({0: 5, 1: 7.25, 2: 7.25})
@@ -152,12 +146,19 @@ def test_a_connection_that_is_given_up_ends_it():
 
 
 def test_what_is_stopped_before_it_begins_does_nothing():
-    world = World([(0, 0)], notices=True)
-    made = stay(world, None)
-    made.stop()
-    assert made.run() is None
+    world = World([(0, 0)], notices=True, stopped=True)
+    assert stay(world, "empty").run() is None
     assert world.passes == []
-    assert world.closed == ["stopped", "woken", "closed", "closed"]
+    assert world.closed == ["closed", "closed"]
+
+
+def test_one_pass_ends_when_nothing_is_held_back_by_a_rate():
+    world = World([(0, 0), (0, 5)], notices=True)
+    stay(world, None).run()
+    assert (world.handed, len(world.passes)) == (at({0: 0}), 1)
+    throttled = World([(0, 0), (0, 5)], notices=True, throttled=True)
+    stay(throttled, None).run()
+    assert throttled.handed == at({0: 0, 1: 5})
 
 
 def test_an_error_closes_all(monkeypatch):
@@ -168,7 +169,7 @@ def test_an_error_closes_all(monkeypatch):
 
     monkeypatch.setattr(world, "once", fail)
     with pytest.raises(BreakerTripped):
-        stay(world, None).run()
+        stay(world, "empty").run()
     assert world.closed == ["closed", "closed"]
 
 

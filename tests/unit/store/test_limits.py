@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.dispatch.limits import RATE_WINDOW, Breaker, RateBreaker, TokenBucket
+from airflow_delayed.store.dispatch.limits import RATE_WINDOW, Breaker, RateBreaker, RateLimit
 
 SECOND = timedelta(seconds=1)
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -107,7 +107,7 @@ def test_a_rate_breaker_says_what_and_when():
 )
 def test_a_bucket_never_gives_more_than_its_rate_over_any_stretch(rate, steps):
     time = Time()
-    bucket = TokenBucket(rate, time)
+    bucket = RateLimit(rate, time)
     taken: list[tuple[float, int]] = []
     for after, wanted in steps:
         time.seconds += after
@@ -119,18 +119,24 @@ def test_a_bucket_never_gives_more_than_its_rate_over_any_stretch(rate, steps):
             assert sum(count for _, count in taken[n:]) <= most + 1e-6 * most
 
 
-@given(rate=st.floats(0.1, 1000), wanted=st.integers(1, 100))
-def test_after_its_wait_a_bucket_has_what_was_wanted(rate, wanted):
+@given(rate=st.floats(0.1, 1000))
+def test_after_its_wait_a_bucket_has_what_a_claim_is_worth_while_for(rate):
     time = Time()
-    bucket = TokenBucket(rate, time)
+    bucket = RateLimit(rate, time)
     while bucket.take(1000):
         pass
-    time.seconds += bucket.wait(wanted) + 1e-6
-    assert bucket.take(wanted) == min(wanted, int(max(1.0, rate)))
+    time.seconds += bucket.wait + 1e-5
+    assert bucket.take(1000) == int(max(1.0, rate / 10))
+
+
+def test_without_a_rate_nothing_is_waited_for():
+    none = RateLimit(None, Time())
+    none.give_back(10)
+    assert (none.limits, none.take(7), none.wait) == (False, 7, 0)
 
 
 def test_what_was_not_used_can_be_used_later():
-    bucket = TokenBucket(10, Time())
+    bucket = RateLimit(10, Time())
     assert bucket.take(10) == 10
     bucket.give_back(4)
     assert bucket.take(10) == 4
