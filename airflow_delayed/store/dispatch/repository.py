@@ -374,9 +374,10 @@ class DispatchRepository:
                 limit=wanted,
             )
             locked = claim.lock_due(connection, self.tables, request, now)
-            round_.served(cursor, locked, wanted, from_oldest=True)
-            # a row that this transaction has locked before is locked again
-            rows.update((row["Id"], row) for row in locked)
+            # a row that this transaction has locked before is locked again, and is no reason for another turn
+            new = [row for row in locked if row["Id"] not in rows]
+            round_.served(cursor, new, wanted, from_oldest=True)
+            rows.update((row["Id"], row) for row in new)
         self.claimed_at = self.monotonic()
         return list(rows.values()), round_.end()
 
