@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from airflow_delayed.clock import Backoff
 from airflow_delayed.errors import DelayedError, TopologyError
 from airflow_delayed.store import leases
+from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker, RateLimit
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
@@ -315,7 +316,7 @@ class DispatchRepository:
                     most_bytes=claim.MOST_BYTES - size,
                     since=since,
                     alone=since is not None and cursor.untouched and began >= self._others_until,
-                    passed=cursor.passed,
+                    passed="" if since is None else cursor.passed,
                     labels=labels,
                 ),
                 now=now,
@@ -338,6 +339,7 @@ class DispatchRepository:
         return self._labels
 
     def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
+        dialect_of(connection).read_in_order(connection)
         return ClaimRound(
             connection,
             self.tables,

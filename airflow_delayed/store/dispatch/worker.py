@@ -203,7 +203,7 @@ class ConnectionWorker:
 
         :param idle: set while the thread that sends has nothing to do.
         """
-        if self._ahead or self._repository.rate.limits:
+        if (self._ahead and self._caught_up is not None) or self._repository.rate.limits:
             # the claim may have to wait, and settling does not wait with it
             self._settle(sent)
             sent = ()
@@ -254,7 +254,8 @@ class ConnectionWorker:
             messages = decode_rows(rows, closed, now, result)
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
-            if not self._ahead and not result.stopped:
+            # a send that waits for due times says nothing of the transport's speed
+            if not result.stopped and (not self._ahead or rows[-1]["Time"] <= now):
                 self._adapt(repository.monotonic() - began)
             if result.ended:
                 break
