@@ -160,6 +160,7 @@ def test_silence_escalates_whatever_is_killed(watch: Watch) -> None:
     store.cancel(tag=TAG)
 
 
+@pytest.mark.long
 def test_what_a_person_marks_reaches_the_notifiers_and_a_silent_store_holds_up_no_scheduler(watch: Watch) -> None:
     live, store, folder = watch.world.live, watch.store, watch.folder
     with silent_server() as port:
