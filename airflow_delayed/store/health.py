@@ -16,15 +16,13 @@ from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
+from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS, SILENT
 from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.versions import version_difference
 
-#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
-SILENT = timedelta(seconds=15)
 #: A message that waits for longer than this after its due time is late, although dispatchers are at work, or ended in
 #: good order and come again.
 LATE = timedelta(minutes=1)

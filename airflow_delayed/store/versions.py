@@ -115,7 +115,7 @@ def columns_after(tables: Tables, version: int) -> list[Column[Any]]:
 
 def _added(tables: Tables) -> Mapping[int, Sequence[Column[Any]]]:
     """Return by version the columns that it added. Each can be null, so that no row is written when it is added."""
-    dispatchers = [tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId", "Lookahead")]
+    dispatchers = [tables.dispatchers.c[name] for name in ("WorkedAt", "Problem", "Host", "DagId", "Reaches")]
     past = [tables.past.c[name] for name in ("Tag", "Run", "DeliverConnId")]
     return {5: [*dispatchers, *past]}
 

@@ -28,7 +28,7 @@ PATIENT = {f"time_to_trigger_{name}_circuit_breaker": timedelta(seconds=30) for 
 #: The version that an older release made, and the columns that are new since then.
 OLD = 4
 NEW = {
-    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId", "Lookahead"},
+    "delayed_messages_dispatchers": {"WorkedAt", "Problem", "Host", "DagId", "Reaches"},
     "delayed_messages_past": {"Tag", "Run", "DeliverConnId"},
 }
 NEW_TABLES = {f"delayed_messages_{name}" for name in ("rates", "history", "cancelled", "jobs")}

@@ -38,7 +38,7 @@ def send(**arguments: Any) -> DelayedSendOperator:
 
 def test_defaults_are_those_of_the_core():
     policy = DispatchPolicy()
-    assert (config.lookahead(), config.remember()) == (policy.lookahead, policy.remember)
+    assert (config.lookahead(), config.remember()) == (policy.farthest, policy.remember)
     assert (config.hold_over(), config.max_past()) == (timedelta(minutes=15), timedelta(hours=1))
     assert (config.deliver_conn_ids(), config.page_stores(), config.page_rabbitmq(), config.page_sqs()) == ((),) * 4
     assert config.page_body_limit() == 16384
@@ -59,10 +59,15 @@ def test_a_task_takes_what_it_is_not_told(monkeypatch):
     spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows")
     assert (spark.hold_over, spark.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
     dispatch = StoreDispatchOperator(task_id="t", store_conn_id="db")
-    assert (dispatch.lookahead, dispatch.remember) == (timedelta(seconds=300.5), timedelta(minutes=1))
+    policy = DispatchPolicy.of(vars(dispatch))
+    assert (policy.lookahead, policy.farthest, policy.remember) == (
+        "auto",
+        timedelta(seconds=300.5),
+        timedelta(minutes=1),
+    )
     assert dispatch.deliver_conn_ids == ["a", "b"]
     custom = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", conn_id="c")
-    assert custom.lookahead == timedelta(seconds=300.5)
+    assert DispatchPolicy.of(vars(custom)).farthest == timedelta(seconds=300.5)
 
 
 def test_what_a_task_says_wins(monkeypatch):
