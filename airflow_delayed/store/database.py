@@ -282,8 +282,8 @@ class Dialect:
         """Return a query that finds its rows by their key, and so locks no other row."""
         return statement
 
-    def read_in_order(self, connection: Connection) -> None:
-        """Let the transaction's queries read messages in the order of an index, rather than read all and sort them."""
+    def go_by_indexes(self, connection: Connection) -> None:
+        """Let the transaction's statements read messages in the order of an index, rather than read all."""
 
     def by_time(self, statement: Select[Any], table: Table, columns: Sequence[str]) -> Select[Any]:
         """Return a query that reads messages in the order of the index on these columns."""

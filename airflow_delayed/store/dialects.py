@@ -98,9 +98,15 @@ class PostgreSQL(Dialect):
         """Return a connection without transactions: to begin and end one takes as long as to read a page."""
         return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
-    def read_in_order(self, connection: Connection) -> None:
-        """Make sorting costly: where the table was never analyzed, a claim would read and sort all that is due."""
-        connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    def go_by_indexes(self, connection: Connection) -> None:
+        """Make sorting and reading a whole table costly.
+
+        Where the table was never analyzed, each claim would read and sort all that is due; and to remove some hundreds
+        of rows by their places, a table of some ten thousand would be read from end to end.
+        """
+        connection.exec_driver_sql(
+            "SELECT set_config('enable_sort', 'off', true), set_config('enable_seqscan', 'off', true)"
+        )
 
     def listens(self, driver: str) -> bool:
         """Return whether the driver is psycopg 3 or psycopg2."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from support.rabbitmq import VirtualHost
 from support.sleeping import Time
-from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_only, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.store.dispatch.report import DispatchFailed
@@ -108,3 +108,24 @@ def test_a_transport_without_a_horizon_says_so(store: Store):
         auto(store, hook, transport, time, stays=False).run()
     auto(store, hook, transport, time, stays=False, lookahead=MINUTE).run()
     assert transport.ids == ["a"]
+
+
+@on_postgres_only
+def test_a_table_that_was_never_analyzed_is_not_read_again_for_each_claim(store: Store):
+    """A first night: the planner takes the due messages for few, and would read and sort all that are left."""
+    hook = store.hook()
+    hook.install(())
+    due = hook.now() - SECOND
+    hook.send(message(f"m{number:04}", due + number * SECOND / 10_000) for number in range(3000))
+    read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relid = '{s}delayed_messages'::regclass"
+
+    def reads() -> int:
+        # a connection writes its figures when it ends
+        hook.close()
+        return int(store.sql(hook, read)[0][0])
+
+    before = reads()
+    transport = Transport()
+    assert store.dispatcher(hook, transport, batch_size=100).run().dispatched == 3000
+    # each when it is claimed and when it is removed, and some once more
+    assert reads() - before < 5 * 3000

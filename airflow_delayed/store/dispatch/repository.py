@@ -282,6 +282,7 @@ class DispatchRepository:
         """Settle and claim, in this order, in one transaction."""
         began = self.monotonic()
         with self._engine.begin() as connection:
+            dialect_of(connection).go_by_indexes(connection)
             now = self.now(connection)
             for batch in batches:
                 outcome = batch.outcome or BatchOutcome(released=list(batch.rows))
@@ -342,7 +343,6 @@ class DispatchRepository:
         return self._labels
 
     def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
-        dialect_of(connection).read_in_order(connection)
         return ClaimRound(
             connection,
             self.tables,
@@ -376,6 +376,7 @@ class DispatchRepository:
     ) -> tuple[list[Row], ClaimTurns]:
         """Lock due messages for queue tables until the transaction's end; return them, and the turns for the next."""
         rows: dict[str, Row] = {}
+        dialect_of(connection).go_by_indexes(connection)
         round_ = self._begin_round(connection, now, turns)
         while len(rows) < limit and (turn := round_.next(limit - len(rows))):
             cursor, wanted = turn
