@@ -75,6 +75,10 @@ class InputError(DelayedError):
     """The input cannot be sent as it is. Nothing was sent."""
 
 
+class WrongState(InputError, ValueError):
+    """The filter of a change has a state whose messages the change leaves as they are. Nothing was changed."""
+
+
 class NullCriterion(InputError):
     """A criterion of a filter was passed, and is None."""
 

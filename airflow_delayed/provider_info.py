@@ -1,4 +1,4 @@
-"""The metadata that Airflow asks of a provider: a literal, made without importing Airflow.
+"""The metadata that Airflow asks of a provider, made without importing Airflow.
 
 It has the options of the section ``[delayed]`` with their defaults, which :mod:`airflow_delayed.config` reads.
 """
@@ -6,6 +6,9 @@ It has the options of the section ``[delayed]`` with their defaults, which :mod:
 from __future__ import annotations
 
 from typing import Any
+
+#: Seconds: the defaults of options that code without Airflow has too, which reads no configuration.
+HOLD_OVER, LOOKAHEAD, REMEMBER, CANCEL_GRACE, MAX_PAST = 900, 900, 14 * 86_400, 600, 3600
 
 
 def _one_of(default: str, *others: str) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def get_provider_info() -> dict[str, Any]:
                         "What is due later than this many seconds from now waits in a store, where a send has one."
                         " At least the time between two dispatches and a worker's start.",
                         "float",
-                        default="900",
+                        default=str(HOLD_OVER),
                         example="600",
                     ),
                     "lookahead": _option(
@@ -129,30 +132,28 @@ def get_provider_info() -> dict[str, Any]:
                         " stay, and by one that stays at its end. At least the time between two dispatches and a"
                         " worker's start. RabbitMQ gets a message from a dispatcher that stays when it is due.",
                         "float",
-                        default="900",
+                        default=str(LOOKAHEAD),
                         example="600",
                     ),
                     "remember": _option(
                         "For how many seconds a dispatcher remembers the ids of what was dispatched or cancelled, so"
                         " that a late retry neither repeats nor revives. By default 14 days.",
                         "float",
-                        # 14 days; DispatchPolicy.remember repeats it for a dispatcher that code makes itself
-                        default="1209600",
+                        default=str(REMEMBER),
                         example="2592000",
                     ),
                     "cancel_grace": _option(
                         "For how many seconds a cancelled message is kept, so that the cancel can be taken back. 0: it"
                         " is removed at once.",
                         "float",
-                        # 10 minutes; Store.cancel_grace repeats it for code without Airflow
-                        default="600",
+                        default=str(CANCEL_GRACE),
                         example="3600",
                     ),
                     "max_past": _option(
                         "How many seconds before its first try began a send may find messages due without asking its"
                         " past_due=.",
                         "float",
-                        default="3600",
+                        default=str(MAX_PAST),
                         example="300",
                     ),
                     "max_messages_per_run": _option(

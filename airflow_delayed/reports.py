@@ -57,6 +57,8 @@ _SEVERITIES = {
     State.WARNING: "warning",
     State.UNKNOWN: "unknown",
 }
+#: The severities of findings, the gravest first: what is unknown may be an error.
+SEVERITIES = ("error", "unknown", "warning", "ok")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,11 @@ from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
 from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
+from airflow_delayed.reports import SEVERITIES
 from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
 SECONDS = 15.0
-_ORDER = ("error", "warning", "unknown")
 #: Codes of connections that are not tried a second time.
 _NO_ANSWER = ("silent", "unreachable", "not-examined")
 #: What the drivers of databases say when a server accepts a connection and does not answer.
@@ -51,7 +51,7 @@ _DEFINE = (
 
 @suppress_logs_and_warning
 def doctor(args: Namespace) -> None:
-    """``airflow delayed doctor``: print the findings, errors first; exit code 1 if there are errors."""
+    """``airflow delayed doctor``: print the findings, the gravest first; exit code 1 if there are errors."""
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
@@ -65,7 +65,7 @@ def doctor(args: Namespace) -> None:
         )
     examined = examine(wanted, SECONDS)
     found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
-    found.sort(key=lambda pair: _ORDER.index(pair[1].severity))
+    found.sort(key=lambda pair: SEVERITIES.index(pair[1].severity))
     if args.output in ("json", "yaml"):
         show([{"connection": conn_id, **finding.to_json()} for conn_id, finding in found], args.output)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from contextlib import closing
+from shlex import quote
 
 from airflow.utils.cli import suppress_logs_and_warning
 
@@ -31,7 +32,8 @@ def install_(args: Namespace) -> None:
         report = _install(args)
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None
-    show([{"where": finding.where, "what": finding.what} for finding in report], args.output)
+    rows = [{"where": finding.where, "what": str(finding).removeprefix(f"{finding.where}: ")} for finding in report]
+    show(rows, args.output)
     if not report.ok:
         raise SystemExit(1)
 
@@ -60,8 +62,8 @@ def _dialect(conn_id: str | None) -> str:
     except NotAStore:
         raise DelayedError(
             f"connection {conn_id!r} is a broker's, which has no SQL. This shows what an install makes there: airflow"
-            f" delayed install --conn-id {conn_id} --queue ... --dry-run. A user who may make it runs the same without"
-            " --dry-run"
+            f" delayed install --conn-id {quote(conn_id)} --queue ... --dry-run. A user who may make it runs the same"
+            " without --dry-run"
         ) from None
     if name == "mysql":
         raise DelayedError(

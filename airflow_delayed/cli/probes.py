@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -18,8 +19,10 @@ log = logging.getLogger(__name__)
 
 #: Upper bounds of the buckets of a duration, in seconds: from in time to an hour late.
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-#: Seconds for which a client may take its time with a request.
+#: Seconds without a byte of its request, after which a client's connection is closed.
 REQUEST_SECONDS = 5.0
+#: Connections that are open at a time, each with a thread.
+MAX_CONNECTIONS = 16
 
 
 class Answer(NamedTuple):
@@ -50,7 +53,7 @@ class ProbeServer:
 
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
-        class Server(ThreadingHTTPServer):
+        class Server(_Server):
             address_family = family
 
         self._server = Server((str(address[0]), port), Handler)
@@ -66,6 +69,36 @@ class ProbeServer:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread of its own, and drops the oldest connection for one more than may be open.
+
+    So a client that sends its request a byte at a time, or never, costs no more than that, and keeps no probe waiting.
+    """
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[int, socket.socket] = {}
+        self._lock = Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[id(request)] = request
+            if len(self._open) > MAX_CONNECTIONS:
+                oldest = self._open.pop(next(iter(self._open)))
+                with suppress(OSError):
+                    # its thread reads the end of the request, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(id(request), None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("A client of the probes ended its connection", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import Any, cast
 from uuid import uuid4
 
@@ -181,7 +182,7 @@ def _require(conn_id: str, report: TopologyReport) -> None:
         if finding.state in (State.WARNING, State.BLOCKED):
             _remark(str(finding))
     if report.missing_destinations:
-        remedy = f"airflow delayed install --conn-id {conn_id} --queue {report.missing_destinations[0]}"
+        remedy = f"airflow delayed install --conn-id {quote(conn_id)} --queue {quote(report.missing_destinations[0])}"
         raise DestinationMissing(conn_id, report.missing_destinations, f"make it: {remedy}. Nothing was sent")
     if report.unready:
         raise TopologyError(conn_id, report)
@@ -255,7 +256,7 @@ def _where(trial: _Trial, message: DelayedMessage) -> str:
 
 def _advice(trial: _Trial) -> str:
     names = dict.fromkeys(name for name in (trial.store_conn_id, trial.conn_id) if name)
-    return f". Examine the chain: airflow delayed doctor {' '.join(f'--conn-id {name}' for name in names)}"
+    return f". Examine the chain: airflow delayed doctor {' '.join(f'--conn-id {quote(name)}' for name in names)}"
 
 
 def _withdrawn(store: DelayedStoreHook, message: DelayedMessage) -> bool:

@@ -14,13 +14,11 @@ from airflow_delayed.delivery import delivery_for
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.store.dispatch.custom import CustomDispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed
-from airflow_delayed.store.policy import DispatchPolicy
+from airflow_delayed.store.policy import BREAKER_TIME, DispatchPolicy
 from airflow_delayed.store.protocol import DelayedMessageStore
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-_HALF_A_MINUTE = timedelta(seconds=30)
 
 
 class CustomStoreDispatchOperator(BaseOperator):
@@ -79,9 +77,9 @@ class CustomStoreDispatchOperator(BaseOperator):
         set_up: bool = True,
         number_of_retries: int = 7,
         error_destination: str | None = None,
-        time_to_trigger_store_circuit_breaker: timedelta = _HALF_A_MINUTE,
-        time_to_trigger_fetch_circuit_breaker: timedelta = _HALF_A_MINUTE,
-        time_to_trigger_dispatch_circuit_breaker: timedelta = _HALF_A_MINUTE,
+        time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME,
+        time_to_trigger_fetch_circuit_breaker: timedelta = BREAKER_TIME,
+        time_to_trigger_dispatch_circuit_breaker: timedelta = BREAKER_TIME,
         maximum_recovery_failures_per_second: float = 1,
         **kwargs: Any,
     ) -> None:

@@ -19,7 +19,7 @@ from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import first_dispatch
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
-from airflow_delayed.store.policy import DispatchPolicy, check_connections
+from airflow_delayed.store.policy import BREAKER_TIME, LEASE, DispatchPolicy, check_connections
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -125,13 +125,13 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
         number_of_retries: int = 7,
         error_destination: str | None = None,
-        time_to_trigger_store_circuit_breaker: timedelta = timedelta(seconds=30),
-        time_to_trigger_fetch_circuit_breaker: timedelta = timedelta(seconds=30),
-        time_to_trigger_dispatch_circuit_breaker: timedelta = timedelta(seconds=30),
+        time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME,
+        time_to_trigger_fetch_circuit_breaker: timedelta = BREAKER_TIME,
+        time_to_trigger_dispatch_circuit_breaker: timedelta = BREAKER_TIME,
         maximum_recovery_failures_per_second: float = 1,
         max_rate: float | None = None,
         remember: timedelta | None = None,
-        claim_timeout: timedelta = timedelta(seconds=30),
+        claim_timeout: timedelta = LEASE,
         allowed_destinations: Sequence[str] | str | None = None,
         table: str = "delayed_messages",
         schema: str | None = None,

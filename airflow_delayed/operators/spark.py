@@ -23,7 +23,7 @@ from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
 from airflow_delayed.operators.send_arguments import hold_over_of
 from airflow_delayed.operators.spark_arguments import SparkArguments
-from airflow_delayed.operators.spark_connections import FILE, spark_connections_file
+from airflow_delayed.operators.spark_connections import spark_connections_file, spark_headers_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, load_first_try, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.sources.paths import file_system
@@ -63,7 +63,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param source_options: options of the format. No password, token or key: spark-submit's command line and the UI show
         them, so that they are refused, as are logins in addresses; Spark's own configuration has them.
     :param query: Spark SQL.
-    :param headers: as DelayedSendOperator's. They are an option of Spark's job, which Spark shows; a column is not.
+    :param headers: as DelayedSendOperator's. spark-submit distributes them as a file (see ``connections``), so that
+        neither its command line nor Spark shows their values.
     :param show_headers: let Airflow's UI show the values of ``headers`` too, among the rendered templates.
     :param id_columns: as DelayedSendOperator's; so are ``tag`` and ``unknown_columns``.
 
@@ -319,15 +320,17 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     ) -> None:
         from airflow_delayed.spark import job
 
-        file = None
+        files = {}
         if arguments.connections == "file":
             named = [name for name in (arguments.conn_id, arguments.store_conn_id) if name]
-            path = stack.enter_context(spark_connections_file(named))
-            # Spark's own list of files
-            self.files = f"{self.files},{path}" if self.files else path
-            file = FILE
+            files["connections_file"] = stack.enter_context(spark_connections_file(named))
+        if headers := arguments.header_texts():
+            files["headers_file"] = stack.enter_context(spark_headers_file(headers))
+        # Spark's own list of files
+        self.files = ",".join([*([self.files] if self.files else []), *files.values()]) or None
         self.application = job.__file__
-        self.application_args = arguments.application_arguments(context, began, manifest, connections_file=file)
+        names = {option: Path(path).name for option, path in files.items()}
+        self.application_args = arguments.application_arguments(context, began, manifest, files=names)
         try:
             super().execute(context)
         except FileNotFoundError as error:

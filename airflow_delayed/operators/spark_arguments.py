@@ -85,12 +85,13 @@ class SparkArguments(CommonArguments):
         super().__post_init__()
 
     def application_arguments(
-        self, context: Context, began: FirstTry, manifest: str, *, connections_file: str | None
+        self, context: Context, began: FirstTry, manifest: str, *, files: Mapping[str, str]
     ) -> list[str]:
         """Return the job's command line.
 
         :param began: when the task's first try began.
-        :raises InvalidMessage: headers are no texts, ``delay`` is none, or ``delay_from`` is no time.
+        :param files: names of files that Spark distributes, by the option that takes them.
+        :raises InvalidMessage: ``delay`` is none, or ``delay_from`` is no time.
         """
         arguments = []
         for name in ("table", "source", "query"):
@@ -106,10 +107,7 @@ class SparkArguments(CommonArguments):
             arguments += ["--partitions", str(self.partitions)]
         if self.check_first:
             arguments.append("--check-first")
-        options = self._options(context, began) | {
-            "connections_file": connections_file or "",
-            "manifest": _plain_url(manifest),
-        }
+        options = self._options(context, began) | {**files, "manifest": _plain_url(manifest)}
         for name, value in options.items():
             if value:
                 arguments += ["--set", f"{name}={value}"]
@@ -126,7 +124,6 @@ class SparkArguments(CommonArguments):
             "deliver": self.conn_id,
             "store": self.store_conn_id if self.store_conn_id and self.store_conn_id != self.conn_id else "",
             "until_due": "true" if self.until_due and self.store_conn_id != self.conn_id else "",
-            "headers": "" if self.headers is None else json.dumps(self.header_texts()),
             "id_columns": ",".join(self.id_column_names()),
             "scope": json.dumps(origin.parts),
             "origin": json.dumps({name: value for name, value in asdict(origin).items() if value is not None}),

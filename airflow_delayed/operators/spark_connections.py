@@ -1,14 +1,15 @@
-"""Airflow's connections for Spark's executors, which have no Airflow; masked in every log.
+"""Airflow's connections, and headers, for Spark's executors, which have no Airflow.
 
 Spark shows options, settings and the variables of ``spark.executorEnv`` in its UI and writes them into its event log.
-So connections go as a file, or in the environment of a Spark that runs on this machine alone.
+So connections go as a file, or in the environment of a Spark that runs on this machine alone; the secrets of
+connections are masked in every log. Headers go as a file too.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from airflow.sdk.log import mask_secret
 
 from airflow_delayed.spark.connections import VARIABLES
 
-#: The file's name, by which executors find it where Spark distributes it.
+#: The files' names, by which executors find them where Spark distributes them.
 FILE = "delayed-connections.json"
+HEADERS_FILE = "delayed-headers.json"
 
 
 def spark_environment(conn_ids: Iterable[str]) -> dict[str, str]:
@@ -41,10 +43,23 @@ def spark_connections_file(conn_ids: Iterable[str]) -> Iterator[str]:
 
     :raises AirflowNotFoundException: there is no connection of that name.
     """
+    with _private_file(FILE, {conn_id: _plain(conn_id) for conn_id in conn_ids}) as path:
+        yield path
+
+
+@contextmanager
+def spark_headers_file(headers: Mapping[str, str]) -> Iterator[str]:
+    """Make such a file of headers; its bare name is what the option ``headers_file`` takes then."""
+    with _private_file(HEADERS_FILE, headers) as path:
+        yield path
+
+
+@contextmanager
+def _private_file(name: str, content: Mapping[str, Any]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="delayed-spark-") as folder:
-        file = Path(folder, FILE)
+        file = Path(folder, name)
         file.touch(mode=0o600, exist_ok=False)
-        file.write_text(json.dumps({conn_id: _plain(conn_id) for conn_id in conn_ids}))
+        file.write_text(json.dumps(content))
         yield str(file)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: half a second, and a level is such a queue.
 _PATIENCE = 3.0
 _REPLACE = "replace=True deletes and makes again what differs, as long as no messages wait there"
+_NOTHING = Facts()
 _MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
 
 
@@ -32,14 +33,14 @@ _MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
 class TopologyAdmin:
     """Administrates a topology over an open connection and, if there is one, the management API.
 
-    :param management: None without it, with the reason in ``why``.
+    :param management: None without it, with the reason in ``absent``.
     """
 
     conn_id: str
     topology: Topology
     connection: BlockingConnection
     management: Management | None = None
-    why: str | None = None
+    absent: Facts = _NOTHING
 
     # verify and count
 
@@ -49,23 +50,23 @@ class TopologyAdmin:
         found = declare.compare(self.connection, parts, patience=_PATIENCE)
         left = sum(not isinstance(part, declare.Binding) for part in parts) - len(found)
         broker = (self.management.version() if self.management else None) or server_version(self.connection)
-        facts = survey(self.management, self.why, flags=verify.wants_flags(broker))
+        facts = survey(self.management, self.absent, flags=verify.wants_flags(broker))
         there = [] if left else [one.name for one in parts if isinstance(one, Queue) and one.destination]
         counts = declare.counts(self.connection, [self.topology.unroutable_queue, *there])
         findings = verify.judge(
             self.topology, destinations, parts, found, top_level=top_level, facts=facts, broker=broker, counts=counts
         )
-        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.why)))
+        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.absent.why)))
 
     def waiting(self, now: datetime) -> Waiting:
         """Count the messages in each level."""
         counts = declare.counts(self.connection, self._queues())
-        queues = self.management.queues() if self.management else None
+        facts = self.management.list_queues() if self.management else self.absent
         # a classic queue whose node is down is listed, and AMQP says that there is none
-        if all(count is None and name not in (queues or ()) for name, count in counts.items()):
+        if all(count is None and name not in (facts.queues or ()) for name, count in counts.items()):
             missing = Finding(state=State.MISSING, resource=f"queue {self.topology.level_name(0)}")
             raise TopologyError(self.conn_id, TopologyReport((missing,)), topology=self.topology.name)
-        return waiting(self.topology, now, counts, queues, self.why or "the management API does not list the queues")
+        return waiting(self.topology, now, counts, facts)
 
     # install
 
@@ -81,7 +82,7 @@ class TopologyAdmin:
         """Make each part that is missing; with ``replace_differing`` make those again that differ."""
         by_policy = unroutable_policy and not self.topology.unroutable
         parts = declare.plan(self.topology, destinations, unroutable=by_policy)
-        facts = survey(self.management, self.why)
+        facts = survey(self.management, self.absent)
         policy = self._policy(facts) if by_policy else None
         found = tuple(verify.coded(verify.exact_arguments(parts, declare.compare(self.connection, parts), facts)))
         contents = QueueContents(self.topology, self.connection, facts, found)
@@ -163,7 +164,7 @@ class TopologyAdmin:
         parts = declare.plan(self.topology, unroutable=True)
         missing = {one.resource for one in declare.compare(self.connection, parts) if one.state is State.MISSING}
         there = tuple(part for part in parts if not isinstance(part, declare.Binding) and str(part) not in missing)
-        facts = survey(self.management, self.why)
+        facts = survey(self.management, self.absent)
         contents = QueueContents(self.topology, self.connection, facts)
         if not force:
             cluster.require_available(self.conn_id, facts, self._queues(), "Nothing was deleted")
@@ -216,7 +217,8 @@ class TopologyAdmin:
     # shared
 
     def _unseen(self, blocked: Mapping[str, int | None]) -> str:
-        return f". As to what is unknown: {self.why}" if self.why and None in blocked.values() else ""
+        why = self.absent.why
+        return f". As to what is unknown: {why}" if why and None in blocked.values() else ""
 
     def _queues(self) -> list[str]:
         return [*map(self.topology.level_name, range(levels.BITS)), self.topology.unroutable_queue]

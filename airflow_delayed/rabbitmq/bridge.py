@@ -19,7 +19,7 @@ from pika.exceptions import NackError, UnroutableError
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, InvalidMessage, TransportUnavailable, one_line, some
-from airflow_delayed.rabbitmq import declare
+from airflow_delayed.rabbitmq import cluster, declare
 from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
 from airflow_delayed.rabbitmq.hosts import failed, host_name, in_turn
 from airflow_delayed.rabbitmq.management import PLUGIN_TYPE
@@ -111,7 +111,9 @@ class Bridge:
         with here.connect() as connection:
             found = [self._with_remedy(each) for each in declare.compare(connection, self.routes.parts())]
             parked = declare.counts(connection, [self.routes.parked])[self.routes.parked]
-        return TopologyReport((*found, *self._ways(here.facts()), *self._parked_findings(parked)))
+        facts = here.facts()
+        own = (*cluster.uncounted(facts, [self.routes.parked, self.routes.due]), *self._parked_findings(parked))
+        return TopologyReport((*found, *self._ways(facts), *own))
 
     def require(self) -> None:
         """Check that a bridge can run.
@@ -131,9 +133,11 @@ class Bridge:
         From there they go to the target, when their delay is over. A message that expired while no bridge ran, or that
         this bridge has not signed, goes to the end of the queue of parked messages.
 
-        :raises TransportUnavailable: the broker cannot be reached or refuses the user, or a queue is full.
+        :raises TransportUnavailable: the broker cannot be reached or refuses the user, or a queue is full or has no
+            leader, or the management API is there and did not answer in time.
         """
         moved, here, routes = 0, self.endpoint(), self.routes
+        here.require_available([routes.parked, routes.due])
         with here.connect() as connection:
             channel = connection.channel()
             channel.confirm_delivery()

@@ -1,4 +1,6 @@
-"""Judging a cluster: do its nodes run, and has each queue a leader and enough members? Facts in, findings out.
+"""Judging a cluster: do its nodes run, and has each queue a leader and enough members?
+
+Facts in, findings out; only :class:`SilenceCheck` asks for facts by itself, while a send gets no confirm.
 
 A quorum queue works while a majority of its members runs, and lets messages in and out by one of them, its leader.
 Without a leader a passive declare counts 0 messages, whatever waits in the queue.
@@ -7,15 +9,31 @@ Without a leader a passive declare counts 0 messages, whatever waits in the queu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import TransportUnavailable, some
-from airflow_delayed.rabbitmq.management import Facts, QueueFacts
+from airflow_delayed.rabbitmq.connection import login_problems
+from airflow_delayed.rabbitmq.hosts import host_name
+from airflow_delayed.rabbitmq.management import Facts, QueueFacts, list_queues
+from airflow_delayed.threads import in_thread
+
+if TYPE_CHECKING:
+    from pika.connection import Parameters
 
 #: States of a queue of which no process runs. Without a member that runs, RabbitMQ 3.10 has no state for it.
 _DOWN = frozenset(["down", "stopped", "crashed"])
 #: Members that a queue should have, if the cluster has so many nodes: with three, one may fail.
 _MEMBERS = 3
+#: Seconds without a confirm until a send asks why, seconds of them at the present host, and seconds for each answer.
+_CHECK_AFTER, _HOST_AFTER, _CHECK_SECONDS = 5.0, 1.0, 2.0
+_LOST = (
+    "queues have lost their quorum, or a node hangs; let nodes that hang go on, or kill them, and start nodes that do"
+    " not run"
+)
 
 
 def is_down(queue: QueueFacts) -> bool:
@@ -42,15 +60,36 @@ def require_available(conn_id: str, facts: Facts, names: Iterable[str], then: st
     """Check that the messages of these queues can be counted, as far as the management API shows it.
 
     :param then: what was not done, as a sentence.
-    :raises TransportUnavailable: a queue has no leader, or too few of its members run.
+    :raises TransportUnavailable: a queue has no leader, or too few of its members run; or the management API is there
+        and did not answer in time.
     """
-    known = facts.queues or {}
-    blocked = [str(finding) for finding in _blocked([known[name] for name in names if name in known])]
+    blocked = list(map(str, uncounted(facts, names)))
     if blocked:
         raise TransportUnavailable(
             f"connection {conn_id!r}: how many messages wait is unknown, for AMQP counts 0 in a queue without a"
             f" leader. {some(blocked, separator='. ')}. {then}"
         )
+
+
+def uncounted(facts: Facts, names: Iterable[str]) -> list[Finding]:
+    """Return why the messages in these queues cannot be counted; empty if they can, or if there is no management API.
+
+    AMQP counts 0 in a queue whose leader hangs, as in a queue without a leader.
+    """
+    if facts.silent:
+        return [_silent(facts)]
+    known = facts.queues or {}
+    return list(_blocked([known[name] for name in names if name in known]))
+
+
+def _silent(facts: Facts) -> Finding:
+    return Finding(
+        state=State.BLOCKED,
+        resource="queues",
+        found=f"{facts.why}; whether they have leaders is unknown, and so is how many messages wait",
+        code="no-answer",
+        remedy="the node that hangs answers no rabbitmq-diagnostics ping: let it go on, or kill it and start it again",
+    )
 
 
 def judge(queues: Sequence[QueueFacts], levels: Sequence[str], facts: Facts) -> Iterator[Finding]:
@@ -78,7 +117,9 @@ def judge(queues: Sequence[QueueFacts], levels: Sequence[str], facts: Facts) -> 
             remedy=f"{_start(down)}; a node that will not come back, while more than half of the nodes run: rabbitmqctl"
             f" forget_cluster_node {down[0]}",
         )
-    if facts.queues is None:
+    if facts.silent:
+        yield _silent(facts)
+    elif facts.queues is None:
         yield Finding(
             state=State.UNKNOWN, resource="leaders and members of the queues", found=facts.why, code="no-leader"
         )
@@ -195,3 +236,85 @@ def _absent(queues: Iterable[QueueFacts]) -> list[str]:
 
 def _start(nodes: Sequence[str]) -> str:
     return f"start {some(nodes, separator=', ')}" if nodes else "start the node that has it"
+
+
+# -- while a send gets no confirm --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswers:
+    """What the hosts of a connection answer at one moment.
+
+    :param problems: of each host the problem of a login there; None if there is none.
+    :param facts: the queues, or why the management API does not show them.
+    """
+
+    problems: Mapping[str, str | None]
+    facts: Facts
+
+    @classmethod
+    def ask(cls, hosts: Sequence[Parameters]) -> HostAnswers:
+        """Ask all hosts at once, which takes a few seconds at most.
+
+        :raises ValueError: the address of the management API cannot be read.
+        """
+        url: str | None = getattr(hosts[0], "management_url", None)
+        with ThreadPoolExecutor(1 + len(hosts)) as pool:
+            logins = pool.submit(login_problems, hosts, seconds=_CHECK_SECONDS)
+            listed = list(pool.map(lambda host: list_queues(host, url, _CHECK_SECONDS), hosts[:1] if url else hosts))
+            problems = dict(zip(map(host_name, hosts), logins.result(), strict=True))
+        best = max(listed, key=lambda facts: (facts.queues is not None, facts.silent))
+        return cls(problems, best)
+
+    def quorum_lost(self, host: str, queues: Iterable[str]) -> str | None:
+        """Return why messages to these queues are not confirmed over a host; None if it is not certain that they wait.
+
+        A queue that has only lost its leader elects another one within seconds.
+        """
+        if self.facts.queues is not None:
+            known = [self.facts.queues[name] for name in queues if name in self.facts.queues]
+            lost = [str(each) for each in _blocked(known) if each.code != "no-leader"]
+            return ". ".join(lost) or None
+        others = [f"{name}: {problem}" for name, problem in self.problems.items() if problem]
+        alone = self.problems[host] is None and len(others) == len(self.problems) - 1
+        # with a host or two, the others may be those of the cluster that are not listed
+        if not alone or not (self.facts.silent or len(self.problems) >= _MEMBERS):
+            return None
+        only = f"of {len(self.problems)} hosts this one alone answers ({some(others)})" if others else None
+        causes = [cause for cause in (only, self.facts.why if self.facts.silent else None) if cause]
+        return f"{'; '.join(causes)}: {_LOST}"
+
+    def only_others(self, host: str) -> bool:
+        """Whether other hosts answer, and this one does not."""
+        return self.problems[host] is not None and None in self.problems.values()
+
+
+class SilenceCheck:
+    """Asks in a thread why a host confirms nothing, again and again while it does not.
+
+    :param hosts: of the connection.
+    """
+
+    def __init__(self, hosts: Sequence[Parameters]) -> None:
+        self._hosts = hosts
+        self._asked: Future[HostAnswers] | None = None
+        self._asked_at = 0.0
+        self._answers: HostAnswers | None = None
+
+    def look(self, seconds: float, here: float, timeout: float) -> HostAnswers | None:
+        """Return the newest answers; None if there are none yet, or if messages were confirmed meanwhile.
+
+        :param seconds: without a confirm.
+        :param here: seconds since the present host was connected to.
+        :param timeout: seconds without a confirm until the send ends in any case.
+        """
+        after = min(_CHECK_AFTER, timeout / 4)
+        if seconds < after or here < min(_HOST_AFTER, timeout / 20):
+            self._asked = self._answers = None
+            return None
+        if self._asked is not None and self._asked.done():
+            self._answers = None if self._asked.exception() else self._asked.result()
+        if self._asked is None or (self._asked.done() and seconds - self._asked_at >= after):
+            self._asked_at = seconds
+            self._asked = in_thread(partial(HostAnswers.ask, self._hosts), "delayed-silence-check")
+        return self._answers

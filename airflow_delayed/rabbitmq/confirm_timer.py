@@ -17,6 +17,10 @@ class ConfirmTimeout(Exception):
     """A host has confirmed nothing for its share of the connection's ``confirm_timeout``."""
 
 
+class QuorumLost(ConfirmTimeout):
+    """No confirm will come soon, from any host: queues have lost their quorum, or the nodes that they need hang."""
+
+
 class ConfirmTimer:
     """Counts the seconds since the last confirm, or since the oldest unconfirmed message if that is later.
 
@@ -33,6 +37,8 @@ class ConfirmTimer:
         self.timeout = timeout
         #: Seconds without a confirm until the next host is tried.
         self.host_timeout = timeout / min(hosts, _HOSTS)
+        #: Seconds without a confirm until a send ends whose queues are known to have no quorum.
+        self.patience = min(FIRST_WARNING, timeout / 2)
         #: Seconds between two calls of :meth:`advance`.
         self.interval = min(_INTERVAL, timeout / 10)
         #: Seconds without a confirm.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ class BrokerParameters(ConnectionParameters):
 
     #: Seconds that a send may be without a confirm.
     confirm_timeout = CONFIRM_TIMEOUT
+    #: The management API's address, as :func:`airflow_delayed.rabbitmq.management.reach` has it.
+    management_url: str | None = None
 
 
 def confirm_timeout(host: Parameters) -> float:
@@ -112,6 +115,7 @@ def parameters(
     ]
     for each in found:
         each.confirm_timeout = confirm or CONFIRM_TIMEOUT
+        each.management_url = extras.text("management_url")
     return found
 
 
@@ -257,10 +261,10 @@ class _Extras:
         return found
 
 
-#: Seconds that a host has for the login when a connection is tested, and seconds after which the test ends in any case
+#: Seconds that a host has for the login when a connection is tested; the test ends in any case after so many times that
 #: (a name may stand for several addresses, and to resolve it takes time too).
 TEST_SECONDS = 5.0
-_TEST_LIMIT = 8.0
+_TEST_LIMIT = 1.6
 #: Errors of opening a connection. That of a host which accepts it and never answers is no AMQPError.
 _ERRORS = (exceptions.AMQPError, AMQPConnectorException, OSError)
 #: The connection inside of a blocking one. Only a private argument sets it, whose type in pika's stubs is wrong.
@@ -291,11 +295,15 @@ def server_version(connection: BlockingConnection) -> str | None:
     return (version.decode() if isinstance(version, bytes) else version) or None
 
 
-def login_problems(hosts: Sequence[ConnectionParameters]) -> list[str | None]:
-    """Log in at all hosts at once; return for each its problem, or None. Takes a few seconds at most."""
+def login_problems(hosts: Sequence[Parameters], *, seconds: float = TEST_SECONDS) -> list[str | None]:
+    """Log in at all hosts at once; return for each its problem, or None. Takes a few seconds at most.
 
-    def cause(host: ConnectionParameters) -> str | None:
-        host.socket_timeout = host.stack_timeout = TEST_SECONDS
+    :param seconds: that each host has for the login.
+    """
+
+    def cause(host: Parameters) -> str | None:
+        host = copy(host)
+        host.socket_timeout = host.stack_timeout = seconds
         try:
             with muted_pika():
                 BlockingConnection(host).close()
@@ -306,7 +314,7 @@ def login_problems(hosts: Sequence[ConnectionParameters]) -> list[str | None]:
     # a thread may hang in the system's resolver; nothing waits for it
     pool = ThreadPoolExecutor(len(hosts))
     tests = [pool.submit(cause, host) for host in hosts]
-    wait(tests, timeout=_TEST_LIMIT)
+    wait(tests, timeout=seconds * _TEST_LIMIT)
     pool.shutdown(wait=False)
     return [each.result() if each.done() else describe_error(TimeoutError()) for each in tests]
 

@@ -1,21 +1,24 @@
 """A small client of RabbitMQ's management API, and the facts that it learns of a virtual host.
 
-Its callers have to manage without it: the API may be off or not allowed.
+Its callers have to manage without it: the API may be off or not allowed. An API that is there and does not answer in
+time is another case (:attr:`Facts.silent`): the API of each node waits for a node that hangs.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import httpx
 from pika import ConnectionParameters, PlainCredentials
+from pika.connection import Parameters
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq.hosts import in_turn
@@ -117,6 +120,9 @@ class Facts:
     """What a virtual host has; None for what could not be learnt, with the reason in ``why``."""
 
     why: str | None = None
+    #: Whether the API is there, and did not list the queues in time. Then a node of the cluster hangs, or is cut off,
+    #: and AMQP may count 0 messages in a queue that has some.
+    silent: bool = False
     queues: Mapping[str, QueueFacts] | None = None
     exchanges: Mapping[str, ExchangeFacts] | None = None
     bindings: tuple[BindingFacts, ...] | None = None
@@ -157,6 +163,8 @@ class Management:
         self._client = client
         self._vhost = quote(virtual_host, safe="")
         self._failure: str | None = None
+        #: Whether it did not answer in time once; it is asked nothing more then.
+        self._silent = False
 
     def __enter__(self) -> Management:
         return self
@@ -185,13 +193,14 @@ class Management:
 
         :param flags: ask for the feature flags too, which it shows to administrators alone.
         """
+        nodes = self.nodes()
         policies, operator = self._list("policies"), self._list("operator-policies")
         exchanges, bindings = self._list("exchanges"), self._list("bindings")
         features = self._get("feature-flags") if flags else None
-        queues, nodes = self.queues(), self.nodes()
-        return Facts(
-            why=f"the management API at {self.where} {self._failure or 'does not tell this user'}",
-            queues=queues,
+        # last, since of all these the list of queues waits longest for a node that hangs
+        known = self.list_queues()
+        return replace(
+            known,
             nodes=nodes,
             exchanges=None if exchanges is None else _exchanges(exchanges),
             bindings=None if bindings is None else _bindings(bindings),
@@ -200,6 +209,12 @@ class Management:
             else _policies(policies, operator=False) + _policies(operator, operator=True),
             flags=None if features is None else {flag["name"]: flag["state"] for flag in features},
         )
+
+    def list_queues(self) -> Facts:
+        """Return the queues alone, and why there are none."""
+        queues = self.queues()
+        why = f"the management API at {self.where} {self._failure or 'does not tell this user'}"
+        return Facts(why=why, silent=self._silent and queues is None, queues=queues)
 
     def queues(self) -> Mapping[str, QueueFacts] | None:
         """Return the queues of the virtual host by name."""
@@ -263,16 +278,23 @@ class Management:
         return found if isinstance(found, list) else None
 
     def _get(self, path: str, **query: str) -> Any:
+        if self._silent:
+            return None
         try:
             answer = self._client.get(f"/api/{path}", params=query)
+            self._silent = answer.is_server_error
+            if self._silent:
+                self._failure = f"did not answer all questions: status {answer.status_code}"
             return answer.json() if answer.is_success else None
         except (httpx.HTTPError, OSError, ValueError) as error:
+            # it has answered before, so it is there
+            self._silent = isinstance(error, httpx.TimeoutException)
             self._failure = f"did not answer all questions: {_cause(error)}"
             return None
 
 
-def reach(parameters: Sequence[ConnectionParameters], url: str | None = None) -> tuple[Management | None, str | None]:
-    """Return the management API of a broker's first host that answers, or None and why there is none.
+def reach(parameters: Sequence[ConnectionParameters], url: str | None = None) -> tuple[Management | None, Facts]:
+    """Return the management API of a broker's first host that answers, or None; and the facts without it.
 
     The host that answered last over AMQP is asked first, and the others together if it does not answer.
 
@@ -283,46 +305,75 @@ def reach(parameters: Sequence[ConnectionParameters], url: str | None = None) ->
     :raises ValueError: the url cannot be read.
     """
     if url and url.strip().lower() == NONE:
-        return None, "the extra 'management_url' turns the management API off"
+        return None, Facts(why="the extra 'management_url' turns the management API off")
     first, *others = parameters[:1] if url else in_turn(parameters)
     timeout = _FIRST_ANSWER if others else _TIMEOUT
     answers = [_ask(first, url, timeout)]
-    if others and isinstance(answers[0], str):
+    if others and isinstance(answers[0], Facts):
         # side by side, for while a node hangs the others may not answer either
         with ThreadPoolExecutor(len(others)) as pool:
             answers += pool.map(lambda host: _ask(host, url, timeout), others)
     found = [answer for answer in answers if isinstance(answer, Management)]
     for another in found[1:]:
         another.close()
-    return (found[0], None) if found else (None, str(answers[0]))
+    absent = [answer for answer in answers if isinstance(answer, Facts)]
+    if found:
+        return found[0], Facts()
+    return None, next((facts for facts in absent if facts.silent), absent[0])
 
 
-def _ask(host: ConnectionParameters, url: str | None, timeout: httpx.Timeout) -> Management | str:
+def _ask(host: Parameters, url: str | None, timeout: httpx.Timeout) -> Management | Facts:
     """Return the management API of a host, or why there is none."""
     client, why = client_for(host, url)
     if client is None:
-        return why
+        return Facts(why=why)
+    where, silent = str(client.base_url).rstrip("/"), False
     try:
         # every user with one of the tags may read the overview
         answer = client.get("/api/overview", params={"columns": "rabbitmq_version"}, timeout=timeout)
         if answer.is_success and isinstance(answer.json(), dict):
             return Management(client, host.virtual_host)
-        why = _refusal(answer.status_code, str(client.base_url))
+        why = _refusal(answer.status_code, where)
     except (httpx.HTTPError, OSError, ValueError) as error:
-        why = f"no management API at {str(client.base_url).rstrip('/')}: {_cause(error)}"
+        silent = isinstance(error, httpx.TimeoutException) and _listens(client.base_url)
+        why = f"the management API at {where} {'gave' if silent else 'cannot be asked:'} {_cause(error)}"
     client.close()
-    return why
+    return Facts(why=why, silent=silent)
 
 
-def survey(management: Management | None, why: str | None, *, flags: bool = False) -> Facts:
-    """Return the facts that the management API shows; none without it.
+def _listens(address: httpx.URL) -> bool:
+    """Whether a port takes connections: a firewall that drops packets does not, and a host that hangs does.
 
-    :param why: the reason why there is no management API.
+    httpx has one error for a connection that is not taken and for a TLS handshake without an answer.
     """
-    return management.survey(flags=flags) if management else Facts(why=why)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        with socket.create_connection((address.host, port), timeout=_TIMEOUT.connect):
+            return True
+    except OSError:
+        return False
 
 
-def client_for(host: ConnectionParameters, url: str | None) -> tuple[httpx.Client | None, str]:
+def survey(management: Management | None, absent: Facts, *, flags: bool = False) -> Facts:
+    """Return the facts that the management API shows.
+
+    :param absent: the facts without it.
+    """
+    return management.survey(flags=flags) if management else absent
+
+
+def list_queues(host: Parameters, url: str | None, seconds: float) -> Facts:
+    """Return the queues that the management API of one host lists within some seconds; the url is that of reach."""
+    if url and url.strip().lower() == NONE:
+        return Facts()
+    found = _ask(host, url, httpx.Timeout(seconds))
+    if isinstance(found, Facts):
+        return found
+    with found as management:
+        return management.list_queues()
+
+
+def client_for(host: Parameters, url: str | None) -> tuple[httpx.Client | None, str]:
     """Return a client of the management API of a host, or None and why there is none; the url is that of reach."""
     context = host.ssl_options.context if host.ssl_options else None
     login = host.credentials if isinstance(host.credentials, PlainCredentials) else None
@@ -363,7 +414,6 @@ def _parsed(url: str) -> httpx.URL:
 
 
 def _refusal(status: int, where: str) -> str:
-    where = where.rstrip("/")
     if status in (401, 403):
         return (
             f"the management API at {where} refused the user; it needs the tag management, or a password that is right"

@@ -292,6 +292,10 @@ class ReceivedProperties(BasicProperties):
         )
 
 
+#: Headers of a received message that are read; a frame has room for 65,000, which cost fifty times one as long.
+MAX_HEADERS = 2000
+
+
 class ReceivedHeaders(Mapping[str, Any]):
     """Headers, each decoded when it is read, as pika does it; None if it cannot be decoded."""
 
@@ -304,6 +308,8 @@ class ReceivedHeaders(Mapping[str, Any]):
         at = 0
         try:
             while at < len(table):
+                if len(self._entries) == MAX_HEADERS:
+                    raise ValueError(f"there are more than {MAX_HEADERS:,}")
                 after, end = _short_end(table, at), 0
                 end = _value_end(table, after)
                 name = text(table[at + 1 : after])

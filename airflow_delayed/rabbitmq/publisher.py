@@ -19,7 +19,7 @@ from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
-from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer
+from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer, QuorumLost
 from airflow_delayed.rabbitmq.connection import confirm_timeout, describe_error, muted_pika
 from airflow_delayed.rabbitmq.hosts import HostFailover, host_name
 from airflow_delayed.rabbitmq.properties import PropertiesWriter
@@ -84,18 +84,19 @@ class Publisher:
         sends a message again that the broker refuses (nack), on the same connection. While a broker's alarm blocks the
         connection, the send waits. While the broker confirms nothing, or refuses a message, a warning is logged after
         10 s and then at growing times. Of several hosts that confirm nothing the next one is tried after a share of the
-        connection's ``confirm_timeout``. After a message that cannot be sent no more are taken; the send ends when the
-        published messages are confirmed.
+        connection's ``confirm_timeout``, or at once if the host takes no login any more. If the levels' queues have
+        lost their quorum, or nodes that they need hang, the send ends after 10 to 15 s. After a message that cannot be
+        sent no more are taken; the send ends when the published messages are confirmed.
 
-        :raises TransportUnavailable: no host can be reached, or an alarm lasts. Nothing was sent.
+        :raises TransportUnavailable: no host can be reached, an alarm lasts, or quorum is lost. Nothing was sent.
         :raises DestinationMissing: the first message's queue does not exist. Nothing was sent.
         :raises TopologyError: the delay levels are not installed. Nothing was confirmed.
         :raises LimitExceeded: the first message is beyond a limit. Nothing was sent.
         :raises SendFailed: any of this after messages had been published, a message returned, a connection lost
             that did not come back, an alarm that lasts longer than the connection's ``blocked_timeout``, or no confirm,
             or a message refused, for its ``confirm_timeout``. It counts the confirmed and names the others; its cause
-            is TransportUnavailable if the connection was at fault. What was published without a confirm may still
-            arrive.
+            is TransportUnavailable if the connection was at fault, as it is if quorum was lost. What was published
+            without a confirm may still arrive.
         """
         source = iter(messages)
         if not length_hint(messages):
@@ -116,6 +117,7 @@ class Publisher:
                     session = Session(
                         failover.host,
                         backlog,
+                        hosts=self._hosts,
                         topology=self._topology,
                         clock=self._clock,
                         window=self._window,
@@ -133,8 +135,8 @@ class Publisher:
                 continue
             if backlog.report.sent > confirmed:
                 failover.succeeded()
-            if isinstance(reason, ConnectionBlockedTimeout):
-                return self._give_up(backlog, self._alarm(failover.host, session.blocked), reason)
+            if final := self._final(reason, failover.host, session, backlog):
+                return self._give_up(backlog, final, reason)
             why = describe_error(reason, failover.host)
             failover.failed(why, opened=session.opened)
             if not backlog.published and failover.none_opened:
@@ -161,20 +163,24 @@ class Publisher:
             with muted_pika():
                 session.close()
 
-    def _alarm(self, host: Parameters, reason: str | None) -> str:
-        return (
-            f"{host_name(host)}: the broker's alarm ({reason or 'no reason given'}) has kept it from taking messages"
-            f" for {host.blocked_connection_timeout:g} s; free memory or disk on the broker, or wait longer with the"
-            " connection's extra blocked_timeout"
-        )
+    def _final(self, reason: BaseException, host: Parameters, session: Session, backlog: Backlog) -> str | None:
+        """Return why no other connection is tried; None if one is."""
+        if isinstance(reason, ConnectionBlockedTimeout):
+            return (
+                f"{host_name(host)}: the broker's alarm ({session.blocked or 'no reason given'}) has kept it from"
+                f" taking messages for {host.blocked_connection_timeout:g} s; free memory or disk on the broker, or"
+                " wait longer with the connection's extra blocked_timeout"
+            )
+        if isinstance(reason, QuorumLost):
+            return f"{host_name(host)}: {reason}. Sending ended{_arrives(backlog)}"
+        return None
 
     def _no_confirm(self, backlog: Backlog, failover: HostFailover, timer: ConfirmTimer) -> str:
-        arrives = "; what is unconfirmed may still arrive, and a retry sends it with the same ids"
         return (
             f"{failover}. Sending ended after {timer.timeout:g} s without a confirm (the connection's extra"
             " confirm_timeout). Have queues lost their quorum, or is the host frozen? verify() and 'airflow delayed"
             " doctor' show it"
-            f"{arrives if backlog.published else ''}"
+            f"{_arrives(backlog)}"
         )
 
     def _give_up(self, backlog: Backlog, why: str, reason: BaseException) -> SendReport:
@@ -183,3 +189,7 @@ class Publisher:
         cause.__cause__ = reason
         backlog.give_up(cause)
         return backlog.outcome()
+
+
+def _arrives(backlog: Backlog) -> str:
+    return "; what is unconfirmed may still arrive, and a retry sends it with the same ids" if backlog.published else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pika.exceptions import ChannelClosedByBroker
 
 from airflow_delayed.delivery import Finding, State
-from airflow_delayed.rabbitmq import declare
+from airflow_delayed.rabbitmq import cluster, declare
 from airflow_delayed.rabbitmq.declare import Declaration
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management
 from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, ReceivedProperties
@@ -35,7 +35,7 @@ _CANCEL_SECONDS = 5.0
 def waiting_finding(queue: str, count: int | None) -> Finding:
     """Return the finding of a queue whose deletion would lose messages; None: whether there are some is unknown."""
     if count is None:
-        why = "whether messages are stuck in dead-lettering in it, the management API alone tells"
+        why = "whether messages wait in it, or are stuck in dead-lettering, the management API alone tells"
         return Finding(state=State.UNKNOWN, resource=f"queue {queue}", found=why, code="waiting")
     return Finding(
         state=State.BLOCKED, resource=f"queue {queue}", found=f"{count:,} messages wait in it", code="waiting"
@@ -59,9 +59,12 @@ class QueueContents:
         counts = declare.counts(self.connection, names)
         found = {name: count for name, count in counts.items() if count is not None}
         waiting: dict[str, int | None] = {name: count for name, count in found.items() if count}
+        leaderless = {queue.name for queue in cluster.unavailable((self.facts.queues or {}).values())}
+        unknown = [name for name in found if self.facts.silent or name in leaderless]
+        waiting.update(dict.fromkeys(unknown))
         for name in filter(self.may_be_stuck, found):
             known = (self.facts.queues or {}).get(name)
-            if known is None:
+            if known is None or name in leaderless:
                 waiting.setdefault(name, None)
             # without statistics yet the queue counts as empty: a removal waits for them
             elif known.stuck:

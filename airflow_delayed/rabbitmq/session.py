@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
@@ -19,8 +19,10 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError, some
 from airflow_delayed.message import delay_seconds
+from airflow_delayed.rabbitmq import levels
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry, Unconfirmed
-from airflow_delayed.rabbitmq.confirm_timer import FIRST_WARNING, ConfirmTimeout, ConfirmTimer
+from airflow_delayed.rabbitmq.cluster import SilenceCheck
+from airflow_delayed.rabbitmq.confirm_timer import FIRST_WARNING, ConfirmTimeout, ConfirmTimer, QuorumLost
 from airflow_delayed.rabbitmq.declare import refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
 from airflow_delayed.rabbitmq.hosts import host_name
@@ -57,6 +59,7 @@ class Session:
     a lost connection :meth:`run` puts the unconfirmed messages back, and the publisher sends them in the next session;
     the time for which a message has been refused goes on.
 
+    :param hosts: all hosts of the connection, to ask them why no confirm comes.
     :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
     """
 
@@ -65,6 +68,7 @@ class Session:
         parameters: Parameters,
         backlog: Backlog,
         *,
+        hosts: Sequence[Parameters],
         topology: Topology,
         clock: Clock,
         window: int,
@@ -96,6 +100,8 @@ class Session:
         self._write: WriteMessage
         self._services = buffered_services()
         self._host = host_name(parameters)
+        self._check = SilenceCheck(hosts)
+        self._opened_at = 0.0
         self._timer: ConfirmTimer
         self._connection = DecodingSelectConnection(
             parameters,
@@ -153,6 +159,7 @@ class Session:
 
     def _on_open(self, connection: Connection) -> None:
         self.opened = True
+        self._opened_at = self._timer.elapsed
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
         connection.channel(on_open_callback=self._on_channel)
@@ -221,11 +228,7 @@ class Session:
         timer.advance(self._unconfirmed.settled, awaits=awaits, blocked=self.blocked is not None)
         # pika's own timeout ends a connection that does not open
         if timer.host_over and self._connection.is_open:
-            self._reason = ConfirmTimeout(f"no confirm for {timer.silent:.0f} s, while {self._awaited()}")
-            self._paused = True
-            self._connection.close()
-            # it would not answer a farewell either
-            self._loop.call_later(0, self._hang_up)
+            self._end(ConfirmTimeout(f"no confirm for {timer.silent:.0f} s, while {self._awaited()}"))
             return
         refused = self._backlog.refused
         seconds = timer.elapsed - next(iter(refused.values())) if refused else timer.silent
@@ -244,7 +247,33 @@ class Session:
                 problem,
                 timer.timeout,
             )
+        if self._connection.is_open and self.blocked is None and (why := self._why_silent(seconds)):
+            self._end(why)
+            return
         self._look = self._loop.call_later(timer.interval, self._look_at_timer)
+
+    def _why_silent(self, seconds: float) -> ConfirmTimeout | None:
+        """Return why to end a connection that has confirmed nothing for some seconds; None to go on."""
+        timer, refused = self._timer, self._backlog.refused
+        answers = self._check.look(seconds, timer.elapsed - self._opened_at, timer.timeout)
+        if answers is None:
+            return None
+        what = f"{len(refused):,} messages are refused" if refused else self._awaited()
+        problem = f"no confirm for {seconds:.0f} s, while {what}"
+        queues = map(self._topology.level_name, range(levels.BITS))
+        if seconds >= timer.patience and (lost := answers.quorum_lost(self._host, queues)):
+            log.warning("Connection %r: %s: %s; %s. Sending ends", self._backlog.conn_id, self._host, problem, lost)
+            return QuorumLost(f"{problem}; {lost}")
+        if not refused and answers.only_others(self._host):
+            return ConfirmTimeout(f"{problem}; it takes no login any more, and other hosts do")
+        return None
+
+    def _end(self, reason: ConfirmTimeout) -> None:
+        self._reason = reason
+        self._paused = True
+        self._connection.close()
+        # it would not answer a farewell either
+        self._loop.call_later(0, self._hang_up)
 
     def _awaited(self) -> str:
         """Describe what the broker has not answered."""

@@ -178,7 +178,8 @@ class RabbitMQTransport(Delivery):
         """Count the messages in each level, with the time when they fall due; ``str()`` of it is a table.
 
         Without the management API the messages stuck in dead-lettering are unknown, and the total is the least there
-        can be; and a queue without a leader is taken for empty. With it, the messages of such a queue are unknown.
+        can be; and a queue without a leader is taken for empty. With it, the messages of such a queue are unknown, and
+        those of all queues while it is there and does not answer in time.
 
         :raises TopologyError: the topology is not installed.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
@@ -307,8 +308,9 @@ class RabbitMQTransport(Delivery):
         :raises ValueError: source and target are one, or a topology is unknown.
         :raises TopologyError: the source's levels do not exist, or the target is not installed.
         :raises TransportUnavailable: a connection failed; messages that were not moved are in their queue. Or a queue
-            of the source has no leader, so that its messages are unknown (as far as the management API shows it). Or no
-            destinations are named, and the management API does not show which are bound.
+            of the source has no leader, so that its messages are unknown (as far as the management API shows it), or
+            that API is there and does not answer in time. Or no destinations are named, and the management API does
+            not show which are bound.
         :raises SendFailed: the target did not take some messages; they are in their queue.
         """
         require_client()
@@ -342,8 +344,9 @@ class RabbitMQTransport(Delivery):
         :raises ValueError: the limit is negative.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
         :raises TransportUnavailable: the connection failed; messages that were not sent are in their queue. Or that
-            has no leader, so that its messages are unknown (as far as the management API shows it). Or no destinations
-            are named, and the management API does not show which are bound.
+            has no leader, so that its messages are unknown (as far as the management API shows it), or that API is
+            there and does not answer in time. Or no destinations are named, and the management API does not show which
+            are bound.
         :raises SendFailed: the broker did not take some messages; they are in their queue.
         """
         require_client()
@@ -405,18 +408,18 @@ class RabbitMQTransport(Delivery):
         with self._connected() as connection:
             from airflow_delayed.rabbitmq.admin import TopologyAdmin
 
-            management, why = self._management()
+            management, absent = self._management()
             with management or nullcontext():
-                yield TopologyAdmin(self.conn_id, self.topology, connection, management, why)
+                yield TopologyAdmin(self.conn_id, self.topology, connection, management, absent)
 
     def _facts(self) -> Facts:
         from airflow_delayed.rabbitmq.management import survey
 
-        management, why = self._management()
+        management, absent = self._management()
         with management or nullcontext():
-            return survey(management, why)
+            return survey(management, absent)
 
-    def _management(self) -> tuple[Management | None, str | None]:
+    def _management(self) -> tuple[Management | None, Facts]:
         from airflow_delayed.rabbitmq import management
 
         url = self._connection().extra.get("management_url")

@@ -17,7 +17,7 @@ from airflow_delayed.errors import InvalidMessage
 from airflow_delayed.message import EPOCH, UTC, parse_moment
 from airflow_delayed.nservicebus import DELIVER_AT, parse_nservicebus_time
 from airflow_delayed.rabbitmq import cluster, levels
-from airflow_delayed.rabbitmq.management import QueueFacts
+from airflow_delayed.rabbitmq.management import Facts
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, ORIGINAL_KEY
 from airflow_delayed.rabbitmq.topology import (
     NSERVICEBUS_DELAY,
@@ -61,14 +61,21 @@ class Waiting:
     unroutable: int | None
     #: Why messages could not be counted, be it the stuck ones or all of a queue; None if they were.
     why_unknown: str | None = None
-    #: Queues that have no leader, or too few members that run: their messages are unknown.
+    #: Queues that have no leader, or too few members that run, and all queues if the management API is there and did
+    #: not answer in time: their messages are unknown.
     unavailable: tuple[str, ...] = ()
     #: What is wrong with the queues' leaders and members, as far as the management API's list of queues shows it.
     findings: tuple[Finding, ...] = ()
 
     @property
-    def messages(self) -> int:
-        """All messages that are known in the levels; there may be more if ``why_unknown`` is not None."""
+    def messages(self) -> int | None:
+        """All messages in the levels; None if those of a level are unknown.
+
+        Without the management API, stuck messages are not among them (``stuck`` is None), and a queue without a leader
+        counts as empty.
+        """
+        if any(level.queue in self.unavailable for level in self.levels):
+            return None
         return sum(level.messages or 0 for level in self.levels)
 
     @property
@@ -90,8 +97,8 @@ class Waiting:
             for level in self.levels
             if level.messages or level.stuck or level.queue in self.unavailable
         ]
-        least = "at least " if self.stuck is None else ""
-        rows.append(("all levels", f"{least}{self.messages:,}", _count(self.stuck), "", ""))
+        least = "at least " if self.stuck is None and self.messages is not None else ""
+        rows.append(("all levels", f"{least}{_count(self.messages)}", _count(self.stuck), "", ""))
         absent = self.unroutable is None and self.unroutable_queue not in self.unavailable
         unroutable = "no such queue" if absent else _count(self.unroutable)
         rows.append((self.unroutable_queue, unroutable, "", "", ""))
@@ -115,8 +122,7 @@ def waiting(
     topology: Topology,
     now: datetime,
     counts: Mapping[str, int | None],
-    queues: Mapping[str, QueueFacts] | None,
-    why: str | None = None,
+    facts: Facts,
 ) -> Waiting:
     """Add the counts of AMQP and of the management API.
 
@@ -124,11 +130,14 @@ def waiting(
     queue without a leader, so that of such a queue nothing is known.
 
     :param counts: AMQP's count of each queue; None for a queue that is missing.
-    :param queues: the management API's list; None without it, with the reason in ``why``.
+    :param facts: the management API's list of queues, or why there is none.
     """
     names = [*map(topology.level_name, range(levels.BITS)), topology.unroutable_queue]
+    queues = facts.queues
     there = [queues[name] for name in names if queues and name in queues]
     unavailable = {queue.name for queue in cluster.unavailable(there)}
+    if facts.silent:
+        unavailable = {name for name in names if counts.get(name) is not None}
     found = []
     for level, name in enumerate(names[:-1]):
         ready = None if name in unavailable else counts.get(name)
@@ -148,10 +157,12 @@ def waiting(
             )
         )
     why_unknown = None
-    if unavailable:
+    if facts.silent:
+        why_unknown = facts.why
+    elif unavailable:
         why_unknown = f"{len(unavailable)} have no leader, or too few members that run"
     elif any(level.stuck is None and level.messages is not None for level in found):
-        why_unknown = why if queues is None else "the broker has no statistics of some queues (yet)"
+        why_unknown = facts.why if queues is None else "the broker has no statistics of some queues (yet)"
     return Waiting(
         at=now,
         levels=tuple(found),
@@ -159,7 +170,7 @@ def waiting(
         unroutable=None if names[-1] in unavailable else counts.get(names[-1]),
         why_unknown=why_unknown,
         unavailable=tuple(name for name in names if name in unavailable),
-        findings=tuple(cluster.judge_queues(there, names[:-1])),
+        findings=tuple(cluster.uncounted(facts, names) if facts.silent else cluster.judge_queues(there, names[:-1])),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
@@ -245,8 +246,8 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
             text = f"of {counts['total']:,} messages {sum(given_up.values()):,} were given up: {outcomes}"
             if self.on_given_up == "fail":
                 raise AirflowFailException(
-                    f"{text}. See airflow delayed list --store-conn-id {self.store_conn_id} --state failed --state"
-                    " expired; airflow delayed retry lets failed messages wait again. If that may be, pass"
+                    f"{text}. See airflow delayed list --store-conn-id {quote(self.store_conn_id)} --state failed"
+                    " --state expired; airflow delayed retry lets failed messages wait again. If that may be, pass"
                     " on_given_up='succeed'"
                 )
             self.log.warning("%s", text)

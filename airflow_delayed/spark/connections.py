@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_delayed.delivery import Clock, Connection, DelayStore, Delivery
 from airflow_delayed.errors import InputError, UnsupportedConnection, UnsupportedOption
 from airflow_delayed.route import Route
-from airflow_delayed.spark.options import Settings, check_type
+from airflow_delayed.spark.options import Settings, check_type, headers_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
@@ -73,6 +74,27 @@ def find(
         f" {VARIABLES[0]}{conn_id.upper()} of Spark's executors, or name a file of connections with the option"
         " connections_file"
     )
+
+
+def with_headers(settings: Settings, *, distributed: Callable[[str], str] = spark_file) -> Settings:
+    """Return the settings with the headers of the file that the option ``headers_file`` names, on this machine.
+
+    :raises InputError: it cannot be read; its content is not shown.
+    """
+    file = settings.headers_file
+    if file is None:
+        return settings
+    path = Path(file if "/" in file else distributed(file))
+    try:
+        headers = headers_of(path.read_text())
+    except OSError as error:
+        raise InputError(
+            f"the file of headers {path} cannot be read: {error.strerror}; it has to be on every machine with an"
+            " executor, readable for Spark's user"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"the file of headers {path} cannot be read: {error}") from None
+    return replace(settings, rules=replace(settings.rules, headers=headers))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

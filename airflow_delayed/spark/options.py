@@ -14,6 +14,7 @@ from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.message import TRACEPARENT, TRACESTATE, UTC, delay_of, due_after, parse_time, utc
+from airflow_delayed.provider_info import HOLD_OVER, MAX_PAST
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
@@ -27,6 +28,7 @@ NAMES = (
     "delay",
     "due_at",
     "headers",
+    "headers_file",
     "tag",
     "expires_at",
     "id_columns",
@@ -84,6 +86,7 @@ class Settings:
     window: int | None
     connections: int | None
     connections_file: str | None
+    headers_file: str | None
     attempts: str | None
     manifest: str | None
     dry_run: bool
@@ -105,9 +108,9 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     read = _Reader(given)
     anchor = None if given.get("anchor") == UNKNOWN else read.moment("anchor") or now
     began = read.moment("began") or anchor or now
-    max_past = read.span("max_past", timedelta(hours=1))
+    max_past = read.span("max_past", timedelta(seconds=MAX_PAST))
     until_due = read.choice("until_due", "false", "true") == "true"
-    hold_over = read.span("hold_over", timedelta(0) if until_due else timedelta(minutes=15))
+    hold_over = read.span("hold_over", timedelta(seconds=0 if until_due else HOLD_OVER))
     if until_due and (hold_over or "store" not in given):
         raise InputError("until_due=true lets all messages wait in a store: give the option store, and no hold_over")
     return Settings(
@@ -134,6 +137,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
         window=read.one("window", _number),
         connections=read.one("connections", _number),
         connections_file=given.get("connections_file"),
+        headers_file=given.get("headers_file"),
         attempts=given.get("attempts"),
         manifest=given.get("manifest"),
         dry_run=read.choice("dry_run", "false", "true") == "true",
@@ -144,6 +148,8 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
 def _check_together(given: Mapping[str, str]) -> None:
     if "delay" in given and "due_at" in given:
         raise InputError("the options delay and due_at say the same thing; give one of them")
+    if "headers" in given and "headers_file" in given:
+        raise InputError("the options headers and headers_file say the same thing; give one of them")
     if given.get("store") == given["deliver"]:
         raise InputError("the options deliver and store name one connection; leave store out")
     others = [name for name in ("topology", "routing", "envelope") if name in given]
@@ -174,7 +180,7 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         scope=read.one("scope", _scope) or b"",
         destination=read.given.get("destination"),
         due_at=due_at,
-        headers=read.one("headers", _headers) or {},
+        headers=read.one("headers", headers_of) or {},
         id_columns=_names(read.given.get("id_columns", "")),
         tag=read.given.get("tag"),
         expires_at=read.one("expires_at", moment("expires_at")),
@@ -275,11 +281,15 @@ def _origin(text: str) -> Origin:
     return Origin(**texts, **numbers)
 
 
-def _headers(text: str) -> Mapping[str, str]:
+def headers_of(text: str) -> Mapping[str, str]:
+    """Return headers from a JSON object.
+
+    :raises ValueError: it is none; its content is not shown.
+    """
     try:
         headers: Any = json.loads(text)
     except ValueError:
-        headers = None  # its content is not shown
+        headers = None
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
         raise ValueError('it must be a JSON object of text to text, {"content-type": "application/json"}')
     return headers

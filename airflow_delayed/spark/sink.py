@@ -65,6 +65,7 @@ class DelayedDataSource(DataSource):
       (1000); ``connections``: how many tasks of an executor may send at a time, by default all that it runs.
     - ``connections_file``: a JSON file of connections by name on every machine, or the bare name of one that
       spark-submit distributes (``--files``).
+    - ``headers_file``: the JSON object of ``headers`` in such a file, whose values Spark does not show.
     - ``attempts``: a folder that executors and the driver share, in which attempts note what they have sent, so that
       what failed ones sent is counted. ``manifest``: a file that gets the counts when all is sent.
     - ``dry_run``: ``true`` reads and checks all rows and sends nothing.
@@ -120,11 +121,11 @@ class DelayedWriter(DataSourceArrowWriter):
         """Send a partition."""
         from pyspark import TaskContext
 
-        from airflow_delayed.spark.connections import route_of
+        from airflow_delayed.spark.connections import route_of, with_headers
         from airflow_delayed.spark.partition import PartitionSend, place_of, slot
         from airflow_delayed.spark.reporting import AttemptFile, NoAttemptFile, logger
 
-        settings = self._settings
+        settings = with_headers(self._settings)
         context = TaskContext.get()
         assert context is not None
         partition, earlier = context.partitionId(), context.attemptNumber()

@@ -18,7 +18,7 @@ from airflow_delayed.identity import SentBy
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import audit, counts, queries, rates
-from airflow_delayed.store.audit import AuditRecord, of_ids, system_user
+from airflow_delayed.store.audit import AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
@@ -33,9 +33,10 @@ from airflow_delayed.store.escalations import (
     StoreEscalations,
     TakenBack,
 )
-from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, run_number, take_left
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, run_number, take_left
+from airflow_delayed.store.health import NAMES_HOSTS
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen
+from airflow_delayed.store.jobs import Job, JobSeen, TooManyJobs
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DISPATCHED",
     "MAX_COUNTED",
+    "NAMES_HOSTS",
     "REASONS",
     "ArmOutcome",
     "AuditRecord",
@@ -68,9 +70,11 @@ __all__ = [
     "StoreCounts",
     "TakenBack",
     "Timeline",
+    "TooManyJobs",
     "check_token",
     "close_engine",
     "first_line",
+    "hash_of",
     "of_ids",
     "system_user",
 ]
@@ -278,8 +282,6 @@ class Store(StoreEscalations):
         :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
         :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "cancelled".
         """
-        if options.get("state") not in (None, CANCELLED, [CANCELLED], (CANCELLED,)):
-            raise ValueError(f"restore: state={options['state']!r}: only cancelled messages are restored")
         return self._change(Restore(overdue_ok), ids, **options)
 
     def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
@@ -355,9 +357,6 @@ class Store(StoreEscalations):
 
         :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "failed".
         """
-        failed = MessageState.FAILED.value
-        if options.get("state") not in (None, failed, [failed], (failed,)):
-            raise ValueError(f"retry: state={options['state']!r}: only failed messages are retried")
         return self._change(Retry(), ids, **options)
 
     def erase(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, not_, or_, select
+from sqlalchemy import Connection, Engine, Table, bindparam, func, not_, or_, select
 
 from airflow_delayed.identity import NOTIFIER, SentBy
 from airflow_delayed.store import audit, cancelled, leases
@@ -210,32 +210,20 @@ class BulkChanges:
         return cancelled.are_kept(connection, self._tables)
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
-        past = self._tables.past
-
-        def old(now: datetime) -> Any:
-            return and_(past.c.At < before, or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now))
-
         if dry_run:
-            ids = past.c.Id >= leases.FIRST_ID
-            many = self._reading(lambda one: count_rows(one, past, ids, old(self._database_time(one))))
+            past = self._tables.past
+            many = self._reading(
+                lambda one: count_rows(one, past, *leases.old_ids(self._tables, before, self._database_time(one)))
+            )
             found.count(Outcome.FORGOTTEN, many) if many else None
             return
 
         def work(connection: Connection) -> tuple[int, int, int]:
             now = self._database_time(connection)
-            some = select(past.c.Id).where(old(now)).order_by(past.c.At).limit(IDS)
-            names = sorted(connection.execute(some).scalars())
-            ids = [name for name in names if name >= leases.FIRST_ID]
-            marks = names[: len(names) - len(ids)]
-            _, gone = (
-                connection.execute(dialect_of(connection).delete_rows(past, each).where(old(now))).rowcount
-                if each
-                else 0
-                for each in (marks, ids)
-            )
-            cancelled.forget_ids(connection, self._tables, ids)
+            marks = leases.forget_old_marks(connection, self._tables, before, now)
+            gone = leases.forget_old_ids(connection, self._tables, before, now)
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
-            return len(names), gone, entry.write(connection, self._tables, counts, now)
+            return max(marks, gone), gone, entry.write(connection, self._tables, counts, now)
 
         while True:
             seen, gone, seq = self._changing(work)
@@ -293,8 +281,17 @@ class BulkChanges:
 
         def work(connection: Connection) -> tuple[dict[str, Outcome], int]:
             now = self._database_time(connection)
-            too = "cancelled" in change.where
-            located = locate(connection, self._tables, ids, now, wanted, lock=not dry_run, cancelled_too=too)
+            located = locate(
+                connection,
+                self._tables,
+                ids,
+                now,
+                wanted,
+                lock=not dry_run,
+                cancelled_too="cancelled" in change.where,
+                # it writes ids whose message nothing else locks any more
+                past_too=isinstance(change, Erase),
+            )
             decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
             outcomes = {one.message_id: outcome for one, outcome in decided}
             if dry_run:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Select, Table, and_, case, literal, null, select, union_all
+from sqlalchemy import Connection, Row, Select, Table, and_, case, literal, null, select, union_all
 
 from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import cancelled, leases, notify
@@ -332,6 +332,7 @@ def locate(
     *,
     lock: bool,
     cancelled_too: bool = False,
+    past_too: bool = False,
 ) -> list[Location]:
     """Return where each id is, without ids that do not match the filter.
 
@@ -341,6 +342,7 @@ def locate(
 
     :param lock: lock the rows; a row that another transaction has locked counts as leased.
     :param cancelled_too: look among the cancelled messages as well.
+    :param past_too: lock remembered ids as well, for a change that writes them.
     """
     places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too and cancelled.are_kept(connection, tables) else BOTH
     found: dict[str, Location] = {}
@@ -357,20 +359,18 @@ def locate(
     missing = [message_id for message_id in asked if message_id not in found]
     for message_id in _present(connection, tables, missing, places):
         found[message_id] = Location(message_id=message_id, leased=True)
-    past = tables.past
-    for some in slices(asked):
-        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(
-            past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
-        )
-        for note in connection.execute(noted):
-            one = found.get(note.Id)
-            if one is None:
-                found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
-            elif one.where == "cancelled":
-                found[note.Id] = replace(one, remembered=note.Outcome)
-            elif one.where == "messages" and note.ClaimedUntil is not None:
-                leased = note.ClaimedUntil > now
-                found[note.Id] = replace(one, leased=leased, abandoned=not leased)
+    notes, busy = _notes(connection, tables, asked, lock=lock and past_too)
+    for note in notes:
+        one = found.get(note.Id)
+        if one is None:
+            found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
+        elif one.where == "cancelled":
+            found[note.Id] = replace(one, remembered=note.Outcome)
+        elif one.where == "messages" and note.ClaimedUntil is not None:
+            leased = note.ClaimedUntil > now
+            found[note.Id] = replace(one, leased=leased, abandoned=not leased)
+    for message_id in busy:
+        found[message_id] = replace(found.get(message_id, Location(message_id=message_id)), leased=True)
     # a message that was stored and claimed since the first query has a lease, which looks like a delivered one; one
     # that was restored since then is remembered no longer
     there = {one.message_id for one in found.values() if one.leased or one.where in BOTH}
@@ -393,6 +393,29 @@ def _rows(
             statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
         rows += [dict(row._mapping) for row in connection.execute(statement)]
     return rows
+
+
+def _notes(
+    connection: Connection, tables: Tables, ids: Sequence[str], *, lock: bool
+) -> tuple[list[Row[Any]], set[str]]:
+    """Return the records of ids in ``_past``, and the ids whose records another transaction has locked.
+
+    :param lock: lock the others.
+    """
+    past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
+    for some in slices(ids):
+        these = past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
+        if not lock:
+            notes += connection.execute(noted)
+            continue
+        locking = dialect.by_key(dialect.for_update(noted.order_by(past.c.Id), past, skip_locked=True), past)
+        locked = connection.execute(locking).all()
+        notes += locked
+        # who waited for these rows could wait for a transaction that waits for a message's row
+        there = connection.execute(dialect.past_locks(select(past.c.Id).where(*these), past)).scalars()
+        busy.update({*there} - {note.Id for note in locked})
+    return notes, busy
 
 
 def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:

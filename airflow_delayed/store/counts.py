@@ -58,6 +58,9 @@ from airflow_delayed.store.versions import columns_after, table_version
 MAX_HOURS = 24 * 31
 MAX_MINUTES = 24 * 60
 
+#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
+SILENT = timedelta(seconds=15)
+
 _SPANS: Mapping[TimeUnit, timedelta] = {"hour": timedelta(hours=1), "minute": timedelta(minutes=1)}
 
 
@@ -369,6 +372,8 @@ class DispatcherSeen:
     seen_at: datetime
     #: None: it is running, or was killed.
     ended_at: datetime | None
+    #: It has not ended, and gave a sign of life within :data:`SILENT`.
+    at_work: bool
     #: When it last finished a piece of work. None: not yet, or the tables are of version 4.
     worked_at: datetime | None = None
     #: What keeps it from working. None: nothing, or the tables are of version 4.
@@ -388,10 +393,12 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
         lacking = {column.name for column in columns_after(tables, table_version(connection, tables))}
         columns = [column for column in table.columns if column is not table.c.ConnIds]
         there = [null().label(column.name) if column.name in lacking else column for column in columns]
-        statement = select(*there, names_column(connection, tables).label("names"))
+        now = database_time(connection)
+        # no dispatcher writes a time to come, which would be the last sign of life for as long
+        statement = select(*there, names_column(connection, tables).label("names")).where(table.c.SeenAt < now + SILENT)
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
         rows = connection.execute(statement).all()
-        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], database_time(connection))
+        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
         return [
             DispatcherSeen(
                 dispatcher=row.Id,
@@ -399,6 +406,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
+                at_work=row.EndedAt is None and now - row.SeenAt <= SILENT,
                 worked_at=row.WorkedAt,
                 problem=row.Problem,
                 host=row.Host,

@@ -34,12 +34,12 @@ from airflow_delayed.store.changes import Cancel, locate
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import last_seen
-from airflow_delayed.store.engine import Overtaken, retried
+from airflow_delayed.store.engine import retried
 from airflow_delayed.store.enqueue import enqueue_rows, known, message_rows
 from airflow_delayed.store.filters import BOTH, MessageFilter
 from airflow_delayed.store.jobs import StoreJobs
 from airflow_delayed.store.outcomes import Outcome, Outcomes
-from airflow_delayed.store.records import check_queue_name, delivered_by, insert_new_rows, to_message, to_row
+from airflow_delayed.store.records import check_queue_name, delivered_by, to_message, to_row
 from airflow_delayed.store.schema import Tables
 
 #: The header with the failures: JSON, an object with their number ("failures") and the newest of them ("latest").
@@ -273,12 +273,12 @@ def _arm(
     if _came_first(wanted.attempt, run_succeeded, newest):
         return ArmOutcome.SUCCEEDED, message.message_id
     joined = _mark_id("failure", message.message_id)
-    if known(connection, tables, [message.message_id]) or _marks(connection, tables, [joined]):
+    if known(connection, tables, [message.message_id]) or leases.marks(connection, tables, [joined]):
         return ArmOutcome.KNOWN, message.message_id
     for waiting in _lock_waiting(connection, tables, wanted, deliver_conn_id, now):
         failures = RunFailures.of(waiting.headers)
         _rewrite(connection, tables.messages, waiting, failures, failures.and_also(wanted.failure), deliver_conn_id)
-        _insert_marks(connection, tables, [joined], now)
+        leases.insert_marks(connection, tables, [joined], now)
         return ArmOutcome.JOINED, waiting.message_id
     headers = {**message.headers, **RunFailures([wanted.failure], 1).header()}
     rows = message_rows([replace(message, headers=headers)], deliver_conn_id, run, until_due=True)
@@ -359,27 +359,8 @@ def _lock_marks(
     :return: when the attempt of this run that succeeded had started, and the ``run_after`` of the newest run that did.
     """
     names = _mark_ids(attempt)
-    _insert_marks(connection, tables, names, now)
-    found = _marks(connection, tables, names, lock=True)
-    if len(found) < len(names):
-        raise Overtaken("a dispatcher forgets a mark")
-    own, *of_all = (found[name] for name in names)
+    own, *of_all = leases.lock_marks(connection, tables, names, now)
     return own, of_all[0] if of_all else None
-
-
-def _insert_marks(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> None:
-    rows = [{"Id": name, "Outcome": leases.MARK, "At": now} for name in sorted(names)]
-    insert_new_rows(connection, tables.past, rows)
-
-
-def _marks(
-    connection: Connection, tables: Tables, names: Sequence[str], *, lock: bool = False
-) -> dict[str, datetime | None]:
-    past, dialect = tables.past, dialect_of(connection)
-    statement = select(past.c.Id, past.c.Time).where(past.c.Id.in_(names)).order_by(past.c.Id)
-    if lock:
-        statement = dialect.by_key(dialect.for_update(statement, past), past)
-    return {row.Id: row.Time for row in connection.execute(statement)}
 
 
 # messages

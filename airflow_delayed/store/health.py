@@ -14,10 +14,11 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.store import rates
-from airflow_delayed.store.counts import DispatcherSeen, dispatchers
+from airflow_delayed.store.counts import SILENT, DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS, SILENT
 from airflow_delayed.store.network import ADVICE
+from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
@@ -26,13 +27,15 @@ from airflow_delayed.store.versions import version_difference
 #: A message that waits for longer than this after its due time is late, although dispatchers are at work, or ended in
 #: good order and come again.
 LATE = timedelta(minutes=1)
+#: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
+NAMES_HOSTS = frozenset({"lease-too-short", "connection-fails", "dispatcher-fails"})
 #: The most rows that are counted; further ones make the count "at least".
 MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueMessages:
-    """The messages for one connection that could have been dispatched 15 s ago, and were not."""
+    """The messages for one connection that could have been dispatched :data:`SILENT` ago, and were not."""
 
     #: None: the queue tables of the store's own database.
     deliver_conn_id: str | None
@@ -61,9 +64,9 @@ def health(
     seen = dispatchers(engine, tables)
     return [
         *judge(conn_id, late, seen, now),
-        *_in_trouble(conn_id, seen, now),
+        *_in_trouble(conn_id, seen),
         *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
-        *_without_service(conn_id, watched, seen, now),
+        *_without_service(conn_id, watched, seen),
         *_of_failed(conn_id, failed),
         *([] if older is None else [older]),
     ]
@@ -116,7 +119,7 @@ def judge(
 
     :param seen: the dispatchers of the last day, the one seen last first.
     """
-    at_work = [one for one in seen if one.ended_at is None and now - one.seen_at <= SILENT]
+    at_work = [one for one in seen if one.at_work]
     for each in late:
         serving = [one for one in seen if each.deliver_conn_id in one.conn_ids]
         name = conn_id if each.deliver_conn_id is None else each.deliver_conn_id
@@ -154,7 +157,7 @@ def _throttled(conn_id: str, rate: DestinationRate, condition: str) -> Finding:
         found=f"{condition}: the rate of this destination, {rate.per_second:g} messages a second, holds them back",
         code="throttled",
         remedy="nothing, if they may wait: dispatchers send them at this rate. Else raise it: airflow delayed rates"
-        f" --store-conn-id {conn_id} {rate.destination}=...",
+        f" --store-conn-id {quote(conn_id)} {quote(rate.destination)}=...",
     )
 
 
@@ -168,7 +171,8 @@ def _without_dispatcher(
     """Return why nothing is dispatched through a connection, and what to do."""
     start = (
         f"let a dispatcher with {name!r} in its deliver_conn_ids run: a StoreDispatchOperator, whose DAG may be paused"
-        f" or failing, or: airflow delayed dispatcher --store-conn-id {conn_id} --deliver-conn-ids {quote(name)}"
+        f" or failing, or: airflow delayed dispatcher --store-conn-id {quote(conn_id)} --deliver-conn-ids"
+        f" {quote(name)}"
     )
     if serving and serving[0].ended_at is None:
         last = _text(serving[0].seen_at)
@@ -190,10 +194,10 @@ def _names(dispatchers: Sequence[DispatcherSeen], conn_id: str) -> str:
     return some(sorted(names), separator=", ")
 
 
-def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen], now: datetime) -> Iterator[Finding]:
+def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen]) -> Iterator[Finding]:
     """Report the dispatchers at work that cannot do it, by what they wrote with their last sign of life."""
     for one in seen:
-        if one.problem is None or one.ended_at is not None or now - one.seen_at > SILENT:
+        if one.problem is None or not one.at_work:
             continue
         resource = f"dispatcher {one.dispatcher} of store {conn_id!r}"
         if one.problem.startswith(LEASES_LOST):
@@ -202,9 +206,9 @@ def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen], now: datetime) -> 
                 resource=resource,
                 found=one.problem,
                 code="lease-too-short",
-                remedy="raise the dispatcher's claim_timeout (30 s by default) above the longest time that a batch"
-                " takes, or lower batch_size, and look whether its machine stands still at times; messages whose leases"
-                " end are sent again",
+                remedy=f"raise the dispatcher's claim_timeout ({LEASE.total_seconds():g} s by default) above the"
+                " longest time that a batch takes, or lower batch_size, and look whether its machine stands still at"
+                " times; messages whose leases end are sent again",
             )
         elif one.problem.startswith(SENDING_FAILS):
             yield Finding(
@@ -238,7 +242,7 @@ def _never_seen(conn_id: str, delivers: str | None, seen: Sequence[DispatcherSee
             found="they wait for their due time, and no dispatcher was at work within a day",
             code="no-dispatcher",
             remedy="let a DAG with a StoreDispatchOperator run, or: airflow delayed dispatcher --store-conn-id"
-            f" {conn_id} --deliver-conn-ids {quote(delivers)}",
+            f" {quote(conn_id)} --deliver-conn-ids {quote(delivers)}",
         )
 
 
@@ -255,10 +259,10 @@ def _missed_runs(connection: SqlConnection, tables: Tables) -> dict[str | None, 
 
 
 def _without_service(
-    conn_id: str, watched: Mapping[str | None, Sequence[str]], seen: Sequence[DispatcherSeen], now: datetime
+    conn_id: str, watched: Mapping[str | None, Sequence[str]], seen: Sequence[DispatcherSeen]
 ) -> Iterator[Finding]:
     """Report messages about missed runs that only a task of Airflow would dispatch, which may be what is missed."""
-    services = [one for one in seen if one.dag_id is None and one.ended_at is None and now - one.seen_at <= SILENT]
+    services = [one for one in seen if one.dag_id is None and one.at_work]
     for name, tags in watched.items():
         if any(name in one.conn_ids for one in services):
             continue
@@ -286,7 +290,8 @@ def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Find
     if by_destination:
         failed = sum(by_destination.values())
         count = f"at least {failed:,}" if failed == MOST else f"{failed:,}"
-        retry = f"airflow delayed retry --store-conn-id {conn_id} --destination {quote(next(iter(by_destination)))}"
+        store = f"--store-conn-id {quote(conn_id)}"
+        retry = f"airflow delayed retry {store} --destination {quote(next(iter(by_destination)))}"
         if len(by_destination) > 1:
             retry += f", and the same for {some(list(by_destination)[1:], separator=', ')}"
         yield Finding(
@@ -294,7 +299,7 @@ def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Find
             resource=f"failed messages of store {conn_id!r}",
             found=f"{count} were given up and are not tried again",
             code="failed",
-            remedy=f"airflow delayed list --store-conn-id {conn_id} --state failed shows the reasons. When the cause is"
+            remedy=f"airflow delayed list {store} --state failed shows the reasons. When the cause is"
             f" repaired: {retry}; then a dispatcher has to run, which sends them. What nobody needs any more: cancel"
             " in place of retry",
         )

@@ -14,16 +14,18 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from typing_extensions import Unpack
 
-from airflow_delayed.errors import DelayedError
+from airflow_delayed.errors import DelayedError, WrongState
+from airflow_delayed.provider_info import CANCEL_GRACE
+from airflow_delayed.store import leases
 from airflow_delayed.store.audit import MAX_WHO, AuditEntry, AuditRecord, columns_of, record_of
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges, hides_tag, selection_of
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, take_left
+from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, MessageState, take_left
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.schema import MAX_ERROR, Tables
@@ -42,6 +44,18 @@ JOB_ACTIONS: Mapping[str, Callable[..., MessageChange]] = {
     "erase": Erase,
 }
 
+#: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
+_ONLY = {Restore.action: CANCELLED, Retry.action: MessageState.FAILED.value}
+_DONE = {Restore.action: "restored", Retry.action: "retried"}
+
+
+#: The mark that a transaction locks which begins a job.
+_BEGINNING = f"{leases.MARK_BEGINS}jobs"
+
+
+class TooManyJobs(DelayedError):
+    """As many jobs are at work as may be. Nothing was begun."""
+
 
 class JobState(str, Enum):
     """How far a job is."""
@@ -52,7 +66,7 @@ class JobState(str, Enum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
-    #: It gave no sign of life for 30 s.
+    #: It gave no sign of life for :data:`SILENT`.
     INTERRUPTED = "interrupted"
 
 
@@ -161,7 +175,7 @@ class StoreJobs(StoreOverview):
 
     def cancel_grace(self) -> timedelta:
         """Return how long a cancel can be taken back; zero: a cancelled message is removed at once."""
-        return timedelta(minutes=10)
+        return timedelta(seconds=CANCEL_GRACE)
 
     def begin_job(
         self,
@@ -171,6 +185,7 @@ class StoreJobs(StoreOverview):
         actor: str,
         limit: int | None = None,
         because: str | None = None,
+        at_once: int | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Job:
         """Count the messages of a change by filter, record it as a job, and return the job, which works when iterated.
@@ -178,6 +193,8 @@ class StoreJobs(StoreOverview):
         :param action: of ``JOB_ACTIONS``.
         :param options: of the change, such as ``due_at`` of a reschedule.
         :param limit: consider at most so many messages.
+        :param at_once: begin only if fewer jobs than so many are at work.
+        :raises TooManyJobs: so many are at work.
         :raises ValueError: the filter has no criterion, or a state that the change cannot select.
         :raises DelayedError: the tables are of the version before, which has no jobs.
         """
@@ -201,31 +218,44 @@ class StoreJobs(StoreOverview):
                 hide_tag=hides_tag(change),
                 total=total,
             )
-            seq = retried(self.engine, lambda connection: self._begin(connection, entry))
+            seq = retried(self.engine, lambda connection: self._begin(connection, entry, at_once))
         entry.written(seq)
         return Job(self, seq, entry, changes.steps(change, wanted, entry, limit=limit))
 
     def _filter_of(self, change: MessageChange, filters: FilterArgs) -> MessageFilter:
         """Return the filter of a change; that of a restore or an erase may have the state "cancelled".
 
+        :raises WrongState: it has a state whose messages the change leaves as they are.
         :raises ValueError: it has another state of messages that have left the store.
         """
+        only, state = _ONLY.get(change.action), filters.get("state")
+        if only is not None and state not in (None, only, [only], (only,)):
+            raise WrongState(f"{change.action}: state={state!r}: only {only} messages are {_DONE[change.action]}")
         left = take_left(filters) if "cancelled" in change.where else ()
         if left not in ((), (CANCELLED,)):
             raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
         return replace(self._filter(filters), cancelled=bool(left))
 
-    def _begin(self, connection: Connection, entry: JobEntry) -> int:
+    def _begin(self, connection: Connection, entry: JobEntry, at_once: int | None) -> int:
         if not are_kept(connection, self.tables):
             raise DelayedError(
                 f"store {self.conn_id!r}: its tables are of the release before, which has no jobs; upgrade them first:"
                 f" {upgrade_command(self.conn_id, self.tables)}"
             )
-        jobs = self.tables.jobs
+        jobs, now = self.tables.jobs, database_time(connection)
+        # of several transactions that would begin a job, each counts those that the one before has begun
+        leases.lock_marks(connection, self.tables, [_BEGINNING], now)
+        if at_once is not None:
+            at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - SILENT]
+            many = connection.execute(select(func.count()).select_from(jobs).where(*at_work)).scalar_one()
+            if many >= at_once:
+                raise TooManyJobs(
+                    f"{many} jobs of store {self.conn_id!r} are at work; wait until one ends, or stop one"
+                )
         older = connection.execute(select(jobs.c.Seq).order_by(jobs.c.Seq.desc()).offset(KEPT - 1).limit(1)).scalar()
         if older is not None:
             connection.execute(delete(jobs).where(jobs.c.Seq <= older))
-        return entry.write(connection, self.tables, {}, database_time(connection))
+        return entry.write(connection, self.tables, {}, now)
 
     def jobs(self, seq: int | None = None, *, seen_within: timedelta | None = None) -> list[JobSeen]:
         """Return the latest jobs, up to 50, the newest first.
@@ -266,7 +296,11 @@ def are_kept(connection: Connection, tables: Tables) -> bool:
 
 
 def _seen(row: Mapping[str, Any], now: datetime) -> JobSeen:
-    state = JobState(row["State"])
+    try:
+        state = JobState(row["State"])
+    except ValueError:
+        # no job of this package wrote it
+        state = JobState.FAILED
     if row["EndedAt"] is None:
         if now - row["SeenAt"] > SILENT:
             state = JobState.INTERRUPTED

@@ -1,7 +1,7 @@
 """Leases and remembered ids: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
-The rows before :data:`FIRST_ID` are marks of escalations, and no ids of messages: who reads, counts or forgets ids
-leaves them out.
+The rows before :data:`FIRST_ID` are marks, such as those of escalations, and no ids of messages: who reads, counts or
+forgets ids leaves them out.
 
 Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
 (such as :func:`lock_messages`) and looks for a lease in a second statement (:func:`in_flight`): only that one sees
@@ -19,9 +19,11 @@ from sqlalchemy import CTE, Column, ColumnElement, Connection, bindparam, cast, 
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delayed.store.database import slices
+from airflow_delayed.store import cancelled
+from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.records import remove_rows
+from airflow_delayed.store.engine import Overtaken
+from airflow_delayed.store.records import insert_new_rows, remove_rows
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.versions import columns_after, table_version
 
@@ -32,7 +34,8 @@ DEAD_LETTERED = "dead-lettered"
 #: The values of a message that a dispatcher or a sender has sent.
 SENT = (DISPATCHED, DEAD_LETTERED)
 
-#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`), which is no message's row.
+#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`, and a lock of
+#: :mod:`airflow_delayed.store.jobs`), which is no message's row.
 MARK = "mark"
 #: The ids of marks begin with it, and come before all ids of messages, which have no blank.
 MARK_BEGINS = " "
@@ -213,3 +216,67 @@ def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dis
 def forget(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Delete the rows of these ids."""
     remove_rows(connection, tables.past, ids)
+
+
+def old_ids(tables: Tables, before: datetime, now: datetime) -> Sequence[ColumnElement[bool]]:
+    """Return the conditions for remembered ids that are older than ``before`` and have no lease."""
+    past = tables.past
+    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now)
+    return past.c.At < before, free, past.c.Id >= FIRST_ID
+
+
+def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 remembered ids that are older than ``before`` and have no lease; return how many.
+
+    A record that another transaction has locked stays: an erase is about to write it.
+
+    :param before: as long ago as ids are remembered, see :class:`airflow_delayed.store.policy.DispatchPolicy`.
+    """
+    past = tables.past
+    old = select(past.c.Id).where(*old_ids(tables, before, now)).order_by(past.c.At).limit(IDS)
+    ids = sorted(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
+    forget(connection, tables, ids)
+    cancelled.forget_ids(connection, tables, ids)
+    return len(ids)
+
+
+def forget_old_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
+    """Delete up to 1000 marks that are as old as the ids that are forgotten; return how many."""
+    past = tables.past
+    # not locked: on MySQL that would lock all marks, and so hold up callbacks
+    old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
+    names = sorted(connection.execute(old).scalars())
+    if names:
+        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+    return len(names)
+
+
+def insert_marks(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> None:
+    """Insert marks where they are missing."""
+    insert_new_rows(connection, tables.past, [{"Id": name, "Outcome": MARK, "At": now} for name in sorted(names)])
+
+
+def marks(
+    connection: Connection, tables: Tables, names: Sequence[str], *, lock: bool = False
+) -> dict[str, datetime | None]:
+    """Return the column Time of marks that are there."""
+    past, dialect = tables.past, dialect_of(connection)
+    statement = select(past.c.Id, past.c.Time).where(past.c.Id.in_(names)).order_by(past.c.Id)
+    if lock:
+        statement = dialect.by_key(dialect.for_update(statement, past), past)
+    return {row.Id: row.Time for row in connection.execute(statement)}
+
+
+def lock_marks(
+    connection: Connection, tables: Tables, names: Sequence[str], now: datetime
+) -> Sequence[datetime | None]:
+    """Insert marks where they are missing, wait for other transactions that have them locked, and lock them.
+
+    :return: the column Time of each.
+    :raises Overtaken: a dispatcher has just forgotten one.
+    """
+    insert_marks(connection, tables, names, now)
+    found = marks(connection, tables, names, lock=True)
+    if len(found) < len(names):
+        raise Overtaken("a dispatcher forgets a mark")
+    return [found[name] for name in names]

@@ -1,7 +1,8 @@
 """The parameters of a store and of its dispatcher, with their defaults and checks.
 
 An operator's own parameter wins; for ``lookahead`` and ``remember`` the section ``[delayed]`` of Airflow's
-configuration comes next (:mod:`airflow_delayed.config`); the defaults here are for a dispatcher that code makes itself.
+configuration comes next (:mod:`airflow_delayed.config`); a dispatcher that code makes itself has that section's
+defaults.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from airflow_delayed.errors import some
+from airflow_delayed.provider_info import LOOKAHEAD, REMEMBER
 
 #: Characters of a destination and of a tag that a store keeps.
 MAX_DESTINATION = 200
@@ -21,7 +23,10 @@ MAX_TAG = 250
 #: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63
 
-_HALF_A_MINUTE = timedelta(seconds=30)
+#: The default of ``claim_timeout``, and the shortest lease of a store that implements the protocol.
+LEASE = timedelta(seconds=30)
+#: How long a part of the work may fail until its circuit breaker trips.
+BREAKER_TIME = timedelta(seconds=30)
 
 #: How a store treats a message whose id it knows with other content.
 OnConflict = Literal["error", "keep", "replace"]
@@ -62,8 +67,7 @@ class DispatchPolicy:
     :param maximum_recovery_failures_per_second: how often it may fail to record a failure, or to send to the error
         destination, a second on average over 30 seconds.
     :param max_rate: the most messages a second; None: no limit.
-    :param remember: how long the store remembers the ids of delivered and cancelled messages. The default is that of
-        the option ``[delayed] remember``, which :mod:`airflow_delayed.provider_info` has.
+    :param remember: how long the store remembers the ids of delivered and cancelled messages.
     :param claim_timeout: the length of a lease: when the messages of a dispatcher that was killed are free again.
     :param allowed_destinations: names of destinations, or patterns with ``*``, ``?`` and ``[...]``; a message to any
         other destination is given up with the reason, before anything of it is sent. None: all destinations.
@@ -72,18 +76,18 @@ class DispatchPolicy:
     """
 
     lookahead: timedelta | Literal["auto"] = "auto"
-    auto_lookahead: timedelta = timedelta(minutes=15)
+    auto_lookahead: timedelta = timedelta(seconds=LOOKAHEAD)
     batch_size: int = 500
     consistency: Literal["at_least_once", "exactly_once"] = "at_least_once"
     number_of_retries: int = 7
     error_destination: str | None = None
-    time_to_trigger_store_circuit_breaker: timedelta = _HALF_A_MINUTE
-    time_to_trigger_fetch_circuit_breaker: timedelta = _HALF_A_MINUTE
-    time_to_trigger_dispatch_circuit_breaker: timedelta = _HALF_A_MINUTE
+    time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME
+    time_to_trigger_fetch_circuit_breaker: timedelta = BREAKER_TIME
+    time_to_trigger_dispatch_circuit_breaker: timedelta = BREAKER_TIME
     maximum_recovery_failures_per_second: float = 1
     max_rate: float | None = None
-    remember: timedelta = timedelta(days=14)
-    claim_timeout: timedelta = _HALF_A_MINUTE
+    remember: timedelta = timedelta(seconds=REMEMBER)
+    claim_timeout: timedelta = LEASE
     allowed_destinations: Sequence[str] | None = None
 
     def __post_init__(self) -> None:

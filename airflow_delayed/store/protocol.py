@@ -26,17 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Literal, Protocol, runtime_checkable
 
 from airflow_delayed.errors import InputError
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.policy import LEASE as LEASE
 
 #: ``exactly_once``: fetch, send and remove are one transaction (NServiceBus's TransactionScope mode).
 Consistency = Literal["at_least_once", "exactly_once"]
-
-#: The shortest lease of a fetched message.
-LEASE = timedelta(seconds=30)
 
 
 class UnsupportedConsistency(InputError):
@@ -83,8 +81,8 @@ class DelayedMessageStore(Protocol):
     def fetch_next_due(self, at: datetime) -> LeasedMessage | None:
         """Lease and return the message with the earliest due time up to ``at``, without messages that have a lease.
 
-        The lease (30 s or more) also ends when the message is removed or a failure of it is counted. None: no such
-        message.
+        The lease (:data:`LEASE` or more) also ends when the message is removed or a failure of it is counted. None: no
+        such message.
         """
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,17 +9,17 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Index, Table, inspect
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.errors import some
 from airflow_delayed.store import schema, versions
+from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
 from airflow_delayed.store.versions import OLDER, columns_after, record_version, version_difference
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -48,8 +47,8 @@ def install(
 
     It may be repeated, and several installs may run at once. Tables of the version before are used as they are, and
     keep their rows if they are upgraded; those of a newer version are not touched. Senders and dispatchers may be at
-    work: no table stays locked, and nothing waits for a lock, for more than a second. The log has a warning for each
-    table that another user owns, or that has triggers.
+    work: no table stays locked, and nothing waits for a lock, for more than a second. Tables that somebody else made
+    before are taken over; a warning in the report names each that another user owns, or that has triggers.
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
@@ -72,8 +71,7 @@ def install(
     report = _read(engine, work) if dry_run else _repeated(engine, work)
     findings = [_finished(engine, tables, one, upgrade=upgrade, dry_run=dry_run) for one in report]
     with engine.connect().execution_options(read_only=True) as connection:
-        for warning in _warnings(connection, [*tables, *_queue_tables(connection, tables, queues)]):
-            log.warning("%s", warning)
+        findings += _foreign(connection, tables, queues)
     return TopologyReport(tuple(findings))
 
 
@@ -127,7 +125,8 @@ def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_i
 
     def work(connection: Connection) -> TopologyReport:
         found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
-        return TopologyReport(tuple(one for _, findings in found for one in findings if one.code != OLDER))
+        compared = [one for _, findings in found for one in findings if one.code != OLDER]
+        return TopologyReport((*compared, *_foreign(connection, tables, queues)))
 
     return _read(engine, work)
 
@@ -151,24 +150,50 @@ def _queue_tables(connection: Connection, tables: Tables, queues: Sequence[str])
     return [queue_table(name, tables.messages.schema, dialect_of(connection)) for name in queues]
 
 
-def _warnings(connection: Connection, tables: Iterable[Table]) -> Iterator[str]:
-    """Yield warnings of tables that another user can read.
+def _foreign(connection: Connection, tables: Tables, queues: Sequence[str]) -> Iterator[Finding]:
+    """Report tables whose rows others can read and change.
 
-    A user who may create tables can create the store's table first, and its owner may read and change each message. So
-    may a trigger.
+    A user who may create tables can create one of these before the install does, with a trigger; and its owner may do
+    everything with it.
     """
-    for table in tables:
-        owner, triggers = dialect_of(connection).others_access(connection, table)
+    ours = list(tables)
+    every = [*ours, *_queue_tables(connection, tables, queues)]
+    for table, (owner, triggers, kind) in _others_access(connection, every):
+        name = connection.dialect.identifier_preparer.format_table(table)
+        where, destination = f"table {table.fullname}", None if table in ours else table.name
         if owner is not None:
-            yield (
-                f"table {table.fullname} belongs to the database user {owner!r}, who can read and change each message;"
-                " if you do not know why, drop the table and install again"
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"belongs to the database user {owner!r}, who can read and change each message",
+                destination=destination,
+                code="other-owner",
+                remedy=f"if you do not know why, look at its rows, drop it and install again; else ALTER TABLE {name}"
+                " OWNER TO <user of this connection>",
             )
         if triggers:
-            yield (
-                f"table {table.fullname} has triggers, which can read and change each message: {', '.join(triggers)};"
-                " if you do not know why, drop them"
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"has {some(triggers, separator=', ')}, which can read, change and hide each message",
+                destination=destination,
+                code="trigger",
+                remedy=f"if you do not know why, drop what is named there from {name}",
             )
+        if kind is not None:
+            yield Finding(
+                state=State.WARNING,
+                resource=where,
+                found=f"is a {kind}: each message goes elsewhere, and who may read it there is unknown",
+                destination=destination,
+                code="no-table",
+                remedy=f"if you do not know why, drop it (DROP {kind.upper()} {name}) and install again",
+            )
+
+
+def _others_access(connection: Connection, tables: Sequence[Table]) -> Iterator[tuple[Table, OthersAccess]]:
+    by_name = dialect_of(connection).others_access(connection, tables)
+    return ((table, by_name[table.fullname]) for table in tables if table.fullname in by_name)
 
 
 def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> TopologyReport:
@@ -199,7 +224,7 @@ def compare(
     """Compare a table's columns and indexes with this version; additional columns are no difference.
 
     :param destination: the destination, for a queue table.
-    :param names_only: do not compare types and indexes.
+    :param names_only: do not compare indexes, and warn of types that differ: messages may go through such a table.
     :param lacking: columns that need not be there, because the tables are of the version before.
     """
     what = f"table {table.fullname}"
@@ -222,6 +247,19 @@ def compare(
                     wanted=wanted,
                     found=found,
                     destination=destination,
+                )
+            )
+        # a counter of NServiceBus may be shorter
+        elif found != wanted and column.key != "seq":
+            findings.append(
+                Finding(
+                    state=State.WARNING,
+                    resource=what,
+                    argument=f"column {column.name}",
+                    found=f"is {found}, and an install makes it {wanted}: messages may not fit, or come out changed",
+                    destination=destination,
+                    code="column-type",
+                    remedy="if you do not know why, drop the table and install again",
                 )
             )
     if not names_only:
@@ -255,4 +293,7 @@ def _with_state(finding: Finding, state: State) -> Finding:
 
 
 def _type_name(kind: TypeEngine[Any], dialect: Dialect) -> str:
+    # a type that SQLAlchemy does not know, or none, as SQLite permits
+    if isinstance(kind, NullType):
+        return "another type"
     return _WIDTH.sub(r"\1", _COLLATE.sub("", kind.compile(dialect=dialect)))

@@ -14,6 +14,7 @@ from airflow.sdk import DAG, BaseOperator
 
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
+from airflow_delayed.provider_info import LOOKAHEAD
 from airflow_delayed.testing.task_run import Answers, TaskRun
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Delayed:
         arrived = [sent for sent in self._sent if sent.due_at <= self._now and destination in (None, sent.destination)]
         return sorted(arrived, key=lambda message: message.due_at)
 
-    def dispatch(self, lookahead: timedelta = timedelta(minutes=15)) -> list[SentMessage]:
+    def dispatch(self, lookahead: timedelta = timedelta(seconds=LOOKAHEAD)) -> list[SentMessage]:
         """Dispatch the stored messages that are due within ``lookahead``, as StoreDispatchOperator does; return them.
 
         None is dispatched before its transport can delay it: 870 s ahead on SQS, when it is due to a queue table.

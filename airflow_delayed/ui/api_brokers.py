@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
-from airflow_delayed.ui.models import ApiModel, FindingResponse
+from airflow_delayed.ui.models import WHO_SEES_WHY, ApiModel, FindingResponse
 from airflow_delayed.ui.requests import RedriveBody, RedriveUnroutableBody
 from airflow_delayed.ui.security import is_rabbitmq, is_sqs
 
@@ -25,7 +25,6 @@ router = APIRouter(tags=["brokers"], route_class=security.GuardedRoute)
 
 #: Messages that one redrive looks at.
 MAX_REDRIVEN = 1000
-_WHO_SEES = "users who may read the connection see why"
 
 
 class LevelResponse(ApiModel):
@@ -46,7 +45,7 @@ class RabbitMQSummary(ApiModel):
     at: datetime
     age_seconds: float
     topology: str
-    messages: int
+    messages: int | None = Field(description="null: those in a queue of a level are unknown, see ``unavailable``")
     stuck: int | None
     why_unknown: str | None
     levels: list[LevelResponse]
@@ -54,7 +53,8 @@ class RabbitMQSummary(ApiModel):
     unroutable_queue: str
     unroutable: int | None = Field(description="null: there is no such queue, or it is among ``unavailable``")
     unavailable: list[str] = Field(
-        description="Queues without a leader, or with too few members that run: what waits in them is unknown"
+        description="Queues without a leader or with too few members that run, or all if the management API did not"
+        " answer in time: what waits in them is unknown"
     )
     findings: list[FindingResponse] = Field(description="What is wrong with the leaders and members of the queues")
 
@@ -113,10 +113,8 @@ async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -
     names_hosts = figures.why_unknown or figures.findings
     if names_hosts and not await run_in_threadpool(security.may, "read", connection_id, user):
         if figures.why_unknown:
-            changed["why_unknown"] = f"unknown from the management API; {_WHO_SEES}"
-        changed["findings"] = [
-            each.model_copy(update={"what": f"{each.code}; {_WHO_SEES}", "remedy": None}) for each in figures.findings
-        ]
+            changed["why_unknown"] = f"unknown from the management API; {WHO_SEES_WHY}"
+        changed["findings"] = [each.without_details() for each in figures.findings]
     return figures.model_copy(update=changed)
 
 

@@ -20,8 +20,8 @@ from airflow_delayed.message import due_after, utc
 from airflow_delayed.store.api import Job, JobSeen
 from airflow_delayed.threads import in_thread
 from airflow_delayed.ui import errors, security
-from airflow_delayed.ui.api_stores import check_reason, check_retry, logged_selection, refused_without_dag, span_of
-from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, Busy, HookPoolDep
+from airflow_delayed.ui.api_stores import check_reason, logged_selection, refused_without_dag, span_of
+from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, HookPoolDep
 from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse
 from airflow_delayed.ui.requests import JobBody
 from airflow_delayed.ui.security import is_store
@@ -53,7 +53,7 @@ class JobResponse(AuditEntryResponse):
     total_at_least: bool = Field(description="There were more than were counted")
     considered: int = Field(description="Messages that it has looked at")
     state: Literal["running", "stopping", "done", "stopped", "failed", "interrupted"] = Field(
-        description="Interrupted: it gave no sign of life for 30 seconds; to start the same again goes on"
+        description="Interrupted: it gave no sign of life for a while; to start the same again goes on"
     )
     seen_at: datetime = Field(description="Its last sign of life")
     ended_at: datetime | None
@@ -133,8 +133,6 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
     """Start a change by filter, and return at once."""
     if not await run_in_threadpool(_may(connection_id, user), body.action, body.filter.dag_id):
         raise refused_without_dag()
-    if body.action == "retry":
-        check_retry(body.filter)
     check_reason(body.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
 
     def changed() -> None:
@@ -145,21 +143,20 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
         hook = DelayedStoreHook(connection_id)
         try:
             hook.limit_statements(STATEMENT_SECONDS)
-            if sum(one.is_running for one in hook.jobs()) >= MOST_JOBS:
-                raise Busy(f"{MOST_JOBS} jobs of store {connection_id!r} are at work; wait until one ends, or stop one")
             begun = hook.begin_job(
                 body.action,
                 _options(hook, body),
                 actor=f"user {security.name_of(user)}",
                 limit=body.most,
                 because=body.because,
+                at_once=MOST_JOBS,
                 **body.filter.criteria(),
             )
             (answer,) = _responses([_one(hook, begun.seq)], connection_id, user)
         except BaseException:
             hook.close()
             raise
-        details = {"connection_id": connection_id, "job": answer.job, **logged_selection(body)}
+        details = {"connection_id": connection_id, "job": answer.job, **logged_selection(body.action, body)}
         in_thread(lambda: _work(hook, begun, body.action, user, details, changed))
         return answer
 

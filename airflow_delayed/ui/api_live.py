@@ -128,7 +128,7 @@ async def _figures(
     """Return the answer of a connection, and the figures to show: after an error, the last ones."""
     asked = verdict.ask(
         [connection],
-        lambda name: api_stores.summary(name, pool),
+        lambda name: api_stores.summary(name, pool, user),
         lambda name: api_brokers.rabbitmq(name, pool, user),
         pool,
     )
@@ -146,6 +146,8 @@ async def _figures(
     if last is None or (connection.kind == "rabbitmq" and not rights.read):
         return answer, None
     summary, age = last
+    if isinstance(summary, StoreSummary):
+        summary = await api_stores.for_user(summary, connection.connection_id, user)
     return answer, summary.model_copy(update={"age_seconds": age})
 
 

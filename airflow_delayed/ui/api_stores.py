@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Annotated, Any
+from functools import cache, partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query
 from starlette.concurrency import run_in_threadpool
@@ -21,11 +21,12 @@ from starlette.concurrency import run_in_threadpool
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
-from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, of_ids
+from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, hash_of, of_ids
 from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
 from airflow_delayed.ui.models import (
+    HIDDEN,
     AuditEntryResponse,
     AuditPage,
     ChangeResponse,
@@ -84,26 +85,45 @@ _WHERE = {
 Work = Callable[..., Outcomes]
 
 
+H = TypeVar("H", bound=StoreHealth)
+
+
 @router.get("/summary")
-async def summary(connection_id: str, pool: HookPoolDep) -> StoreSummary:
-    """Return the figures of the store, which may be some seconds old."""
+async def summary(connection_id: str, pool: HookPoolDep, user: security.User) -> StoreSummary:
+    """Return the figures of the store; what dispatchers wrote, and hosts, only with the right to read it."""
+    return await for_user(await figures(connection_id, pool), connection_id, user)
+
+
+async def for_user(health: H, connection_id: str, user: security.User) -> H:
+    """Return what a user may see of a store's figures."""
+
+    def visible() -> H:
+        if security.may("read", connection_id, user):
+            return health
+        return health.without_hosts(cache(lambda dag_id: security.may_dag("read", dag_id, user)))
+
+    return await run_in_threadpool(visible)
+
+
+async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
+    """Return the figures of the store, with the names of hosts; they may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreSummary:
         counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
         return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.health())
 
-    figures, age = await pool.store_figures(connection_id, make)
-    return figures.model_copy(update={"age_seconds": age})
+    made, age = await pool.store_figures(connection_id, make)
+    return made.model_copy(update={"age_seconds": age})
 
 
-async def health(connection_id: str, pool: HookPool) -> StoreHealth:
-    """Return what the verdict on the store is made of; it may be some seconds old."""
+async def health(connection_id: str, pool: HookPool, user: security.User) -> StoreHealth:
+    """Return what the verdict on the store is made of, as the user may see it; it may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreHealth:
         return StoreHealth.of_findings(hook.next_due(), hook.dispatchers(), hook.health())
 
-    figures, _ = await pool.store_figures(connection_id, make, name="health")
-    return figures
+    made, _ = await pool.store_figures(connection_id, make, name="health")
+    return await for_user(made, connection_id, user)
 
 
 @router.get("/messages")
@@ -252,8 +272,6 @@ async def cancel(connection_id: str, change: ChangeBody, pool: HookPoolDep, user
 @change_router.post("/restore")
 async def restore(connection_id: str, change: RestoreBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
     """Take cancels back, for as long as the messages are kept."""
-    if change.filter is not None and change.filter.state not in (None, ["cancelled"]):
-        raise HTTPException(400, "only cancelled messages can be restored; leave other states out of the filter")
 
     def work(hook: DelayedStoreHook) -> Work:
         return partial(hook.restore, overdue_ok=change.overdue_ok)
@@ -281,18 +299,7 @@ async def reschedule(
 @change_router.post("/retry")
 async def retry(connection_id: str, change: ChangeBody, pool: HookPoolDep, user: security.User) -> ChangeResponse:
     """Let failed messages wait again."""
-    if change.filter is not None:
-        check_retry(change.filter)
     return await _change(pool, user, connection_id, "retry", change, lambda hook: hook.retry)
-
-
-def check_retry(criteria: FilterBody) -> None:
-    """Refuse a filter whose messages cannot be retried.
-
-    :raises HTTPException: 400.
-    """
-    if criteria.state not in (None, ["failed"]):
-        raise HTTPException(400, "only failed messages can be retried; leave state out of the filter")
 
 
 @change_router.post("/erase", dependencies=[security.edits])
@@ -338,7 +345,8 @@ async def _change(
     def run(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
             return work(hook)(**arguments)
-        with security.logged(action, user, {"connection_id": connection_id, **logged_selection(change)}) as outcome:
+        details = {"connection_id": connection_id, **logged_selection(action, change)}
+        with security.logged(action, user, details) as outcome:
             outcomes = work(hook)(**arguments)
             outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
         return outcomes
@@ -388,13 +396,22 @@ def refused_without_dag() -> HTTPException:
     )
 
 
-def logged_selection(change: ChangeBody | JobBody) -> dict[str, Any]:
-    """Return a selection as the event log has it."""
+def logged_selection(action: str, change: ChangeBody | JobBody) -> dict[str, Any]:
+    """Return a selection as the event log has it, which more users see than the store's audit.
+
+    In place of the tag of an erase there is its hash, as in the audit, and no reason of a failure, which is a broker's
+    text.
+    """
     options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
     if isinstance(change, ChangeBody) and change.ids is not None:
         return {**of_ids(change.ids), **options}
     assert change.filter is not None
-    return {"filter": change.filter.model_dump(mode="json", exclude_none=True), **options}
+    criteria = change.filter.model_dump(mode="json", exclude_none=True)
+    if action == "erase" and change.filter.tag is not None:
+        criteria["tag"] = hash_of(change.filter.tag)
+    if change.filter.reason is not None:
+        criteria["reason"] = HIDDEN
+    return {"filter": criteria, **options}
 
 
 def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:

@@ -5,7 +5,7 @@ All times are ISO 8601 with a zone; ``at`` is the clock of the database or of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,14 @@ from unicodedata import category
 from pydantic import BaseModel, ConfigDict, Field
 
 from airflow_delayed.delivery import Finding
-from airflow_delayed.store.api import DISPATCHED, AuditRecord, DeliveredMessage, DispatcherSeen, StoreCounts
+from airflow_delayed.store.api import (
+    DISPATCHED,
+    NAMES_HOSTS,
+    AuditRecord,
+    DeliveredMessage,
+    DispatcherSeen,
+    StoreCounts,
+)
 from airflow_delayed.store.records import Content, Remembered, StoredMessage
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ MAX_VALUE = 2000
 #: Replaces the reason of a failure for users without the right to read the connection: a broker's text may name a
 #: virtual host, a login or an address.
 HIDDEN = "hidden; users who may read the connection see the reason"
+WHO_SEES_WHY = "users who may read the connection see why"
 #: Control characters that text may have.
 _LAYOUT = "\t\n\r"
 
@@ -62,11 +70,18 @@ class DispatcherResponse(ApiModel):
     started_at: datetime
     seen_at: datetime
     ended_at: datetime | None
+    at_work: bool = Field(description="It has not ended, and gave a sign of life lately")
     worked_at: datetime | None = Field(description="When it last claimed, settled or delivered messages")
     problem: str | None = Field(description="What keeps it from working, since when; null: nothing")
     host: str | None = Field(description="The machine that it runs on")
     dag_id: str | None = Field(description="The DAG whose task it is; null: it is no task")
     per_minute: int | None = Field(description="Dispatched in the last full minute; null: it has ended")
+
+    def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
+        """Return the same for users who may not read the connection, see :meth:`StoreHealth.without_hosts`."""
+        dag_id = self.dag_id if self.dag_id is None or may_see(self.dag_id) else HIDDEN
+        hidden = {name: HIDDEN for name in ("problem", "host") if getattr(self, name) is not None}
+        return self.model_copy(update={**hidden, "dag_id": dag_id})
 
 
 class LastDispatched(ApiModel):
@@ -92,6 +107,10 @@ class FindingResponse(ApiModel):
         """Return a finding."""
         return cls.model_validate(finding.to_json())
 
+    def without_details(self) -> Self:
+        """Return the same for users who may not read the connection."""
+        return self.model_copy(update={"what": f"{self.code}; {WHO_SEES_WHY}", "remedy": None})
+
 
 class StoreHealth(ApiModel):
     """What the verdict on a store is made of; it costs little, however many messages there are."""
@@ -99,6 +118,15 @@ class StoreHealth(ApiModel):
     next_due: datetime | None
     dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
     findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
+
+    def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
+        """Return the same for users who may not read the connection: without hosts, and what dispatchers wrote.
+
+        :param may_see: returns whether the user may see that a DAG is there.
+        """
+        dispatchers = [one.without_hosts(may_see) for one in self.dispatchers]
+        findings = [one.without_details() if one.code in NAMES_HOSTS else one for one in self.findings]
+        return self.model_copy(update={"dispatchers": dispatchers, "findings": findings})
 
     @classmethod
     def of_findings(

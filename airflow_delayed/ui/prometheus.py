@@ -48,7 +48,7 @@ async def answer(request: Request) -> Response:
     connections = security.configured()
     answers = await verdict.ask(
         connections,
-        lambda name: api_stores.summary(name, pool),
+        lambda name: api_stores.figures(name, pool),
         lambda name: api_brokers.rabbitmq_figures(name, pool),
         pool,
     )

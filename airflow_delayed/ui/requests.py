@@ -194,11 +194,8 @@ class JobBody(BaseModel):
             raise ValueError("give due_at or delay_seconds to a reschedule, not both, and to nothing else")
         if self.overdue_ok and self.action != "restore":
             raise ValueError("overdue_ok is for a restore")
-        cancelled = self.filter.state == ["cancelled"]
-        if cancelled and self.action not in ("restore", "erase"):
+        if self.filter.state == ["cancelled"] and self.action not in ("restore", "erase"):
             raise ValueError("state: cancelled messages can be restored or erased, and nothing else")
-        if self.action == "restore" and self.filter.state is not None and not cancelled:
-            raise ValueError("only cancelled messages can be restored; leave other states out of the filter")
         return self
 
 

@@ -50,6 +50,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import Field
+from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -89,7 +90,14 @@ def may(right: Right, connection_id: str, user: User) -> bool:
 
 
 def may_dag(right: Right, dag_id: str, user: User) -> bool:
-    """Return whether a user may read or edit a DAG."""
+    """Return whether a user may read or edit a DAG.
+
+    Nobody may if this Airflow has no such DAG: the team of a DAG that was deleted, or is another Airflow's on the same
+    store, is unknown, and Airflow would decide as if it had none.
+    """
+    with create_session() as session:
+        if session.scalar(select(DagModel.dag_id).where(DagModel.dag_id == dag_id)) is None:
+            return False
     team = DagModel.get_team_name(dag_id) if conf.getboolean("core", "multi_team") else None
     details = DagDetails(id=dag_id, team_name=team)
     return get_auth_manager().is_authorized_dag(method=_METHODS[right], details=details, user=user)

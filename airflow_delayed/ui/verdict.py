@@ -10,18 +10,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
+from shlex import quote
 from typing import Literal, TypeVar
 
 from airflow.models.dag import DagModel
+from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
 from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.message import utcnow
+from airflow_delayed.reports import SEVERITIES
 from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
 from airflow_delayed.ui.errors import INTERNAL, ApiError, api_error
@@ -54,7 +59,8 @@ _REMEDIES = {
     " packets; until then its messages wait",
     "not-examined": "look into the API server's log, which has the error",
 }
-_SEVERITIES = ("error", "unknown", "warning")
+#: DAGs of a store's last dispatchers, at most, that are looked at.
+MOST_DAGS = 10
 
 
 class Cause(FindingResponse):
@@ -84,7 +90,7 @@ async def health(pool: HookPoolDep, user: security.User) -> Health:
     seen = await viewed(user)
     answers = await ask(
         list(seen),
-        lambda connection_id: api_stores.health(connection_id, pool),
+        lambda connection_id: api_stores.health(connection_id, pool, user),
         lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user),
         pool,
     )
@@ -123,7 +129,7 @@ async def verdict(
                 if cause.code == "failed" and reasons:
                     cause.what += f": {reasons}"
         causes += of_store
-    causes.sort(key=lambda cause: _SEVERITIES.index(cause.severity))
+    causes.sort(key=lambda cause: SEVERITIES.index(cause.severity))
     dues = [one.next_due for one in answers if isinstance(one, StoreHealth) and one.next_due]
     return Health(
         status="ok" if not causes else "failing" if causes[0].severity == "error" else "degraded",
@@ -221,7 +227,7 @@ def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
             resource=f"delay queues of {name!r}",
             found=f"{len(summary.missing)} are missing, such as {summary.missing[0]}",
             code="missing",
-            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {name}",
+            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {quote(name)}",
         )
     if summary.unroutable:
         yield Finding(
@@ -230,7 +236,7 @@ def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
             found=f"{summary.unroutable:,} messages were due and had no destination to go to",
             code="unroutable",
             remedy="make their destinations, then move the messages back: on this page, or by"
-            f" airflow delayed redrive --conn-id {name}",
+            f" airflow delayed redrive --conn-id {quote(name)}",
         )
     if summary.stuck:
         yield Finding(
@@ -268,14 +274,25 @@ def _lacks_dispatcher(findings: Sequence[FindingResponse]) -> bool:
 
 
 def _paused_dag(summary: Summary, user: security.User) -> str | None:
-    """Return the DAG of the store's last dispatcher, if it is paused and the user may read it."""
+    """Return the DAG of the store's last dispatcher, if it is paused and the user may read it.
+
+    Whoever may write the table of dispatchers can name any DAG there: a DAG counts only if a task of it dispatches.
+    """
     assert isinstance(summary, StoreHealth)
-    dag_id = next((one.dag_id for one in summary.dispatchers if one.dag_id is not None), None)
-    if dag_id is None or not security.may_dag("read", dag_id, user):
-        return None
+    names = dict.fromkeys(one.dag_id for one in summary.dispatchers if one.dag_id is not None)
     with create_session() as session:
-        paused = session.execute(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)).scalar()
-    return dag_id if paused else None
+        for dag_id in islice(names, MOST_DAGS):
+            if security.may_dag("read", dag_id, user) and _dispatches(dag_id, session):
+                paused = session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
+                return dag_id if paused else None
+    return None
+
+
+def _dispatches(dag_id: str, session: Session) -> bool:
+    """Return whether a task of a DAG is a StoreDispatchOperator, or of a class that inherits from it."""
+    written = SerializedDagModel.get(dag_id, session=session)
+    tasks = written.data["dag"]["tasks"] if written is not None and written.data else []
+    return any({"store_conn_id", "deliver_conn_ids"} <= {*task["__var"].get("template_fields", ())} for task in tasks)
 
 
 def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str | None) -> Cause:
@@ -293,6 +310,7 @@ def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str
     if finding.code == "failed":
         name = connection.connection_id
         cause.remedy = (
-            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id {name}"
+            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id"
+            f" {quote(name)}"
         )
     return cause

@@ -217,8 +217,10 @@ def test_a_clock_that_is_set_back_does_not_stop_a_destination(store: Store):
 def test_a_rate_that_holds_messages_back_is_what_verify_says(store: Store):
     hook = store.installed()
     time = Time(hook)
-    sends(hook, time.start - timedelta(hours=1), sms=9, mail=1)
-    hook.set_rates({"sms": 0.001})
+    # whoever may INSERT into the table chooses the name, and an operator copies the command
+    name = "sms;reboot"
+    sends(hook, time.start - timedelta(hours=1), **{name: 9}, mail=1)
+    hook.set_rates({name: 0.001})
     dispatcher = store.dispatcher(hook, Transport(refused={"mail0"}))
     with dispatcher.repository._engine.begin() as connection:  # the bucket has a token
         connection.execute(hook.tables.rates.update().values(EmptyAt=time.start - timedelta(days=1)))
@@ -229,7 +231,7 @@ def test_a_rate_that_holds_messages_back_is_what_verify_says(store: Store):
     assert (throttled.code, throttled.severity, overdue.code) == ("throttled", "warning", "overdue")
     assert "8 overdue" in throttled.what
     assert "the rate of this destination, 0.001 messages a second, holds them back" in throttled.what
-    assert f"airflow delayed rates --store-conn-id {store.conn_id} sms=" in throttled.remedy
+    assert f"airflow delayed rates --store-conn-id {store.conn_id} 'sms;reboot'=" in throttled.remedy
     assert "1 overdue" in overdue.what
     # a bucket that is full holds nothing back
     with hook.engine.begin() as connection:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.client import HTTPConnection
 from pathlib import Path
+from socket import create_connection
+from threading import active_count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +27,7 @@ from support.serving import serve
 from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.cli import service
-from airflow_delayed.cli.probes import ProbeServer, PrometheusRecorder, health
+from airflow_delayed.cli.probes import MAX_CONNECTIONS, ProbeServer, PrometheusRecorder, health
 from airflow_delayed.cli.service import DispatchService
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.policy import DispatchPolicy
@@ -423,6 +425,21 @@ def test_probes_answer_at_addresses_of_each_family(host: str, place: str):
         with closing(HTTPConnection(host, probes.port, timeout=PATIENCE)) as connection:
             connection.request("GET", "/live")
             assert connection.getresponse().status == 200
+
+
+def test_clients_that_never_end_their_request_keep_no_probe_waiting(monkeypatch: pytest.MonkeyPatch):
+    # no request ends by itself
+    monkeypatch.setattr("airflow_delayed.cli.probes._Handler.timeout", 2 * PATIENCE)
+    threads = active_count()
+    with ExitStack() as stack:
+        probes = stack.enter_context(ProbeServer("127.0.0.1", 0, {"/live": lambda: health(True, {})}))
+        for _ in range(3 * MAX_CONNECTIONS):
+            stack.enter_context(create_connection(("127.0.0.1", probes.port))).sendall(b"GET /li")
+        connection = stack.enter_context(closing(HTTPConnection("127.0.0.1", probes.port, timeout=PATIENCE)))
+        connection.request("GET", "/live")
+        assert connection.getresponse().status == 200
+        # each thread that is left, and the server's own
+        eventually(lambda: active_count() <= threads + MAX_CONNECTIONS + 1)
 
 
 @on_sqlite

@@ -13,6 +13,7 @@ from support.rabbitmq import VirtualHost
 from support.standing import give_up
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
+from airflow_delayed.delivery import Finding, State
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import utcnow
 
@@ -61,6 +62,14 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     found, _ = json.loads(out)
     assert code == 1
     assert found.keys() == {"connection", "code", "severity", "where", "what", "remedy"}
+
+
+def test_the_gravest_comes_first_and_what_is_unknown_before_a_warning(store: Store, doctor, monkeypatch):
+    states = [State.WARNING, State.BLOCKED, State.OK, State.UNKNOWN]
+    found = [Finding(state=state, resource="queue q", found="it", code=state.value) for state in states]
+    monkeypatch.setattr("airflow_delayed.cli.doctor.examine", lambda *_: {"c": found})
+    _, out = doctor("--conn-id", "c", "-o", "json")
+    assert [each["severity"] for each in json.loads(out)] == ["error", "unknown", "warning"]
 
 
 def test_each_connection_is_examined_whatever_the_others_do(store: Store, connect, silent, doctor, monkeypatch):

@@ -1,20 +1,28 @@
 """What is refused while queues have no leader: AMQP then counts 0 messages in them, and the management API alone knows.
 
-The broker is a real one of one node; its management API is made up, for no queue of one node loses its leader.
+The broker is a real one of one node; its management API is made up, for no queue of one node loses its leader. While a
+node of a cluster hangs, the API of each node hangs too.
 """
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from support.management import made_up
 from support.operations_page import Page, served_page_fixture  # noqa: F401 - a fixture
+from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages
+from support.stores import Store, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.dispatch.report import DispatchFailed
 
 NODES = ["rabbit@node1", "rabbit@node2", "rabbit@node3"]
 WITHOUT_QUORUM = {"members": NODES, "online": NODES[:1], "leader": None}
@@ -83,7 +91,7 @@ def test_who_forces_a_deletion_asks_for_no_counts(hook: RabbitMQDelayHook) -> No
 
 def test_counts_are_unknown_and_the_reason_is_a_finding(hook: RabbitMQDelayHook) -> None:
     found = hook.waiting()
-    assert (found.messages, found.stuck, found.unroutable, found.missing) == (0, None, None, ())
+    assert (found.messages, found.stuck, found.unroutable, found.missing) == (None, None, None, ())
     assert {level.messages for level in found.levels} == {None}
     assert [finding.code for finding in found.findings] == ["no-quorum"]
     report = hook.verify(["orders"])
@@ -91,6 +99,116 @@ def test_counts_are_unknown_and_the_reason_is_a_finding(hook: RabbitMQDelayHook)
     (quorum,) = (finding for finding in report if finding.code == "no-quorum")
     assert quorum.resource.startswith("30 queues (delayed.level-00, ")
     assert [finding.severity for finding in report if finding.code == "node-down"] == ["unknown"]
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL at which connections are taken and nothing is answered."""
+    monkeypatch.setattr("airflow_delayed.rabbitmq.management._TIMEOUT", httpx.Timeout(0.1))
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.usefixtures("empty_vhost")
+def test_while_the_management_api_hangs_nothing_is_taken_for_empty(
+    using: Callable[..., RabbitMQDelayHook], hanging: str, vhost: VirtualHost
+) -> None:
+    using().install(["orders"], create_destinations=True)
+    hook, target = using(management_url=hanging), using("celery", management_url="none")
+    target.install(["orders"])
+    bridge = hook.bridge("services", "events", secrets=["s" * 32])
+    why = r"how many messages wait is unknown, .* no answer in time; .*a node of its cluster hangs.*Nothing was "
+    for dry_run in (False, True):
+        for call in (
+            lambda: hook.migrate(hook, target, destinations=["orders"], dry_run=dry_run),  # noqa: B023
+            lambda: hook.redrive(destinations=["orders"], dry_run=dry_run),  # noqa: B023
+            lambda: hook.uninstall(dry_run=dry_run),  # noqa: B023
+            bridge.redrive,
+        ):
+            with pytest.raises(TransportUnavailable, match=why):
+                call()
+    found = hook.waiting()
+    assert (found.messages, found.stuck, found.unroutable, found.missing) == (None, None, None, ())
+    assert "at least" not in str(found)
+    assert [(each.severity, each.code) for each in found.findings] == [("error", "no-answer")]
+    report = hook.verify(["orders"])
+    assert not report.ok
+    assert [each.code for each in report if each.severity == "error"] == ["no-answer"]
+    # a send may still succeed
+    assert not report.unready
+    with vhost.channel() as channel:
+        channel.queue_delete("delayed.level-05")
+        channel.queue_declare("delayed.level-05", durable=True)
+    with pytest.raises(TransportUnavailable, match=why):
+        hook.install([], replace=True)
+    # who forces a deletion asks for no counts, and none is shown
+    plan = hook.uninstall(force=True, dry_run=True)
+    assert {(each.severity, each.code) for each in plan if each.code == "waiting"} == {("unknown", "waiting")}
+
+
+def test_a_management_api_that_is_not_there_or_refuses_is_not_one_that_hangs(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost
+) -> None:
+    using().install(["orders"], create_destinations=True)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with made_up(lambda path: None) as refusing:
+        for url in (f"http://127.0.0.1:{port}", refusing):
+            hook = using(management_url=url)
+            assert hook.waiting().messages == 0
+            assert hook.redrive(destinations=["orders"]).moved == 0
+
+
+@pytest.fixture
+def quickly(
+    vhost: VirtualHost, connect: Callable[..., str], leaderless: str
+) -> Iterator[tuple[Proxy, RabbitMQDelayHook]]:
+    """A proxy and a hook through it, whose sends ask after 0.5 s without a confirm, and may end after 1 s."""
+    with proxy(vhost.port, str(vhost.connection["host"])) as between:
+        fields = vhost.connection_with(management_url=leaderless, confirm_timeout=2)
+        yield between, RabbitMQDelayHook(connect("broker", **{**fields, "host": "127.0.0.1", "port": between.port}))
+
+
+WITHOUT_QUORUM_IT_ENDS = r"no confirm for 1 s, while 1 messages are .*no quorum: half of the members or more do not run"
+
+
+def test_a_send_without_quorum_says_so_and_ends(
+    vhost: VirtualHost, quickly: tuple[Proxy, RabbitMQDelayHook], caplog: pytest.LogCaptureFixture
+) -> None:
+    between, hook = quickly
+    vhost.declare("orders")
+    first, second = messages("orders", [0] * 2)
+
+    def then_silence() -> Iterator[DelayedMessage]:
+        yield first
+        vhost.until(orders=1)
+        between.swallow_answers()
+        yield second
+
+    with pytest.raises(SendFailed, match=WITHOUT_QUORUM_IT_ENDS) as error:
+        hook.send(then_silence())
+    assert "What to do: start rabbit@node2, rabbit@node3" in str(error.value)
+    assert "Sending ended; what is unconfirmed may still arrive" in str(error.value)
+    assert isinstance(error.value.__cause__, TransportUnavailable)
+    assert re.search(WITHOUT_QUORUM_IT_ENDS, caplog.text)
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_what_is_refused_for_want_of_quorum_is_no_messages_failure(
+    vhost: VirtualHost, quickly: tuple[Proxy, RabbitMQDelayHook], store: Store
+) -> None:
+    """RabbitMQ 3.10 refuses messages then, as it does when a queue is full."""
+    vhost.declare("orders", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    with vhost.channel() as channel:
+        for _ in range(3):
+            channel.basic_publish("", "orders", b"")
+    stored = store.installed()
+    stored.send(messages("orders", [-1]))
+    with pytest.raises(DispatchFailed) as error:
+        store.dispatcher(stored, quickly[1]).run()
+    assert error.value.failures == {}
+    assert re.search(WITHOUT_QUORUM_IT_ENDS, error.value.unavailable["broker"])
+    assert store.failures_of(stored) == {"m0": 0}
 
 
 def test_without_the_management_api_amqps_counts_are_all_there_is(using: Callable[..., RabbitMQDelayHook]) -> None:
@@ -109,7 +227,7 @@ def test_the_page_shows_what_is_unknown_and_names_nodes_to_readers_alone(
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     url = f"/api/v1/rabbitmq/{hook.conn_id}/summary"
     found = served_page.get(url, "op")
-    assert (found["messages"], found["unroutable"], found["missing"]) == (0, None, [])
+    assert (found["messages"], found["unroutable"], found["missing"]) == (None, None, [])
     assert len(found["unavailable"]) == 29
     assert {level["messages"] for level in found["levels"]} == {None}
     (finding,) = found["findings"]

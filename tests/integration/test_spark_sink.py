@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -69,10 +70,13 @@ def test_executors_have_no_airflow(spark: SparkSession) -> None:
 
 
 def test_rows_arrive_at_their_due_time_with_all_that_they_say(
-    spark: SparkSession, broker: VirtualHost, connections: Connections
+    spark: SparkSession, broker: VirtualHost, connections: Connections, tmp_path: Path
 ) -> None:
     due = utcnow() + timedelta(seconds=12)
-    send(rows(spark, 500, due_at=due), connections, "broker", headers=json.dumps({"from": "spark"}))
+    # as spark-submit distributes it
+    (tmp_path / "headers.json").write_text(json.dumps({"from": "spark"}))
+    spark.sparkContext.addFile(str(tmp_path / "headers.json"))
+    send(rows(spark, 500, due_at=due), connections, "broker", headers_file="headers.json")
     arrivals = broker.collect("mail", enough=500)
     assert Counter(one.message_id for one in arrivals) == Counter(f"m{number}" for number in range(500))
     assert min(one.received_at - due for one in arrivals) >= timedelta(0)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import threading
 import traceback
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from support.stores import Store, message, run_sql, store_fixture  # noqa: F401 - a fixture
+from support.commands import delayed_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, quoted, run_sql, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.delivery import State, delivery_for, store_for
+from airflow_delayed.delivery import Finding, State, delivery_for, store_for
 from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import Outcome
@@ -54,43 +57,90 @@ def test_install_twice(store: Store):
     assert hook.verify(["reminders"]).ok
 
 
+def warned(store: Store, hook: DelayedStoreHook, queue: str) -> list[tuple[str, str | None]]:
+    """What install and verify, which have to say the same, warn of: table and code."""
+    reports = hook.install([queue]), hook.verify([queue])
+    found, again = (
+        [(each.resource.rpartition(".")[2].removeprefix("table "), each.code) for each in report if _is_foreign(each)]
+        for report in reports
+    )
+    assert found == again
+    assert all(report.ok for report in reports)
+    assert all("if you do not know why" in str(each) for report in reports for each in report if _is_foreign(each))
+    return found
+
+
+def _is_foreign(finding: Finding) -> bool:
+    return finding.code in ("other-owner", "trigger", "no-table", "column-type")
+
+
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_install_warns_of_tables_that_somebody_else_owns(store: Store, postgres_url, caplog):
+def test_tables_that_somebody_else_owns_are_a_warning(store: Store, postgres_url, monkeypatch):
     hook, user = store.hook(None), f"intruder_{uuid4().hex[:8]}"
     hook.install(["reminders"], create_destinations=True)
-    assert "belongs to" not in caplog.text
+    assert warned(store, hook, "reminders") == []
+    names = ("delayed_messages_failed", "delayed_messages_version", "reminders")
     try:
-        run_sql(postgres_url, f"CREATE ROLE {user}")
-        for table in ("delayed_messages_failed", "reminders"):
+        run_sql(postgres_url, f"CREATE ROLE {user} LOGIN PASSWORD 'x'")
+        for table in names:
             store.sql(hook, f'ALTER TABLE {{s}}"{table}" OWNER TO {user}')
-        assert hook.install(["reminders"]).ok
-        for table in ("delayed_messages_failed", "reminders"):
-            assert f"table {store.schema}.{table} belongs to the database user '{user}'" in caplog.text
-        assert caplog.text.count("belongs to") == 2
+        assert sorted(warned(store, hook, "reminders")) == [(name, "other-owner") for name in names]
+        text = next(str(each) for each in hook.verify([]) if each.code == "other-owner")
+        assert f"belongs to the database user '{user}', who can read and change each message" in text
+        # a user without the right to create tables uses those of the installer, and is warned of no owner but of others
+        for table in (*names, "delayed_messages"):
+            store.sql(hook, f'ALTER TABLE {{s}}"{table}" OWNER TO CURRENT_USER')
+        store.sql(hook, f"GRANT USAGE ON SCHEMA {quoted(store.schema)} TO {user}")
+        store.sql(hook, f"GRANT SELECT ON ALL TABLES IN SCHEMA {quoted(store.schema)} TO {user}")
+        parts = urlsplit(postgres_url)
+        place = f"{user}:x@{parts.hostname}:{parts.port}"
+        monkeypatch.setenv("AIRFLOW_CONN_VIEWING", urlunsplit(parts._replace(netloc=place)))
+        with closing(DelayedStoreHook("viewing", schema=store.schema)) as viewing:
+            assert not any(map(_is_foreign, viewing.verify([])))
     finally:
-        run_sql(postgres_url, f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP ROLE {user}")
+        run_sql(postgres_url, f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP OWNED BY {user}", f"DROP ROLE {user}")
 
 
-@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
-def test_install_warns_of_triggers(store: Store, caplog):
+def test_triggers_are_a_warning(store: Store, delayed):
     hook = store.hook(None)
     hook.install(["reminders"], create_destinations=True)
-    if hook.engine.dialect.name == "postgresql":
+    assert warned(store, hook, "reminders") == []
+    database = hook.engine.dialect.name
+    if database == "postgresql":
         body = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
         store.sql(hook, f"CREATE FUNCTION {{s}}listen() {body}")
-        what = "FOR EACH ROW EXECUTE FUNCTION {s}listen()"
-    else:
-        what = "FOR EACH ROW SET @heard = 1"
+        store.sql(hook, 'CREATE RULE overhear AS ON INSERT TO {s}"delayed_messages_jobs" DO ALSO NOTHING')
+    how = {
+        "postgresql": 'TRIGGER "{0}" AFTER INSERT ON {{s}}"{1}" FOR EACH ROW EXECUTE FUNCTION {{s}}listen()',
+        "mysql": 'TRIGGER {{s}}"{0}" AFTER INSERT ON {{s}}"{1}" FOR EACH ROW SET @heard = 1',
+        "sqlite": 'TRIGGER "{0}" AFTER INSERT ON "{1}" BEGIN SELECT 1; END',
+    }[database]
     for table in ("delayed_messages", "reminders"):
-        store.sql(
-            hook,
-            f'CREATE TRIGGER {{s}}"on_{table}" AFTER INSERT ON {{s}}"{table}" {what}'.replace(
-                "TRIGGER {s}", "TRIGGER " if hook.engine.dialect.name == "postgresql" else "TRIGGER {s}"
-            ),
+        store.sql(hook, "CREATE " + how.format(f"on_{table}", table))
+    jobs = [("delayed_messages_jobs", "trigger")] if database == "postgresql" else []
+    assert sorted(warned(store, hook, "reminders")) == [
+        ("delayed_messages", "trigger"),
+        *jobs,
+        ("reminders", "trigger"),
+    ]
+    assert "has trigger on_delayed_messages" in str([str(each) for each in hook.verify([])])
+    if database == "sqlite":
+        assert "on_reminders" in delayed("doctor", "--conn-id", store.conn_id, "--destination", "reminders").out
+
+
+def test_a_view_and_other_types_in_place_of_a_queue_table_are_a_warning(store: Store):
+    hook = store.installed("reminders", deliver_conn_id=None)
+    store.sql(hook, 'CREATE VIEW {s}"seen" AS SELECT * FROM {s}"reminders"')
+    store.sql(hook, 'CREATE TABLE {s}"short" AS SELECT id, expires, seq, body, 1 AS headers FROM {s}"reminders"')
+    try:
+        assert ("seen", "no-table") in warned(store, hook, "seen")
+        assert ("short", "column-type") in warned(store, hook, "short")
+        assert re.search(
+            r"short column headers: is .*, and an install makes it ", "\n".join(map(str, hook.verify(["short"])))
         )
-    assert hook.install(["reminders"]).ok
-    for table in ("delayed_messages", "reminders"):
-        assert re.search(rf"table .*\.{table} has triggers, .*on_{table}", caplog.text)
+    finally:
+        store.sql(hook, 'DROP VIEW {s}"seen"')
+        store.sql(hook, 'DROP TABLE {s}"short"')
 
 
 def test_install_makes_no_destination_unless_told(store: Store):

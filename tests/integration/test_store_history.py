@@ -78,11 +78,9 @@ def changes(state: State, call: Call) -> Outcomes:
     elif there:
         yield ("unchanged", state) if where == "waiting" else ("retried", ("waiting", old, None))
     elif call.name == "erase" and where == "past":
-        if (past or "").startswith("cancelled"):
-            yield "in flight", state  # a restore may have it
-        # two at once may both say what it was before
-        said = {"erased": ("already removed", "erased", "dispatched"), "dispatched": (removed,)}
-        yield from ((one, ("past", None, "erased")) for one in said.get(past or "", ("erased",)))
+        yield "in flight", state  # a restore or another erase may have it
+        said = {"erased": "already removed", "dispatched": removed}
+        yield said.get(past or "", "erased"), ("past", None, "erased")
     elif where != "leased":
         yield removed, state
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from support.standing import give_up, hold, lock, mark_dispatched, pause, release, renew, settle
 from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import MessageConflict, NaiveTime, NullCriterion
+from airflow_delayed.errors import MessageConflict, NaiveTime, NullCriterion, WrongState
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import SentBy
 from airflow_delayed.store.api import Outcome
@@ -134,6 +134,19 @@ def test_nothing_is_meant_by_all_there_is(hook: DelayedStoreHook, change):
     # what a template that found nothing makes of itself
     assert getattr(hook, change)([], **options) == getattr(hook, change)(tag="", **options) == {}
     assert left(hook) == before
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("change, other", [("retry", "waiting"), ("restore", "failed")])
+def test_a_state_that_a_change_leaves_as_it_is(hook: DelayedStoreHook, change: str, other: str):
+    """The same at once and as a job, which would end well without a message."""
+    before = left(hook), audit(hook)
+    for state in (other, [other], ("failed", "cancelled")):
+        with pytest.raises(WrongState, match=f"{change}: state=.*: only [a-z]+ messages are "):
+            getattr(hook, change)(state=state)
+        with pytest.raises(WrongState, match=f"{change}: state=.*: only [a-z]+ messages are "):
+            hook.begin_job(change, {}, actor="op", state=state)
+    assert (left(hook), audit(hook)) == before
 
 
 CRITERIA = ["ids", "tag", "destination", "deliver_conn_id", "reason", "due_from", "due_until", "state", "sent_by"]

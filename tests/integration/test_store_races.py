@@ -287,3 +287,65 @@ def test_what_is_stored_and_claimed_between_two_looks_is_in_flight(store: Store,
         found = hook.get("m").state.value if what == "get" else hook.cancel(["m"])["m"]
         assert found == "in flight"
     assert hook.get("m").state == "in flight"
+
+
+@pytest.fixture
+def remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> DelayedStoreHook:
+    """A store that remembers an id, and changes that wait for others as long as these take."""
+    monkeypatch.setattr("airflow_delayed.store.bulk_changes.PATIENCE", 120.0)
+    hook = store.installed()
+    hook.send([message("m", LATER)])
+    give_up(hook, "m")
+    hook.purge(timedelta(0), reason="failed")
+    assert store.past(hook) == {"m": "purged"}
+    return hook
+
+
+#: What an erase writes when it has decided; and what it asks of the table before.
+WRITES, ASKS = "INSERT.*_past", "INSERT.*_past|_past.*FOR UPDATE"
+
+
+@servers_only
+def test_of_two_who_erase_an_id_one_does(store: Store, remembered: DelayedStoreHook):
+    first, second, met = store.hook(), store.hook(), threading.Event()
+    deciding = threading.Event()
+    when(first.engine, WRITES, lambda: (deciding.set(), met.wait(120)))
+    when(second.engine, "_past.*FOR UPDATE", met.set, "after_cursor_execute")
+    with beside(lambda: first.erase(["m"])) as one:
+        assert deciding.wait(60)
+        with beside(lambda: (second.erase(["m"]), met.set())[0]) as other:
+            pass
+    assert [one[0], other[0]] == [{"m": "erased"}, {"m": "already removed"}]
+
+
+@servers_only
+def test_what_is_forgotten_beside_an_erase_stays_forgotten(store: Store, remembered: DelayedStoreHook):
+    erasing, purging, met = store.hook(), store.hook(), threading.Event()
+    deciding = threading.Event()
+    when(erasing.engine, WRITES, lambda: (deciding.set(), met.wait(120)))
+    with beside(lambda: erasing.erase(["m"])) as erased:
+        assert deciding.wait(60)
+        forgotten = purging.purge(timedelta(0), reason="remembered").counts
+        met.set()
+    # the erase was first
+    assert (forgotten, erased[0]) == ({}, {"m": "erased"})
+    assert store.past(remembered) == {"m": "erased"}
+
+
+@servers_only
+def test_an_erase_does_not_write_what_is_being_forgotten(store: Store, remembered: DelayedStoreHook):
+    erasing, purging = store.hook(), store.hook()
+    at_commit, go = threading.Event(), threading.Event()
+
+    @event.listens_for(purging.engine, "commit")
+    def commit(connection: Connection) -> None:
+        at_commit.set()
+        assert go.wait(60)
+
+    when(erasing.engine, ASKS, go.set)
+    with beside(lambda: purging.purge(timedelta(0), reason="remembered")) as purged:
+        assert at_commit.wait(60)
+        with beside(lambda: erasing.erase(["m"])) as erased:
+            pass
+    assert (purged[0].counts, erased[0]) == ({"forgotten": 1}, {"m": "absent"})
+    assert store.past(remembered) == {}

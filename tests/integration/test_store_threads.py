@@ -12,7 +12,7 @@ from support.stores import plain_store_fixture as plain_store_fixture
 from airflow_delayed.message import DelayedMessage, utcnow
 
 #: Dispatchers that each of the two threads makes, one after the other.
-DISPATCHERS = 25
+DISPATCHERS = 10
 #: Messages that a dispatcher finds.
 MESSAGES = 20
 

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 from airflow.models.dag import DagModel
-from airflow.models.dagbundle import DagBundleModel
+from airflow.sdk import DAG
 from airflow.utils.session import create_session
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import delete
-from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
+from support.operations_page import (  # noqa: F401 - fixtures
+    Page,
+    dags,
+    own_store_fixture,
+    page_fixture,
+    served_page_fixture,
+)
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.sqs import World, world_fixture  # noqa: F401 - a fixture
 from support.standing import give_up
@@ -21,6 +26,7 @@ from support.stores import Store, Transport, message, on_postgres_too
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.sqs.settings import QueueSettings
 
 HOUR = timedelta(hours=1)
@@ -44,15 +50,11 @@ def dispatched_by(hook: DelayedStoreHook, dag_id: str | None = None) -> str:
 
 @pytest.fixture
 def dag(airflow_db: None):
-    """A DAG that Airflow knows, paused."""
-    with create_session() as session:
-        session.add(DagBundleModel(name="health"))
-        session.flush()
-        session.add(DagModel(dag_id="dispatch_store", bundle_name="health", is_paused=True, fileloc="x"))
-    yield "dispatch_store"
-    with create_session() as session:
-        session.execute(delete(DagModel).where(DagModel.dag_id == "dispatch_store"))
-        session.execute(delete(DagBundleModel).where(DagBundleModel.name == "health"))
+    """A DAG of a dispatcher, paused."""
+    with DAG("dispatch_store") as made:
+        StoreDispatchOperator(task_id="t", store_conn_id="db", deliver_conn_ids=["broker"])
+    with dags(made, paused=True):
+        yield made.dag_id
 
 
 @on_postgres_too
@@ -86,6 +88,22 @@ def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Pa
     assert "airflow delayed dispatcher --store-conn-id" in cause["remedy"]
 
 
+def test_a_forged_dispatcher_has_no_dag_unpaused(store: Store, page: Page, dag: str):
+    hook = store.installed()
+    dispatcher = dispatched_by(hook, dag)
+    hook.send([message("m", hook.now() - LATE)])
+    with hook.engine.begin() as connection:
+        now = hook.now()
+        row = {"ConnIds": '["broker"]', "StartedAt": now, "EndedAt": now, "DagId": "drop_production"}
+        rows = [{**row, "Id": "future", "SeenAt": now + 900 * 24 * HOUR}, {**row, "Id": "present", "SeenAt": now}]
+        connection.execute(hook.tables.dispatchers.insert(), rows)
+    with dags(DAG("drop_production"), paused=True):
+        (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["paused_dag"], cause["remedy"]) == ("no-dispatcher", dag, f"unpause the DAG {dag}")
+    # a sign of life that is still to come is none
+    assert {one.dispatcher for one in hook.dispatchers()} == {"present", dispatcher}
+
+
 def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
     store: Store, page: Page, monkeypatch: pytest.MonkeyPatch
 ):
@@ -104,7 +122,7 @@ def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
     eventually(lambda: seen()["problem"])
     said = str(seen()["problem"])
     assert re.fullmatch(r"it cannot send through connection 'broker' since [-\d]+ [:\d]+ UTC", said)
-    assert seen()["per_minute"] == 0
+    assert (seen()["per_minute"], seen()["at_work"]) == (0, True)
     (cause,) = [one for one in health(page)["causes"] if one["code"] == "connection-fails"]
     assert cause["severity"] == "error"
     # a broker's own words are in the log alone

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from threading import Event
 
 import pytest
 from airflow.models.log import Log
+from airflow.sdk import DAG
 from airflow.utils.session import create_session
-from sqlalchemy import select
+from sqlalchemy import Engine, event, select
 from support.forked import Child
-from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture, serving  # noqa: F401
+from support.operations_page import (  # noqa: F401 - fixtures
+    Page,
+    dags,
+    own_store_fixture,
+    page_fixture,
+    served_page_fixture,
+    serving,
+)
 from support.rabbitmq import eventually
 from support.running_jobs import work
 from support.standing import give_up
@@ -163,10 +173,53 @@ def test_few_jobs_work_at_once_and_few_are_kept(
     ended(page, top, last["job"])
     kept = [last["job"], *(str(one.seq) for one in reversed(jobs[1:]))]
     assert [one["job"] for one in page.get(f"{top}/jobs")["jobs"]] == kept
+    # a row of another hand is no error of the page
+    table = hook.tables.jobs
+    with hook.engine.begin() as connection:
+        connection.execute(table.update().where(table.c.Seq == int(last["job"])).values(State="bogus"))
+    assert page.get(f"{top}/jobs")["jobs"][0]["state"] == "failed"
+    assert page.get("/api/v1/live", store=store.conn_id)["error"] is None
     # a job that is kept no longer ends all the same, and the audit has each
     assert len(list(hook.audit())) == 4
 
 
+@pytest.fixture
+def nightly(airflow_db: None) -> Iterator[None]:
+    with dags(DAG("nightly")):
+        yield
+
+
+@pytest.mark.usefixtures("nightly")
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_of_two_jobs_that_begin_at_once_one_begins(page: Page, top: str, monkeypatch: pytest.MonkeyPatch):
+    """The first is about to write its row when the second looks how many are at work."""
+    monkeypatch.setattr("airflow_delayed.ui.api_jobs.MOST_JOBS", 1)
+    # it stays at work
+    monkeypatch.setattr("airflow_delayed.ui.api_jobs._work", lambda hook, *_: hook.close())
+    first, second = Event(), Event()
+
+    def before(connection: object, cursor: object, statement: str, *_: object) -> None:
+        writes_job = statement.startswith("INSERT") and "_jobs" in statement
+        if writes_job and not first.is_set():
+            first.set()
+            assert second.wait(60)
+        elif first.is_set() and (statement.startswith("INSERT") or "FOR UPDATE" in statement):
+            second.set()
+
+    event.listen(Engine, "before_cursor_execute", before)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            job = {"action": "cancel", "filter": {"tag": "t"}}
+            begun = threads.submit(page.ask, "POST", f"{top}/jobs", json=job)
+            assert first.wait(60)
+            statuses = [page.ask("POST", f"{top}/jobs", json=job).status_code, begun.result().status_code]
+    finally:
+        event.remove(Engine, "before_cursor_execute", before)
+    assert statuses == [503, 200]
+    assert len(page.get(f"{top}/jobs")["jobs"]) == 1
+
+
+@pytest.mark.usefixtures("nightly")
 def test_who_may_edit_a_dag_has_jobs_of_what_it_sent(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):

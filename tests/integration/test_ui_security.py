@@ -6,21 +6,36 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from unittest.mock import AsyncMock
 
 import pytest
 from airflow.models.connection import Connection
+from airflow.models.log import Log
 from airflow.models.team import Team
+from airflow.sdk import DAG
 from airflow.utils.session import create_session
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import delete
-from support.operations_page import PREFIX, ROLES, Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401
+from sqlalchemy import delete, select
+from support.operations_page import (  # noqa: F401 - fixtures
+    PREFIX,
+    ROLES,
+    Page,
+    dags,
+    own_store_fixture,
+    page_fixture,
+    served_page_fixture,
+)
+from support.rabbitmq import eventually
 from support.standing import give_up, pause
 from support.stores import Store, message, on_postgres_too
 
 import airflow_delayed.ui as ui
 from airflow_delayed.identity import Origin
+from airflow_delayed.store.api import hash_of
+from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
 from airflow_delayed.ui.app import create
+from airflow_delayed.ui.hook_pool import TooSlow
 from airflow_delayed.ui.plugin import LazyApp
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
@@ -233,10 +248,76 @@ def test_viewers_do_not_see_what_a_broker_said(store: Store, shown: Page, monkey
     assert shown.get(f"{top}/message", "viewer", id="m")["message"]["last_error"] is None
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_viewers_do_not_see_what_dispatchers_wrote(
+    store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch, known: bool
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook = store.hooks[-1]
+    now = hook.now()
+    problems = (
+        f"{SENDING_FAILS} 'broker': 10.1.2.3: login svc_admin refused at payroll",
+        f"{LEASES_LOST} worker-7.internal",
+        "FATAL: role pg_admin may not update",
+    )
+    texts = ("svc_admin", "10.1.2.3", "payroll", "pg_admin", "worker-7.internal")
+    with hook.engine.begin() as connection:
+        row = {"ConnIds": '["broker"]', "StartedAt": now, "SeenAt": now, "Host": "worker-7.internal", "DagId": "theirs"}
+        rows = [{**row, "Id": f"d{number}", "Problem": problem} for number, problem in enumerate(problems)]
+        connection.execute(hook.tables.dispatchers.insert(), rows)
+    shown.pool.close()
+    paths = (f"/api/v1/stores/{store.conn_id}/summary", "/api/v1/health", f"/api/v1/live?store={store.conn_id}")
+    with dags(*[DAG("theirs")][:known]):
+        for path in paths:
+            for role, may in (("viewer", False), ("op", True)):
+                answer = shown.ask("GET", path, role).text
+                assert [text for text in texts if text not in answer] == [*texts][: 0 if may else None], (role, path)
+                # the codes stay, and so does a DAG that the user may read
+                assert all(code in answer for code in ("connection-fails", "lease-too-short", "dispatcher-fails"))
+                shows_dispatchers = path != "/api/v1/health"
+                assert ("theirs" in answer) == (shows_dispatchers and (may or known)), (role, path)
+    # nor when the store has not answered, and the last figures are shown
+    monkeypatch.setattr("airflow_delayed.ui.api_stores.figures", AsyncMock(side_effect=TooSlow("frozen")))
+    answer = shown.ask("GET", "/api/v1/live", "viewer")
+    assert answer.json()["connections"][0]["summary"]["dispatchers"]
+    assert not [text for text in (*texts, "theirs") if text in answer.text]
+
+
+@pytest.mark.parametrize("by_job", [False, True])
+def test_airflows_event_log_has_neither_an_erased_tag_nor_a_brokers_words(store: Store, shown: Page, by_job: bool):
+    top, tag, words = f"/api/v1/stores/{store.conn_id}", "jane.doe@example.org", "login svc_admin refused"
+    filters = {"erase": {"tag": tag}, "cancel": {"tag": "t", "reason": words}}
+    for action, chosen in filters.items():
+        if by_job:
+            job = shown.post(f"{top}/jobs", "op", action=action, filter=chosen)["job"]
+            eventually(lambda job=job: shown.get(f"{top}/jobs/{job}")["ended_at"])
+        else:
+            shown.post(f"{top}/{action}", "op", filter=chosen, dry_run=False)
+    with create_session() as session:
+        extras = session.scalars(select(Log.extra).where(Log.event.startswith("delayed_deliveries."))).all()
+    erased, cancelled = sorted((one for one in extras if store.conn_id in one), key=lambda one: '"t"' in one)
+    assert tag not in erased
+    # as the audit has it, so that who knows the tag finds it
+    assert hash_of(tag) in erased
+    assert words not in cancelled
+    assert '"tag": "t"' in cancelled
+
+
+def sent_by(dag_id: str, store: Store, *ids: str) -> None:
+    origin = Origin(dag_id=dag_id, run_id="r", task_id="t", map_index=-1)
+    store.hook(origin=origin).send([message(name, LATER) for name in ids])
+
+
+@pytest.fixture
+def nightly(airflow_db: None) -> Iterator[None]:
+    with dags(DAG("nightly")):
+        yield
+
+
+@pytest.mark.usefixtures("nightly")
 def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
-    sent = Origin(dag_id="nightly", run_id="r", task_id="t", map_index=-1)
-    store.hook(origin=sent).send([message(name, LATER) for name in ("s1", "s2")])
+    sent_by("nightly", store, "s1", "s2")
     top = f"/api/v1/stores/{store.conn_id}"
     for role, changes in (("viewer", []), ("user", ["s1", "s2"]), ("op", ["m", "s1", "s2"])):
         rows = shown.get(f"{top}/messages", role)["messages"]
@@ -271,6 +352,29 @@ def test_who_may_edit_a_dag_changes_what_it_sent(store: Store, shown: Page, monk
     # the right to edit the DAG alone shows nothing, and changes nothing
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "connections")
     assert shown.error("POST", f"{top}/cancel", "user", json={"ids": ["s2"], "dry_run": False}) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("teams", [False, True])
+def test_of_a_dag_that_airflow_does_not_have_the_right_to_the_connection_decides(
+    store: Store, two_teams: Page, monkeypatch: pytest.MonkeyPatch, teams: bool
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", str(teams))
+    two_teams.add_user("editor", "user", ["ours"])
+    top = f"/api/v1/stores/{store.conn_id}"
+    # deleted, or of another Airflow on the same store
+    sent_by("deleted", store, "s1")
+    with dags(DAG("known"), team="ours"):
+        sent_by("known", store, "s2")
+        rows = two_teams.get(f"{top}/messages", "editor")["messages"]
+        assert {one["message_id"]: one["may_change"] for one in rows} == {"m": False, "s1": False, "s2": True}
+        assert two_teams.post(f"{top}/cancel", "editor", ids=["s2"], dry_run=False)["changed"] == 1
+        for selection in ({"ids": ["s1"]}, {"filter": {"dag_id": "deleted"}}):
+            change = {**selection, "dry_run": False}
+            assert two_teams.error("POST", f"{top}/cancel", "editor", json=change) == (403, "forbidden")
+        job = {"action": "cancel", "filter": {"dag_id": "deleted"}}
+        assert two_teams.error("POST", f"{top}/jobs", "editor", json=job) == (403, "forbidden")
+        assert two_teams.post(f"{top}/cancel", "op of ours", ids=["s1"], dry_run=False)["changed"] == 1
 
 
 def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, monkeypatch: pytest.MonkeyPatch):

@@ -13,8 +13,18 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from airflow.models.dag import DagModel
+from airflow.models.dag_version import DagVersion
+from airflow.models.dagbundle import DagBundleModel
+from airflow.models.dagcode import DagCode
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.team import Team
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import LazyDeserializedDAG
+from airflow.utils.session import create_session
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import delete
 
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.hook_pool import HookPool
@@ -112,6 +122,32 @@ def _token(client: TestClient, role: str, password: str) -> str:
     answer = client.post("/auth/token", json={"username": role, "password": password})
     assert answer.status_code == 201, answer.text
     return answer.json()["access_token"]
+
+
+@contextmanager
+def dags(*dags: DAG, team: str | None = None, paused: bool = False) -> Iterator[None]:
+    """Let Airflow know DAGs, with their tasks, until the block ends.
+
+    :param team: the team that has them; with none they are nobody's.
+    """
+    bundle = f"bundle_{uuid4().hex[:8]}"
+    ids = [dag.dag_id for dag in dags]
+    with create_session() as session:
+        made = DagBundleModel(name=bundle)
+        session.add(made)
+        session.flush()
+        made.teams = [] if team is None else [session.get(Team, team)]
+        session.add_all(DagModel(dag_id=name, bundle_name=bundle, is_paused=paused, fileloc="x") for name in ids)
+        session.flush()
+        for dag in dags:
+            SerializedDagModel.write_dag(LazyDeserializedDAG.from_dag(dag), bundle, session=session)
+    yield
+    with create_session() as session:
+        for model in (SerializedDagModel, DagCode, DagVersion, DagModel):
+            session.execute(delete(model).where(model.dag_id.in_(ids)))
+        gone = session.get(DagBundleModel, bundle)
+        gone.teams = []
+        session.delete(gone)
 
 
 @pytest.fixture(name="store", params=DATABASES if LONG else ["sqlite"])

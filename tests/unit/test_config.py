@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from configparser import ConfigParser
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from support import pages
 
 from airflow_delayed import config
 from airflow_delayed.errors import InvalidOption
+from airflow_delayed.message import utcnow
 from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.provider_info import get_provider_info
+from airflow_delayed.spark.options import settings_of
 from airflow_delayed.sqs.stats import Prices
 from airflow_delayed.store.policy import DispatchPolicy
 
@@ -37,9 +40,18 @@ def send(**arguments: Any) -> DelayedSendOperator:
 
 
 def test_defaults_are_those_of_the_core():
-    policy = DispatchPolicy()
+    policy, executors = DispatchPolicy(), settings_of({"deliver": "b"}, utcnow())
     assert (config.lookahead(), config.remember()) == (policy.farthest, policy.remember)
-    assert (config.hold_over(), config.max_past()) == (timedelta(minutes=15), timedelta(hours=1))
+    assert (config.hold_over(), config.max_past()) == (executors.hold_over, executors.max_past)
+    assert (policy.farthest, policy.remember, executors.max_past) == (
+        timedelta(minutes=15),
+        timedelta(days=14),
+        timedelta(hours=1),
+    )
+    dispatch = StoreDispatchOperator(task_id="t", store_conn_id="db", deliver_conn_ids=["b"])
+    for each in (dispatch, CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", conn_id="c")):
+        for name in vars(each).keys() & {field.name for field in fields(policy)} - {"allowed_destinations"}:
+            assert getattr(each, name) == getattr(policy, name), name
     assert (config.deliver_conn_ids(), config.page_stores(), config.page_rabbitmq(), config.page_sqs()) == ((),) * 4
     assert config.page_body_limit() == 16384
     assert Prices(*config.sqs_prices()) == Prices()

@@ -63,8 +63,9 @@ class Hook:
         self.application = application
         self.args = runpy.run_path(application)["arguments"](self.operator.application_args)
         self.files = [Path(file) for file in self.operator.files.split(",")] if self.operator.files else []
-        self.texts = [file.read_text() for file in self.files]
-        self.modes = [file.stat().st_mode & 0o777 for file in self.files]
+        own = [file for file in self.files if file.exists()]
+        self.texts = [file.read_text() for file in own]
+        self.modes = [file.stat().st_mode & 0o777 for file in own]
         options = dict(self.args.set)
         if self.summary is not None:
             manifest = {"version": 1, "summary": self.summary, "partitions": 1, "repeated": 0, "other_attempts": None}
@@ -143,7 +144,8 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     assert (args.query, args.partitions, args.check_first) == ("SELECT '=' FROM source", 4, True)
     settings = settings_of(dict(args.set), NOW + timedelta(days=1))
     assert (settings.deliver, settings.store, settings.hold_over) == ("broker", "db", timedelta(minutes=10))
-    assert settings.rules.headers == {"a": "b=c"}
+    folder = dict(zip([file.name for file in hook.files], hook.texts, strict=True))
+    assert json.loads(folder[settings.headers_file]) == {"a": "b=c"}
     assert settings.rules.id_columns == ("x", "y")
     assert (settings.rules.anchor, settings.rules.destination) == (NOW, "mail")
     assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
@@ -175,8 +177,19 @@ def test_connections_go_as_a_file_that_only_this_user_may_read(run) -> None:
     words = " ".join(hook.operator.application_args)
     assert 'hu"sh' not in words
     assert 'hu\\"sh' not in words
+    _, hook = run(connections="cluster", files="mine.txt")
+    assert (hook.operator.files, "connections_file" in dict(hook.args.set)) == ("mine.txt", False)
     _, hook = run(connections="cluster")
     assert (hook.files, "connections_file" in dict(hook.args.set)) == ([], False)
+
+
+@pytest.mark.parametrize("connections", ["file", "cluster"])
+def test_the_values_of_headers_are_on_no_command_line(run, connections: str) -> None:
+    _, hook = run(headers={"authorization": "Bearer hush"}, connections=connections)
+    assert "hush" not in " ".join(hook.operator.application_args)
+    assert (hook.texts[-1], hook.modes[-1]) == ('{"authorization": "Bearer hush"}', 0o600)
+    assert dict(hook.args.set)["headers_file"] == hook.files[-1].name
+    assert not hook.files[-1].exists()
 
 
 def test_a_retry_means_the_same(run) -> None:

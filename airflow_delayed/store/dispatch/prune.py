@@ -12,11 +12,10 @@ from concurrent.futures import Future, wait
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection
 
 from airflow_delayed.store import cancelled, filters, leases
 from airflow_delayed.store.database import IDS
-from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.limits import Activity
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.history import condense
@@ -64,7 +63,7 @@ class Pruner:
             before, counted = counted, dispatched()
             self._left += counted - before
             if self._left >= IDS and (not ended or nothing_due()):
-                count = self._forget(forget_ids)
+                count = self._forget(leases.forget_old_ids)
                 forgotten += count
                 # fewer than a transaction may have: no more are old
                 self._left = self._left - count if count == IDS else 0
@@ -83,7 +82,7 @@ class Pruner:
         for _ in range(RUN_TRANSACTIONS):
             if self._forget(filters.forget_runs) < filters.RUNS_FORGOTTEN:
                 break
-        for forget in (forget_cancelled, forget_marks):
+        for forget in (forget_cancelled, leases.forget_old_marks):
             for _ in range(BY_TIME_TRANSACTIONS):
                 if self._forget(forget) < IDS:
                     break
@@ -101,36 +100,6 @@ class Pruner:
         )
 
 
-def forget_ids(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Delete up to 1000 remembered ids that are older than ``before`` and have no lease; return how many.
-
-    :param before: as long ago as ids are remembered, see :class:`airflow_delayed.store.policy.DispatchPolicy`.
-    """
-    past = tables.past
-    old = (
-        select(past.c.Id)
-        .where(past.c.At < before, or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= now))
-        .where(past.c.Id >= leases.FIRST_ID)
-        .order_by(past.c.At)
-        .limit(IDS)
-    )
-    ids = list(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
-    leases.forget(connection, tables, sorted(ids))
-    cancelled.forget_ids(connection, tables, sorted(ids))
-    return len(ids)
-
-
 def forget_cancelled(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
     """Delete up to 1000 cancelled messages that can be restored no longer; return how many."""
     return cancelled.forget(connection, tables, now) if cancelled.are_kept(connection, tables) else 0
-
-
-def forget_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Delete up to 1000 marks of escalations that are as old as the ids that are forgotten; return how many."""
-    past = tables.past
-    # not locked: on MySQL that would lock all marks, and so hold up callbacks
-    old = select(past.c.Id).where(past.c.Id < leases.FIRST_ID, past.c.At < before).limit(IDS)
-    names = sorted(connection.execute(old).scalars())
-    if names:
-        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
-    return len(names)

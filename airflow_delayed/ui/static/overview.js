@@ -7,7 +7,6 @@ import { leave } from "./airflow.js";
 import { absolute, relative, span } from "./time.js";
 import { timeline } from "./timeline.js";
 
-const SILENT = 15_000; // ms without a sign of life, after which a dispatcher does not work
 
 const KINDS = { store: "SQL store", rabbitmq: "RabbitMQ", sqs: "Amazon SQS" };
 
@@ -91,14 +90,14 @@ const table = (heads, rows) => h("div", { class: "scroll", tabindex: 0, role: "g
   h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
 
 function dispatchers(summary, key) {
-  const state = ({ ended_at: ended, seen_at: seen, problem }) => {
+  const state = ({ ended_at: ended, seen_at: seen, at_work: works, problem }) => {
     if (ended) return [`ended ${relative(ended, summary.at)}`, problem && h("small", {}, problem)];
-    return problem ?? (Date.parse(summary.at) - Date.parse(seen) > SILENT ? `silent since ${absolute(seen)}` : "at work");
+    return problem ?? (works ? "at work" : `silent since ${absolute(seen)}`);
   };
   return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
     [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
   (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "A minute", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
-    h("td", {}, one.dag_id ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : "a service or a command",
+    h("td", {}, dags[one.dag_id] ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : one.dag_id ?? "a service or a command",
       one.host && h("small", {}, one.host)),
     h("td", {}, state(one)), h("td", { class: "time" }, one.worked_at ? absolute(one.worked_at) : ""),
     h("td", { class: "number" }, one.per_minute?.toLocaleString() ?? ""),
@@ -160,8 +159,8 @@ function rabbitmq(summary, context) {
   const earliest = levels.map((level) => level.earliest).sort()[0];
   return [
     h("dl", { class: "figures" },
-      figure("Waiting", unavailable.length && !summary.messages ? null : summary.messages, {
-        tone: unavailable.length ? "bad" : null, note: unavailable.length ? `and what waits in ${unavailable.length} queues without a leader` : `topology ${summary.topology}` }),
+      figure("Waiting", summary.messages, {
+        tone: unavailable.length ? "bad" : null, note: unavailable.length ? `${unavailable.length} queues cannot be counted` : `topology ${summary.topology}` }),
       figure("Next leaves its delay queue", levels.length ? relative(earliest, at) : "nothing waits"),
       figure("Past their time, not moved on", summary.stuck, { tone: summary.stuck ? "bad" : null, note: summary.why_unknown }),
       figure("Unroutable", summary.unroutable ?? (unavailable.includes(summary.unroutable_queue) ? "unknown" : "no queue"), { tone: summary.unroutable ? "bad" : null, note: summary.unroutable_queue })),

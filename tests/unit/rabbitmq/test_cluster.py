@@ -18,7 +18,16 @@ from airflow_delayed.rabbitmq.topology import DELAYED
 from airflow_delayed.rabbitmq.verify import judge
 
 ANSWERS = Path(__file__).parent / "answers"
-CODES = ("node-down", "queue-down", "no-quorum", "no-leader", "member-offline", "few-members", "one-leader")
+CODES = (
+    "node-down",
+    "queue-down",
+    "no-quorum",
+    "no-leader",
+    "no-answer",
+    "member-offline",
+    "few-members",
+    "one-leader",
+)
 
 
 def recorded(situation: str, who: str = "rabbit@node1") -> Facts:
@@ -100,7 +109,7 @@ ALL = "3 queues (delayed.level-00, delayed.level-16, orders)"
             "rabbit@node1",
             [
                 ("unknown", "node-down", "nodes of the cluster"),
-                ("unknown", "no-leader", "leaders and members of the queues"),
+                ("error", "no-answer", "queues"),
             ],
         ),
         (
@@ -108,7 +117,7 @@ ALL = "3 queues (delayed.level-00, delayed.level-16, orders)"
             "rabbit@node1",
             [
                 ("warning", "node-down", "node rabbit@node2"),
-                ("unknown", "no-leader", "leaders and members of the queues"),
+                ("error", "no-answer", "queues"),
             ],
         ),
         ("back", "rabbit@node1", [("warning", "one-leader", LEVELS)]),
@@ -173,10 +182,12 @@ def test_the_nodes_are_shown_to_users_with_the_tag_monitoring(user: str) -> None
 
 
 def test_an_api_that_does_not_answer_is_not_said_to_refuse() -> None:
-    assert [finding.found for finding in judged(recorded("frozen"))] == [
+    nodes, queues = judged(recorded("frozen"))
+    assert nodes.found == (
         "the management API at http://rabbit.example:15672 did not answer all questions: no answer in time; that is so"
         " while a node of its cluster hangs or is cut off"
-    ] * 2
+    )
+    assert str(queues.found).startswith(str(nodes.found))
 
 
 NODES = ("rabbit@a", "rabbit@b", "rabbit@c")
@@ -219,6 +230,43 @@ def test_a_queue_that_nothing_passes(facts: QueueFacts, code: str | None) -> Non
 
 def test_without_the_management_api_nothing_is_refused() -> None:
     cluster.require_available("rabbit", Facts(why="it is off"), ["orders"], "Nothing was done")
+
+
+@pytest.mark.parametrize("situation", ["frozen", "frozen-later"])
+def test_what_a_silent_management_api_would_list_is_refused(situation: str) -> None:
+    with pytest.raises(TransportUnavailable, match=r"unknown.* no answer in time.* rabbitmq-diagnostics ping.*Nothing"):
+        cluster.require_available("rabbit", recorded(situation), ["orders"], "Nothing was done")
+
+
+HOSTS = ("a:5672", "b:5672", "c:5672")
+
+
+@pytest.mark.parametrize(
+    "problems, facts, lost, only_others",
+    [
+        # the queues' states are certain
+        ((None, None, None), recorded("minority"), "no quorum", False),
+        ((None, "refused", "refused"), recorded("node-down"), None, False),
+        # nodes that hang: the others may still be a majority, also if not all of them are listed
+        ((None, "hangs", "hangs"), Facts(silent=True, why="silent"), "of 3 hosts this one alone", False),
+        ((None, "hangs", "hangs"), Facts(why="off"), "of 3 hosts this one alone", False),
+        ((None, None, "hangs"), Facts(silent=True, why="silent"), None, False),
+        ((None, "hangs"), Facts(why="off"), None, False),
+        ((None, "hangs"), Facts(silent=True, why="silent"), "silent", False),
+        ((None,), Facts(silent=True, why="silent"), "silent", False),
+        ((None,), Facts(why="off"), None, False),
+        (("hangs",), Facts(silent=True, why="silent"), None, False),
+        (("hangs", None, None), Facts(silent=True, why="silent"), None, True),
+        (("hangs", "hangs", "hangs"), Facts(silent=True, why="silent"), None, False),
+    ],
+)
+def test_why_a_host_confirms_nothing(
+    problems: tuple[str | None, ...], facts: Facts, lost: str | None, only_others: bool
+) -> None:
+    answers = cluster.HostAnswers(dict(zip(HOSTS, problems, strict=False)), facts)
+    found = answers.quorum_lost(HOSTS[0], map(DELAYED.level_name, range(levels.BITS)))
+    assert (found is None) if lost is None else (lost in str(found))
+    assert answers.only_others(HOSTS[0]) is only_others
 
 
 def test_thirty_queues_are_one_finding() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 from support import poison
 
-from airflow_delayed.rabbitmq.properties import ReceivedProperties
+from airflow_delayed.rabbitmq.properties import MAX_HEADERS, ReceivedProperties
 
 NAMES = ("content_type", "content_encoding", "correlation_id", "reply_to", "message_id", "type", "user_id", "app_id")
 short = st.text(max_size=60, alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -80,6 +80,17 @@ def test_what_the_user_and_the_time_to_live_make_of_them() -> None:
         (written,) = found.again(added={}, user=user, expires=expires).encode()
         again = BasicProperties().decode(written)
         assert (again.user_id, again.expiration, again.app_id) == (*kept, "a")
+
+
+@pytest.mark.parametrize("more", [0, 1, 60_000])
+def test_more_headers_than_are_read_are_a_problem_and_stay(more: int) -> None:
+    """Each costs as much as a long one: a frame full of empty ones would hold up all other messages of a process."""
+    table = poison.table({"a": b"t\x01"}) + b"\x00V" * (MAX_HEADERS - 1 + more)
+    found = ReceivedProperties(poison.raw(table, message_id=poison.short(b"m")).raw)
+    assert found.problem == ("its headers cannot be read: there are more than 2,000" if more else None)
+    assert (found.message_id, dict(found.headers or {})) == ("m", {"a": True, "": None})
+    (again,) = found.again(added={"c": "1"}, user=None).encode()
+    assert table + poison.table({"c": b"S" + poison.long(b"1")}) in again
 
 
 def test_headers_of_an_unknown_type_have_a_problem_and_stay() -> None:

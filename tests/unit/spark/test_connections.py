@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from airflow_delayed.delivery import Connection
 from airflow_delayed.errors import InputError, UnsupportedConnection
-from airflow_delayed.spark.connections import ConnectionNotFound, engine_of, find, parse
+from airflow_delayed.spark.connections import ConnectionNotFound, engine_of, find, parse, with_headers
+from airflow_delayed.spark.options import settings_of
 
 FIELDS = {"conn_type": "rabbitmq", "host": "h", "port": 5, "login": "l", "password": "hush", "extra": {"ssl": True}}
 
@@ -38,6 +40,23 @@ def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
         find("broker", environ={})
     with pytest.raises(ConnectionNotFound, match=r"cannot be read: No such file.*on every machine with an executor"):
         find("broker", str(tmp_path / "none.json"), environ={})
+
+
+def test_headers_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "h.json"
+    file.write_text('{"a": "hush"}')
+    for name in (str(file), "h.json"):
+        settings = settings_of({"deliver": "broker", "headers_file": name}, datetime.now(timezone.utc))
+        read = with_headers(settings, distributed=lambda name: str(tmp_path / name))
+        assert (settings.rules.headers, read.rules.headers) == ({}, {"a": "hush"})
+    file.write_text('{"a": {"hush": 1}}')
+    with pytest.raises(
+        InputError, match=r"the file of headers .*h\.json cannot be read: it must be a JSON object"
+    ) as no:
+        with_headers(settings, distributed=lambda name: str(tmp_path / name))
+    assert "hush" not in str(no.value)
+    with pytest.raises(InputError, match=r"cannot be read: No such file.*on every machine with an executor"):
+        with_headers(settings, distributed=lambda name: str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"delay": "60", "due_at": "2026-01-31T12:00:00Z"}, "say the same thing"),
         ({"until_due": "true"}, "give the option store, and no hold_over"),
         ({"until_due": "true", "store": "db", "hold_over": "5"}, "give the option store, and no hold_over"),
+        ({"headers": "{}", "headers_file": "h"}, "say the same thing"),
         ({"headers": "hush"}, "the option headers cannot be read: it must be a JSON object"),
         ({"headers": '{"a": {"hush": 1}}'}, "the option headers cannot be read: it must be a JSON object"),
         ({"anchor": "2026-01-01T00:00:00"}, "has no time zone"),
