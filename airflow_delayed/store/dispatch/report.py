@@ -325,7 +325,8 @@ def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) 
     if table.c.Reaches in set(columns_after(tables, table_version(connection, tables))):
         return set()
     text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
-    others = select(text).where(table.c.Id != but, table.c.EndedAt.is_(None), table.c.SeenAt >= now - SILENT)
+    at_work = table.c.EndedAt.is_(None), table.c.SeenAt >= now - SILENT, table.c.SeenAt < now + SILENT
+    others = select(text).where(table.c.Id != but, *at_work)
     reaches = connection.execute(others.where(table.c.Reaches.is_not(None)).limit(MOST_RUNS)).scalars()
     return {name for text in reaches for name, reach in _reaches_in(text).items() if reach.at_end is not None}
 
