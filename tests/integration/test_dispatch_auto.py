@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import update
 from support.rabbitmq import VirtualHost
 from support.sleeping import Time
 from support.stores import Store, Transport, message, on_postgres_only, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
@@ -67,6 +68,16 @@ def test_beside_one_that_was_killed_a_run_hands_over_as_before(store: Store):
     transport = Transport(sooner_when_due=True)
     auto(store, hook, transport, time, stays=False).run()
     assert transport.ids == ["a"]
+
+
+def test_what_anybody_else_writes_into_a_sign_of_life_counts_for_nothing(store: Store):
+    hook = store.installed()
+    store.dispatcher(hook, Transport(), stays=True).once()
+    table = hook.tables.dispatchers
+    for text in ("", "[]", '{"broker": 5}', '{"broker": [1]}', '{"broker": ["1", 2]}', '{"broker": [1e99, NaN]}'):
+        with hook.engine.begin() as connection:
+            connection.execute(update(table).values(Reaches=text))
+        assert (hook.staying(), set(hook.lookaheads().values())) == (set(), {timedelta(0)})
 
 
 @pytest.mark.parametrize(
