@@ -10,7 +10,8 @@ twine: what a package index would refuse.
 urls: the addresses that a package index shows, which the publisher writes into pyproject.toml.
 wheel: the wheel alone, in a new environment without constraints, runs dags/quickstart.py from an empty Airflow home; an
     extra that is not installed is named.
-units: the tests in tests/unit of the unpacked sdist, on each Python of PYTHONS that is on this machine.
+units: the tests in tests/unit of the unpacked sdist, on each Python of PYTHONS that is on this machine; the oldest has
+    to be there.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ DIST = TOP / "dist"
 UV = TOP / ".venv" / "bin" / "uv"
 #: From the oldest that the package is made for to the newest that Airflow 3.3 runs on.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: What the metadata promise. Without it a release is not ready.
+OLDEST = PYTHONS[0]
 
 
 #: The addresses that a package index shows beside a package, as it names them itself.
@@ -219,11 +222,11 @@ def units() -> str:
     for version in PYTHONS:
         log = f"units-{version}"
         _fresh(f"{log}.log")
-        if (python := next(_interpreters(version), None)) is None:
-            shown.append(f"{version}: not on this machine")
+        if (python := next(interpreters(version), None)) is None:
+            (failed if version == OLDEST else shown).append(f"{version}: not on this machine")
             continue
         try:
-            shown.append(f"{version}: {_units(log, python)}")
+            shown.append(f"{version}: {unit_tests(log, python, _unpacked())}")
         except Problem as problem:
             failed.append(f"{version}: {problem}")
     if failed:
@@ -231,14 +234,18 @@ def units() -> str:
     return "; ".join(shown)
 
 
-def _units(log: str, python: Path) -> str:
+def unit_tests(log: str, python: Path, folder: Path) -> str:
+    """Run the unit tests of a folder in an environment of their own, and return how many passed.
+
+    :raises Problem: they cannot be run, or fail.
+    """
     environment = FOLDER / log
     _run(log, UV, "venv", "--quiet", "--clear", "--python", python, environment)
-    _install(log, environment, ".[all]", "--group", "dev", cwd=_unpacked())
+    _install(log, environment, ".[all]", "--group", "dev", cwd=folder)
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     # one process: several would start the servers that they share, and unit tests need none
     command = (environment / "bin" / "python", "-m", "pytest", "--quiet", "tests/unit")
-    return _summary(_run(log, *command, cwd=_unpacked(), env=env))
+    return _summary(_run(log, *command, cwd=folder, env=env))
 
 
 def _install(log: str, environment: Path, *what: str | Path, cwd: Path) -> None:
@@ -248,7 +255,7 @@ def _install(log: str, environment: Path, *what: str | Path, cwd: Path) -> None:
     _run(log, "bash", "-c", script, cwd, UV, "pip", "install", "--python", python, *what)
 
 
-def _interpreters(version: str) -> Iterator[Path]:
+def interpreters(version: str) -> Iterator[Path]:
     """Yield the interpreters of a version that run: by PATH, as Debian has them, and of pyenv."""
     on_path = shutil.which(f"python{version}")
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")

@@ -36,8 +36,8 @@ COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "t
 @suppress_logs_and_warning
 def list_(args: Namespace) -> None:
     """``airflow delayed list``."""
-    with _store(args) as store:
-        selection = _selection(args)
+    with store_of(args) as store:
+        selection = selection_of(args)
         if "ids" in selection:
             selection["ids"] = [name for text in selection["ids"] for name in _ids(store, text)]
         if set(args.state or ()) & set(LEFT):
@@ -59,7 +59,7 @@ def list_(args: Namespace) -> None:
 @suppress_logs_and_warning
 def get_(args: Namespace) -> None:
     """``airflow delayed get``."""
-    with _store(args) as store:
+    with store_of(args) as store:
         found = [known for name in _ids(store, args.message_id) if (known := store.get(name)) is not None]
         if not found:
             raise SystemExit(f"The store {args.store_conn_id} has no message {args.message_id}.")
@@ -74,7 +74,7 @@ def _ids(store: DelayedStoreHook, text: str) -> list[str]:
 @suppress_logs_and_warning
 def counts_(args: Namespace) -> None:
     """``airflow delayed counts``."""
-    with _store(args) as store:
+    with store_of(args) as store:
         found = store.counts(
             **_texts(args),
             overdue=timedelta(seconds=args.overdue),
@@ -94,60 +94,53 @@ def counts_(args: Namespace) -> None:
 @suppress_logs_and_warning
 def cancel_(args: Namespace) -> None:
     """``airflow delayed cancel``."""
-    with _store(args) as store:
-        _change(args, lambda **options: store.cancel(**_selection(args), **options))
+    with store_of(args) as store:
+        run_change(args, lambda **options: store.cancel(**selection_of(args), **options))
 
 
 @suppress_logs_and_warning
 def restore_(args: Namespace) -> None:
     """``airflow delayed restore``."""
-    with _store(args) as store:
+    with store_of(args) as store:
 
         def work(**options: Any) -> Outcomes:
-            return store.restore(overdue_ok=args.overdue_ok, **_selection(args), **options)
+            return store.restore(overdue_ok=args.overdue_ok, **selection_of(args), **options)
 
-        _change(args, work)
+        run_change(args, work)
 
 
 @suppress_logs_and_warning
 def reschedule_(args: Namespace) -> None:
     """``airflow delayed reschedule``."""
-    with _store(args) as store:
+    with store_of(args) as store:
         due_at = None if args.due_at is None else parse_moment("--due-at", args.due_at)
 
         def work(**options: Any) -> Outcomes:
-            return store.reschedule(due_at=due_at, delay=args.delay, **_selection(args), **options)
+            return store.reschedule(due_at=due_at, delay=args.delay, **selection_of(args), **options)
 
-        _change(args, work)
+        run_change(args, work)
 
 
 @suppress_logs_and_warning
 def retry_(args: Namespace) -> None:
     """``airflow delayed retry``."""
-    with _store(args) as store:
-        _change(args, lambda **options: store.retry(**_selection(args), **options))
+    with store_of(args) as store:
+        run_change(args, lambda **options: store.retry(**selection_of(args), **options))
 
 
 @suppress_logs_and_warning
 def purge_(args: Namespace) -> None:
     """``airflow delayed purge``."""
     age = timedelta(days=args.older_than)
-    with _store(args) as store:
-        _change(args, lambda **options: store.purge(age, reason=args.reason or REASONS, **options))
-
-
-@suppress_logs_and_warning
-def erase_(args: Namespace) -> None:
-    """``airflow delayed erase``."""
-    with _store(args) as store:
-        _change(args, lambda **options: store.erase(**_selection(args), **options))
+    with store_of(args) as store:
+        run_change(args, lambda **options: store.purge(age, reason=args.reason or REASONS, **options))
 
 
 @suppress_logs_and_warning
 def audit_(args: Namespace) -> None:
     """``airflow delayed audit``."""
     since = None if args.since is None else parse_moment("--since", args.since)
-    with _store(args) as store:
+    with store_of(args) as store:
         found = list(store.audit(message_id=args.message_id, since=since, limit=args.limit or None, after=args.after))
         show([asdict(one) for one in found], args.output, AUDIT_COLUMNS)
         if args.limit and len(found) == args.limit:
@@ -157,7 +150,7 @@ def audit_(args: Namespace) -> None:
 @suppress_logs_and_warning
 def dispatchers_(args: Namespace) -> None:
     """``airflow delayed dispatchers``."""
-    with _store(args) as store:
+    with store_of(args) as store:
         # None stands for the queue tables of the store's own database
         rows = [
             (one, [args.store_conn_id if name is None else name for name in one.conn_ids])
@@ -170,7 +163,7 @@ def dispatcher_(args: Namespace) -> None:
     """``airflow delayed dispatcher``: it logs, as the other processes of Airflow that stay do."""
     from airflow_delayed.cli.service import DispatchService
 
-    with _store(args) as store:
+    with store_of(args) as store:
         names, policy = _dispatch_arguments(args)
         if args.dry_run:
             show(_plan(store, names, policy), args.output)
@@ -232,11 +225,25 @@ def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy)
 def rates_(args: Namespace) -> None:
     """``airflow delayed rates``."""
     wanted = dict(_rate(text) for text in args.rate)
-    with _store(args) as store:
+    with store_of(args) as store:
         if wanted:
-            store.set_rates(wanted, actor=_actor(args), because=args.because)
+            store.set_rates(wanted, actor=actor_of(args), because=args.because)
         rates = store.rates()
         show([{"destination": name, "per_second": rate} for name, rate in rates.items()], args.output)
+
+
+@suppress_logs_and_warning
+def environment_(args: Namespace) -> None:
+    """``airflow delayed environment``."""
+    with store_of(args) as store:
+        former = store.environment()
+        if args.name is not None and args.name != former:
+            change = f"{former or 'no environment'} becomes {args.name}"
+            what = f"{change}, whose dispatchers then deliver what waits here: {store.count():,} messages"
+            if not (args.yes or confirmed(what)):
+                raise SystemExit("Nothing was changed.")
+            store.set_environment(args.name, actor=actor_of(args), because=args.because)
+        show([{"environment": store.environment(), "former": former}], args.output)
 
 
 def _rate(text: str) -> tuple[str, float | None]:
@@ -290,13 +297,13 @@ def arm_(args: Namespace) -> None:
 @suppress_logs_and_warning
 def upgrade_(args: Namespace) -> None:
     """``airflow delayed upgrade``."""
-    with _store(args) as store:
+    with store_of(args) as store:
         report = store.install([], upgrade=True, dry_run=args.dry_run)
         show([{"where": finding.where, "what": finding.what} for finding in report], args.output)
 
 
 @contextmanager
-def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
+def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""
     from airflow_delayed.compat import AirflowException
 
@@ -309,7 +316,7 @@ def _store(args: Namespace) -> Iterator[DelayedStoreHook]:
         raise SystemExit(str(error)) from None
 
 
-def _selection(args: Namespace) -> dict[str, Any]:
+def selection_of(args: Namespace) -> dict[str, Any]:
     """Return the ids and the criteria of the filter, without those whose option is absent.
 
     :raises InputError: an option or an id is empty, as a variable of the shell may be that was never set.
@@ -346,10 +353,10 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:
+def run_change(args: Namespace, work: Callable[..., Outcomes]) -> None:
     """Run a change, after a question if it is by filter, and print what became of the messages."""
     by_ids = bool(getattr(args, "message_id", None))
-    by = {"actor": _actor(args), "because": args.because}
+    by = {"actor": actor_of(args), "because": args.because}
     if args.dry_run:
         found = work(dry_run=True)
     elif by_ids or args.yes:
@@ -361,10 +368,10 @@ def _change(args: Namespace, work: Callable[..., Outcomes]) -> None:
         elif not _agreed(would):
             raise SystemExit("Nothing was changed.")
         found = work(**by) if would.changed else would
-    show(_by_id(found) if by_ids else _by_outcome(found), args.output)
+    show(_by_id(found) if by_ids else by_outcome(found), args.output)
 
 
-def _actor(args: Namespace) -> str:
+def actor_of(args: Namespace) -> str:
     """Return the system's user, and whom the command line names; anybody can name anybody there."""
     return f"{system_user()}, for {args.actor}" if args.actor else system_user()
 
@@ -384,7 +391,8 @@ def _by_id(found: Outcomes) -> list[dict[str, Any]]:
     return [{"message_id": name, "outcome": outcome.value} for name, outcome in found.items()]
 
 
-def _by_outcome(found: Outcomes) -> list[dict[str, Any]]:
+def by_outcome(found: Outcomes) -> list[dict[str, Any]]:
+    """Return a row for each outcome: how many messages, and the first ids."""
     named: dict[Outcome, list[str]] = {outcome: [] for outcome in found.counts}
     for name, outcome in found.items():
         if len(named[outcome]) < NAMED:

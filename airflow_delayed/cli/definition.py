@@ -50,6 +50,9 @@ _ERASED_STATE = Arg(
     " whose cancel can still be taken back: cancelled",
     action="append",
 )
+_REJECTS = Arg(
+    ("--rejects",), help="With --tag: a file of rejected rows on this machine; also several", action="append"
+)
 _RESTORED_STATE = Arg(
     ("--state",), help="All messages whose cancel can still be taken back", action="append", choices=("cancelled",)
 )
@@ -72,6 +75,7 @@ _REASON = Arg(
     action="append",
     choices=("failed", "expired", "remembered"),
 )
+_ENVIRONMENT = Arg(("name",), help="The store's environment from now on", nargs="?")
 _DRY_RUN = Arg(("--dry-run",), help="Change nothing, and report what would happen", action="store_true")
 
 _EXAMINED = Arg(("--conn-id",), help="A connection to examine, of any kind; also several", action="append")
@@ -263,9 +267,12 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command(
                     "erase",
-                    "Remove messages and all that is known of them but the id",
-                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, *_CHANGE),
-                    _SAFE,
+                    "Remove messages and all that is known of them but the id; by a tag alone in other places too",
+                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, _REJECTS, *_CHANGE),
+                    "With --tag and no other filter it also erases what has left the store, the rows of queue tables in"
+                    " the same schema, of --rejects files and of spools on this machine; ids beside it are of messages"
+                    " whose tag the store knows no longer. It prints what remains, where and until when. " + _SAFE,
+                    module="erase_command",
                 ),
                 _command(
                     "audit",
@@ -286,6 +293,14 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
+                ),
+                _command(
+                    "environment",
+                    "Show or change the environment that a store is of",
+                    (*_STORE, _ENVIRONMENT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
+                    "A dispatcher whose [delayed] environment differs takes no message from it. Give a copy the name of"
+                    " its own environment when what waits in it may be delivered from there. It counts what waits and"
+                    " asks, unless --yes is given.",
                 ),
                 _command(
                     "arm",
@@ -328,7 +343,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     "upgrade",
                     "Bring a store's tables to this release's version",
                     (*_STORE, _DRY_RUN, *_SHOWN),
-                    "Run it when this release is everywhere that uses the store; senders and dispatchers stay at work."
+                    "Run it before the hosts get this release: those with the release before stay at work."
                     " Missing tables and indexes are made too.",
                 ),
                 ActionCommand(
@@ -359,6 +374,8 @@ def get_delayed_commands() -> list[CLICommand]:
     ]
 
 
-def _command(name: str, help_: str, args: tuple[Arg, ...], description: str | None = None) -> ActionCommand:
-    function = lazy_load_command(f"airflow_delayed.cli.commands.{name}_")
+def _command(
+    name: str, help_: str, args: tuple[Arg, ...], description: str | None = None, module: str = "commands"
+) -> ActionCommand:
+    function = lazy_load_command(f"airflow_delayed.cli.{module}.{name}_")
     return ActionCommand(name=name, help=help_, func=function, args=args, description=description)

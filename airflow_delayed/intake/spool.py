@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
+import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
@@ -41,6 +43,26 @@ _LENGTH = 8
 Produce = Callable[[ColumnRules], Iterable[object]]
 
 
+def folder_of_user(folder: Path) -> Path:
+    """Return the folder that this process's user has in a folder of spools."""
+    return folder / f"airflow-delayed-spool-{os.getuid()}"
+
+
+def spools_with(folder: Path, texts: Collection[str]) -> Iterator[Path]:
+    """Yield the user's whole spools that have one of these texts anywhere, maybe as a part of a longer text.
+
+    Whoever deletes one lets a later try produce its rows again; a try that reads it now reads on.
+
+    :raises OSError: a file cannot be read.
+    """
+    # Arrow writes a text as its UTF-8
+    wanted = re.compile(b"|".join(re.escape(text.encode()) for text in texts))
+    for path in sorted(folder_of_user(folder).glob("*.rows")):
+        with suppress(FileNotFoundError), open(path, "rb", opener=private) as file:
+            if os.fstat(file.fileno()).st_size and wanted.search(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)):
+                yield path
+
+
 class Spool:
     """The spooled rows of one task's try.
 
@@ -52,7 +74,7 @@ class Spool:
 
     def __init__(self, folder: Path, task: bytes, *, limit: int, reuse: bool, log: Log) -> None:
         self.log = log
-        self._folder = folder / f"airflow-delayed-spool-{os.getuid()}"
+        self._folder = folder_of_user(folder)
         self._task = task
         self._limit = limit
         self._reuse = reuse

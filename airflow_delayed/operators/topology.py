@@ -52,8 +52,7 @@ class TopologyInstallOperator(BaseOperator):
     What to change:
 
     :param repair: change settings that differ; the log describes the effect on messages that are there already.
-    :param upgrade: bring a store's tables of the release before to this one's version, with their rows; do so when this
-        release is everywhere that uses the store.
+    :param upgrade: bring a store's tables of an older version to this release's, with their rows.
     :param replace: delete and make again each part that differs, unless messages wait there.
 
     What to remove:

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.criteria import UNSET, Unset, passed
 from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.identity import SentBy
+from airflow_delayed.identity import MAX_NAME, SentBy
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import audit, counts, queries, rates
-from airflow_delayed.store.audit import AuditRecord, hash_of, of_ids, system_user
+from airflow_delayed.store.audit import AuditEntry, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
+from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
-from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line
+from airflow_delayed.store.dispatch.queue_tables import delete_delivered
+from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line, retried
 from airflow_delayed.store.escalations import (
     ArmOutcome,
     Escalation,
@@ -44,8 +46,10 @@ from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
+from airflow_delayed.store.version import check_environment, record_environment, recorded_version
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
     from typing_extensions import Unpack
 
 __all__ = [
@@ -237,11 +241,36 @@ class Store(StoreEscalations):
         with self._ready():
             return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
 
+    def environment(self) -> str | None:
+        """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
+        with self._ready(), self._reading() as connection:
+            recorded = recorded_version(connection, self.tables)
+        return None if recorded is None else recorded.environment
+
+    def set_environment(self, name: str, *, actor: str | None = None, because: str | None = None) -> None:
+        """Bind the store to an environment, and record that in the audit. Its messages go out from there.
+
+        A dispatcher that is at work goes on; the next one compares.
+
+        :raises ValueError: the name is empty, or has more than 250 characters.
+        """
+        if not 0 < len(name) <= MAX_NAME:
+            raise ValueError(f"environment={name!r}: the name must have 1 to {MAX_NAME} characters")
+        who = actor or self.actor()
+
+        def work(connection: Connection) -> None:
+            former = record_environment(connection, self.tables, name)
+            entry = AuditEntry(who, "environment", {"environment": name, "former": former}, because=because)
+            entry.write(connection, self.tables, {}, database_time(connection))
+
+        with self._ready():
+            retried(self.engine, work)
+
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
             self._check_version()
-            found = rates.read(connection, self.tables) if rates.are_kept(connection, self.tables) else ()
+            found = rates.read(connection, self.tables)
         return {one.destination: one.per_second for one in found}
 
     def set_rates(
@@ -250,12 +279,11 @@ class Store(StoreEscalations):
         """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
 
         :raises ValueError: a name or a number is not allowed.
-        :raises DelayedError: the tables are of the version before, which keeps no rates.
         """
         rates.check(per_second)
         with self._ready():
             who = actor or self.actor()
-            rates.change(self.engine, self.tables, per_second, conn_id=self.conn_id, who=who, because=because)
+            rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
     def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.
@@ -371,6 +399,14 @@ class Store(StoreEscalations):
         """
         return self._change(Erase(), ids, **options)
 
+    def erase_delivered(self, ids: Sequence[str], *, dry_run: bool = False) -> dict[str, int | str]:
+        """Delete messages from the queue tables of the store's schema, which have them until a consumer takes them.
+
+        :returns: by table how many rows had one of these ids; or why they stay, such as a right that is missing.
+        """
+        with self._ready():
+            return delete_delivered(self.engine, self.schema, ids, dry_run=dry_run)
+
     def purge(
         self,
         older_than: timedelta,
@@ -408,6 +444,7 @@ class Store(StoreEscalations):
         :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`, and others of
             :class:`airflow_delayed.store.dispatch.dispatcher.Dispatcher`.
         :raises TopologyError: its tables are missing, or those of another release.
+        :raises WrongEnvironment: the store is of another environment than this host; see :meth:`set_environment`.
         """
         # a wrong parameter is an error before the database is asked for anything
         made = Dispatcher(
@@ -419,7 +456,11 @@ class Store(StoreEscalations):
             schema=self.schema,
             **policy,
         )
+        here = self.host_environment()
         with self._ready():
+            if here is not None:
+                with self._reading() as connection:
+                    check_environment(connection, self.tables, self.conn_id, here)
             return made
 
     def adopt(

@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, update
 
-from airflow_delayed.store import leases
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
@@ -92,9 +91,8 @@ def _hide(connection: Connection, tables: Tables, tag: str) -> None:
     column = tables.audit.c.Selection
     with_tag = update(tables.audit).where(column.contains(text, autoescape=True))
     connection.execute(with_tag.values(Selection=func.replace(column, text, hidden)))
-    if leases.keeps_labels(connection, tables):
-        past = tables.past
-        connection.execute(update(past).where(past.c.Tag == tag).values(Tag=None))
+    past = tables.past
+    connection.execute(update(past).where(past.c.Tag == tag).values(Tag=None))
 
 
 def system_user() -> str:

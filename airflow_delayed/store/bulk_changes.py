@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, Table, bindparam, func, not_, or_, select
 
 from airflow_delayed.identity import NOTIFIER, SentBy
-from airflow_delayed.store import audit, cancelled, leases
+from airflow_delayed.store import audit, leases
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
 from airflow_delayed.store.database import IDS, slices
@@ -183,8 +183,7 @@ class BulkChanges:
             more = _still_kept
         if isinstance(change, Withdraw):
             more = partial(_stored_since, change)
-        where = [one for one in change.where if one in BOTH or self._reading(self._keeps_cancelled)]
-        return self._pages(wanted, where, more, limit=limit, after=after)
+        return self._pages(wanted, change.where, more, limit=limit, after=after)
 
     def _pages(
         self,
@@ -205,9 +204,6 @@ class BulkChanges:
             after=after,
             database_time=self._database_time,
         )
-
-    def _keeps_cancelled(self, connection: Connection) -> bool:
-        return cancelled.are_kept(connection, self._tables)
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
         if dry_run:

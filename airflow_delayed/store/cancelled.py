@@ -16,19 +16,11 @@ from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.records import remove_rows
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import table_version, tables_of
-
-
-def are_kept(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables are of a version that keeps cancelled messages."""
-    return tables.cancelled in tables_of(tables, table_version(connection, tables))
 
 
 def keep(connection: Connection, tables: Tables, source: Table, ids: Sequence[str], until: datetime) -> None:
     """Copy messages of another table to this one, before they are removed there."""
     table = tables.cancelled
-    # a dispatcher of the release before forgets ids and leaves the rows
-    remove_rows(connection, table, ids)
     stays = {"Until": literal(until, table.c.Until.type)}
     copy(connection, source, table, ids, {one.name: source.c.get(one.name, null()) for one in table.c} | stays)
 
@@ -54,7 +46,7 @@ def forget(connection: Connection, tables: Tables, now: datetime) -> int:
 
 def forget_ids(connection: Connection, tables: Tables, ids: Sequence[str]) -> None:
     """Delete the messages of ids that are remembered no longer."""
-    if ids and are_kept(connection, tables):
+    if ids:
         remove_rows(connection, tables.cancelled, ids)
 
 

@@ -109,7 +109,7 @@ class Cancel:
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Move the rows within the database, without reading bodies, and remember their ids."""
         gone = _changed(decided)
-        if gone and cancelled.are_kept(connection, tables):
+        if gone:
             cancelled.forget(connection, tables, now)
             for where in BOTH if self.grace > timedelta(0) else ():
                 ids = [found.message_id for found in gone if found.where == where]
@@ -179,7 +179,7 @@ class Erase:
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
         at_rest = [found.message_id for found, outcome in decided if outcome is not Outcome.IN_FLIGHT]
         cancelled.forget_ids(connection, tables, at_rest)
-        nothing = dict.fromkeys(("Destination", "Time", "Digest", *leases.LABELS))
+        nothing = dict.fromkeys(name for name in leases.KEPT if name != "Id")
         blank = [
             {"Id": found.message_id, **nothing}
             for found, outcome in decided
@@ -307,8 +307,7 @@ def _changed(decided: Decided) -> list[Location]:
 def _record(
     connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], outcome: Outcome, now: datetime
 ) -> None:
-    labels = bool(rows) and leases.keeps_labels(connection, tables)
-    leases.record(connection, tables, rows, outcome.value, now, labels=labels)
+    leases.record(connection, tables, rows, outcome.value, now)
 
 
 def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:
@@ -344,7 +343,7 @@ def locate(
     :param cancelled_too: look among the cancelled messages as well.
     :param past_too: lock remembered ids as well, for a change that writes them.
     """
-    places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too and cancelled.are_kept(connection, tables) else BOTH
+    places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too else BOTH
     found: dict[str, Location] = {}
     unwanted: set[str] = set()
     asked = sorted(ids)

@@ -26,7 +26,6 @@ from sqlalchemy import (
     func,
     literal_column,
     not_,
-    null,
     or_,
     select,
     union_all,
@@ -46,13 +45,11 @@ from airflow_delayed.store.filters import (
     retries_later,
 )
 from airflow_delayed.store.history import beginning, per_minute
-from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID, keeps_labels
+from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.outcomes import Outcome
-from airflow_delayed.store.past import check_labels
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import columns_after, table_version
 
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
@@ -149,13 +146,11 @@ def progress(
     """Count messages by outcome; a message counts once, whatever becomes of it meanwhile.
 
     :param ids: only these; each part of some hundreds is counted at a moment of its own.
-    :raises DelayedError: the tables are of the version before, and the filter needs what only this version keeps.
     """
     sums: Counter[str] = Counter()
     next_due: datetime | None = None
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
-        check_labels(tables, wanted, labels=keeps_labels(connection, tables))
         for some in [None] if ids is None else slices(list(dict.fromkeys(ids))):
             # one statement, so that a message which moves from one table to another counts once
             for row in connection.execute(_outcomes(tables, wanted, some), moments(now)).mappings():
@@ -371,15 +366,15 @@ class DispatcherSeen:
     ended_at: datetime | None
     #: It has not ended, and gave a sign of life within :data:`SILENT`.
     at_work: bool
-    #: When it last finished a piece of work. None: not yet, or the tables are of version 4.
+    #: When it last finished a piece of work. None: not yet.
     worked_at: datetime | None = None
-    #: What keeps it from working. None: nothing, or the tables are of version 4.
+    #: What keeps it from working. None: nothing.
     problem: str | None = None
-    #: The machine that it runs on. None: the tables are of version 4.
+    #: The machine that it runs on.
     host: str | None = None
-    #: The DAG whose task it is. None: it is no task, or the tables are of version 4.
+    #: The DAG whose task it is. None: it is no task.
     dag_id: str | None = None
-    #: Messages that it dispatched in the last full minute. None: it has ended, or the tables are of version 4.
+    #: Messages that it dispatched in the last full minute. None: it has ended.
     per_minute: int | None = None
 
 
@@ -387,12 +382,12 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
     """Return the running dispatchers and those of the last day, up to a thousand runs; the one seen last is first."""
     table = tables.dispatchers
     with dialect_of(engine).read_only(engine) as connection:
-        lacking = {column.name for column in columns_after(tables, table_version(connection, tables))}
         columns = [column for column in table.columns if column is not table.c.ConnIds]
-        there = [null().label(column.name) if column.name in lacking else column for column in columns]
         now = database_time(connection)
         # no dispatcher writes a time to come, which would be the last sign of life for as long
-        statement = select(*there, names_column(connection, tables).label("names")).where(table.c.SeenAt < now + SILENT)
+        statement = select(*columns, names_column(connection, tables).label("names")).where(
+            table.c.SeenAt < now + SILENT
+        )
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
         rows = connection.execute(statement).all()
         rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)

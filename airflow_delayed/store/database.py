@@ -300,9 +300,9 @@ class Dialect:
         """Return a query that reads messages in the order of the index on these columns."""
         return statement
 
-    def delete_rows(self, table: Table, ids: Sequence[str]) -> Delete:
-        """Return the statement that deletes the rows of these ids, and locks no other row."""
-        return delete(table).where(table.c.Id.in_(ids))
+    def delete_rows(self, key: Column[Any], values: Sequence[Any]) -> Delete:
+        """Return the statement that deletes the rows of these values of a table's key, and locks no other row."""
+        return delete(key.table).where(key.in_(values))
 
     def update_rows(self, table: Table, ids: Sequence[str]) -> Update:
         """Return the statement, still without values, that updates the rows of these ids, and locks no other row."""

@@ -327,9 +327,9 @@ class MySQL(Dialect):
         name = next(str(index.name) for index in table.indexes if [one.name for one in index.columns] == [*columns])
         return statement.with_hint(table, f"FORCE INDEX ({_QUOTE.quote_identifier(name)})")
 
-    def delete_rows(self, table: Table, ids: Sequence[str]) -> Delete:
+    def delete_rows(self, key: Column[Any], values: Sequence[Any]) -> Delete:
         """Return the statement that uses the key, as :meth:`by_key`."""
-        return bulk.DeleteByKey(table).where(table.c.Id.in_(ids))
+        return bulk.DeleteByKey(key.table).where(key.in_(values))
 
     def update_rows(self, table: Table, ids: Sequence[str]) -> Update:
         """Return the statement with a hint, as :meth:`by_key`."""

@@ -18,7 +18,7 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
 from airflow_delayed.store.network import activity_of
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import check_ready
+from airflow_delayed.store.version import check_ready
 
 #: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
 _VALUE = re.compile(

@@ -319,7 +319,7 @@ def _note_sent(
     connection: Connection, tables: Tables, messages: Sequence[DelayedMessage], of_all: Mapping[str, Any]
 ) -> None:
     """Remember messages that never waited here; an id that is remembered already keeps its record."""
-    now, labels = database_time(connection), leases.keeps_labels(connection, tables)
+    now = database_time(connection)
     rows = {
         message.message_id: {
             "Id": message.message_id,
@@ -328,7 +328,8 @@ def _note_sent(
             "Digest": digest_of(message),
             "Outcome": leases.DISPATCHED,
             "At": now,
-            **({"Tag": message.tag, **of_all} if labels else {}),
+            "Tag": message.tag,
+            **of_all,
         }
         for message in messages
     }

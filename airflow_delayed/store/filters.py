@@ -36,7 +36,6 @@ from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import LEFT, Tables, UtcTime
-from airflow_delayed.store.versions import columns_after, table_version, tables_of
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
 AHEAD = timedelta(days=1)
@@ -407,10 +406,7 @@ def forget_runs(connection: Connection, tables: Tables, before: datetime, now: d
     oldest = select(runs.c.Seq).where(old).order_by(runs.c.At).limit(RUNS_FORGOTTEN)
     numbers = list(connection.execute(oldest).scalars())
     if numbers:
-        version = table_version(connection, tables)
-        there, lacking = tables_of(tables, version), set(columns_after(tables, version))
-        tables_with_runs = (tables.messages, tables.failed, tables.cancelled, tables.past)
-        places = [table for table in tables_with_runs if table in there and table.c.Run not in lacking]
+        places = (tables.messages, tables.failed, tables.cancelled, tables.past)
         left = [exists().where(table.c.Run == runs.c.Seq) for table in places]
         used = set(connection.execute(select(runs.c.Seq).where(runs.c.Seq.in_(numbers), or_(*left))).scalars())
         connection.execute(update(runs).where(runs.c.Seq.in_(sorted(used))).values(At=now))

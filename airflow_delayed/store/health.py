@@ -22,7 +22,7 @@ from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import version_difference
+from airflow_delayed.store.version import environment_difference, version_difference
 
 #: A message that waits for longer than this after its due time is late, although dispatchers are at work, or ended in
 #: good order and come again.
@@ -48,18 +48,27 @@ class OverdueMessages:
 
 
 def health(
-    engine: Engine, tables: Tables, conn_id: str, *, database_time: DatabaseTime = database_time
+    engine: Engine,
+    tables: Tables,
+    conn_id: str,
+    environment: str | None = None,
+    *,
+    database_time: DatabaseTime = database_time,
 ) -> list[Finding]:
     """Return what keeps messages of the store from being dispatched in time; nothing if all is well.
 
     :param conn_id: the store's name, which stands for its queue tables.
+    :param environment: the name of this host's environment.
     """
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
         late = overdue(connection, tables, now)
         waits = connection.execute(select(tables.messages.c.DeliverConnId).limit(1)).first()
         failed = _failed(connection, tables)
-        older = version_difference(connection, tables, conn_id)
+        recorded = (
+            environment_difference(connection, tables, conn_id, environment),
+            version_difference(connection, tables, conn_id),
+        )
         watched = _missed_runs(connection, tables)
     seen = dispatchers(engine, tables)
     return [
@@ -68,7 +77,7 @@ def health(
         *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
         *_without_service(conn_id, watched, seen),
         *_of_failed(conn_id, failed),
-        *([] if older is None else [older]),
+        *(one for one in recorded if one is not None),
     ]
 
 
@@ -78,9 +87,8 @@ def overdue(connection: SqlConnection, tables: Tables, now: datetime) -> list[Ov
     Messages that wait for the rate of their destination are counted by it. A rate whose bucket is full holds nothing
     back.
     """
-    limits, destination = {}, tables.messages.c.Destination
-    if rates.are_kept(connection, tables):
-        limits = {one.destination: one for one in rates.read(connection, tables) if one.is_in_use(now)}
+    destination = tables.messages.c.Destination
+    limits = {one.destination: one for one in rates.read(connection, tables) if one.is_in_use(now)}
     others = _overdue(connection, tables, now, *([destination.not_in(list(limits))] if limits else ()))
     throttled = [
         replace(late, rate=limit)

@@ -22,7 +22,6 @@ from airflow_delayed.message import UTC
 from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.schema import HISTORY_COUNTS, LATE_BUCKETS, Tables
-from airflow_delayed.store.versions import table_version, tables_of
 
 if TYPE_CHECKING:
     from airflow_delayed.store.dispatch.settle import BatchOutcome
@@ -141,11 +140,8 @@ class HistoryRecorder:
                 counts(planned.row["Destination"]).retried += 1
 
     def write(self, connection: Connection, tables: Tables, dispatcher: str) -> None:
-        """Write the counts of the minutes that may have changed, in place of those written before.
-
-        Tables of the release before this one have no history; nothing is written to them.
-        """
-        if not self._minutes or not is_kept(connection, tables):
+        """Write the counts of the minutes that may have changed, in place of those written before."""
+        if not self._minutes:
             return
         with self._lock:
             self._complete_before = self._minute
@@ -196,18 +192,11 @@ def _insert(
         connection.execute(insert(tables.history), rows)
 
 
-def is_kept(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables have a history, which those of the release before this one have not."""
-    return tables.history in tables_of(tables, table_version(connection, tables))
-
-
 def condense(connection: Connection, tables: Tables, dispatcher: str, now: datetime) -> int:
     """Make hours of minutes that are over a day old, and delete what is over 14 days old; return how many rows.
 
     Up to 1000 rows that no other dispatcher has locked. The hours are rows of this dispatcher.
     """
-    if not is_kept(connection, tables):
-        return 0
     history = tables.history
     hour = now.replace(minute=0, second=0, microsecond=0)
     oldest, minutes_from = hour - KEPT, hour - MINUTES_KEPT
@@ -316,8 +305,6 @@ def _past(connection: Connection, tables: Tables, now: datetime, seconds: int, s
     last = _floor(now, step)
     begins = [last - timedelta(seconds=step * number) for number in reversed(range(seconds // step + 1))]
     steps = {begin: PastStep(begin, HistoryCounts(), {}) for begin in begins}
-    if not is_kept(connection, tables):
-        return list(steps.values())
     history = tables.history
     sums = [func.sum(history.c[name]).label(name) for name in HISTORY_COUNTS]
     found = (
@@ -368,8 +355,6 @@ def beginning(begin: datetime | str) -> datetime:
 
 def per_minute(connection: Connection, tables: Tables, dispatchers: Iterable[str], now: datetime) -> dict[str, int]:
     """Return how many messages each of these dispatchers dispatched in the last full minute."""
-    if not is_kept(connection, tables):
-        return {}
     history = tables.history
     minute = now.replace(second=0, microsecond=0) - timedelta(minutes=1)
     names = list(dispatchers)

@@ -29,7 +29,6 @@ from airflow_delayed.store.filters import CANCELLED, FilterArgs, MessageFilter, 
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.schema import MAX_ERROR, Tables
-from airflow_delayed.store.versions import table_version, tables_of, upgrade_command
 
 #: A job without a sign of life for this long is interrupted: its process was killed, or does not reach the database.
 SILENT = timedelta(seconds=30)
@@ -196,7 +195,6 @@ class StoreJobs(StoreOverview):
         :param at_once: begin only if fewer jobs than so many are at work.
         :raises TooManyJobs: so many are at work.
         :raises ValueError: the filter has no criterion, or a state that the change cannot select.
-        :raises DelayedError: the tables are of the version before, which has no jobs.
         """
         if action == Cancel.action:
             options = {"grace": self.cancel_grace(), **options}
@@ -237,11 +235,6 @@ class StoreJobs(StoreOverview):
         return replace(self._filter(filters), cancelled=bool(left))
 
     def _begin(self, connection: Connection, entry: JobEntry, at_once: int | None) -> int:
-        if not are_kept(connection, self.tables):
-            raise DelayedError(
-                f"store {self.conn_id!r}: its tables are of the release before, which has no jobs; upgrade them first:"
-                f" {upgrade_command(self.conn_id, self.tables)}"
-            )
         jobs, now = self.tables.jobs, database_time(connection)
         # of several transactions that would begin a job, each counts those that the one before has begun
         leases.lock_marks(connection, self.tables, [_BEGINNING], now)
@@ -265,8 +258,6 @@ class StoreJobs(StoreOverview):
         """
         jobs, audit = self.tables.jobs, self.tables.audit
         with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
-            if not are_kept(connection, self.tables):
-                return []
             now = database_time(connection)
             own = [column for column in jobs.columns if column is not jobs.c.Seq]
             statement = select(*columns_of(self.engine, self.tables), *own).join_from(
@@ -288,11 +279,6 @@ class StoreJobs(StoreOverview):
                 self.engine,
                 lambda connection: connection.execute(update(jobs).where(*running).values(StoppedBy=actor[:MAX_WHO])),
             )
-
-
-def are_kept(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables have jobs, which those of the release before this one have not."""
-    return tables.jobs in tables_of(tables, table_version(connection, tables))
 
 
 def _seen(row: Mapping[str, Any], now: datetime) -> JobSeen:

@@ -25,7 +25,6 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import Overtaken
 from airflow_delayed.store.records import insert_new_rows, remove_rows
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import columns_after, table_version
 
 #: The value of the column Outcome for a message that is leased or was dispatched.
 DISPATCHED = "dispatched"
@@ -43,19 +42,8 @@ MARK_BEGINS = " "
 FIRST_ID = "!"
 
 #: The columns of a message that its record has too.
-_KEPT = ("Id", "Destination", "Time", "Digest")
-#: By these a message is found after it has left the store, see :func:`keeps_labels`.
-LABELS = ("Tag", "Run", "DeliverConnId")
+KEPT = ("Id", "Destination", "Time", "Digest", "Tag", "Run", "DeliverConnId")
 _LEASE = ("Outcome", "At", "Dispatcher", "ClaimedUntil")
-
-
-def keeps_labels(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables are of a version whose records have tag, run and connection of the message."""
-    return not columns_after(tables, table_version(connection, tables))
-
-
-def _kept(*, labels: bool) -> tuple[str, ...]:
-    return (*_KEPT, *LABELS) if labels else _KEPT
 
 
 def lock_messages(
@@ -68,7 +56,7 @@ def lock_messages(
     :param wait: wait for rows that another transaction has locked, instead of skipping them.
     """
     table, found, dialect = tables.messages, [], dialect_of(connection)
-    columns = [table.c[name] for name in _kept(labels=True)]
+    columns = [table.c[name] for name in KEPT]
     for some in slices(sorted(ids)):
         rows = select(*columns).where(dialect.among(table.c.Id, some)).order_by(table.c.Id)
         statement = dialect.by_key(dialect.for_update(rows, table, skip_locked=not wait), table)
@@ -105,44 +93,38 @@ def record(
     outcome: str,
     at: datetime,
     *,
-    labels: bool,
     dispatcher: str | None = None,
     until: datetime | None = None,
 ) -> None:
     """Record the outcome of messages, in place of an earlier record.
 
-    :param rows: with at least Id, Destination, Time, Digest and, with ``labels``, Tag, Run and DeliverConnId; each Id
-        occurs once.
-    :param labels: the result of :func:`keeps_labels`.
+    :param rows: with at least Id, Destination, Time, Digest, Tag, Run and DeliverConnId; each Id occurs once.
     :param dispatcher: it has a lease of them that ends at ``until``.
     """
-    names = _kept(labels=labels)
-    own = [{name: row[name] for name in names} for row in sorted(rows, key=lambda row: str(row["Id"]))]
+    own = [{name: row[name] for name in KEPT} for row in sorted(rows, key=lambda row: str(row["Id"]))]
     if own:
         common = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
         dialect_of(connection).upsert(connection, tables.past, own, common)
 
 
-def lease(tables: Tables, due: CTE, *, labels: bool) -> ReturningInsert[Any]:
+def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     """Return PostgreSQL's statement that gives a dispatcher leases of the messages of ``due`` that have none.
 
     It returns the ids that it leased. Two dispatchers cannot lease the same message at the same moment: the second
     waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher`` and ``until``.
-
-    :param labels: the result of :func:`keeps_labels`.
     """
     past = tables.past
-    given = lease_new(tables, due, labels=labels)
-    names = (*_kept(labels=labels), *_LEASE)
+    given = lease_new(tables, due)
+    names = (*KEPT, *_LEASE)
     free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
     return given.on_conflict_do_update(
         index_elements=[past.c.Id], set_={name: given.excluded[name] for name in names if name != "Id"}, where=free
     ).returning(past.c.Id)
 
 
-def lease_new(tables: Tables, due: CTE, *, labels: bool) -> postgresql.Insert:
+def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
     """Return the same as a plain INSERT: it fails if one of the ids has a row in ``_past``, even of an ended lease."""
-    past, kept = tables.past, _kept(labels=labels)
+    past = tables.past
     values = (
         cast(literal(DISPATCHED), past.c.Outcome.type),
         _value(past.c.At, "now"),
@@ -150,8 +132,8 @@ def lease_new(tables: Tables, due: CTE, *, labels: bool) -> postgresql.Insert:
         _value(past.c.ClaimedUntil, "until"),
     )
     # in one order, so that two dispatchers that lease the same messages do not deadlock
-    rows = select(*(due.c[name] for name in kept), *values).order_by(due.c.Id)
-    return postgresql.insert(past).from_select((*kept, *_LEASE), rows)
+    rows = select(*(due.c[name] for name in KEPT), *values).order_by(due.c.Id)
+    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
 
 
 def _value(column: Column[Any], name: str) -> ColumnElement[Any]:
@@ -247,7 +229,7 @@ def forget_old_marks(connection: Connection, tables: Tables, before: datetime, n
     old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
     names = sorted(connection.execute(old).scalars())
     if names:
-        connection.execute(dialect_of(connection).delete_rows(past, names).where(past.c.At < before))
+        connection.execute(dialect_of(connection).delete_rows(past.c.Id, names).where(past.c.At < before))
     return len(names)
 
 

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal, not_, or_, select
+from sqlalchemy import Connection, Select, and_, exists, not_, or_, select
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.filters import CANCELLED, Conditions, MessageFilter
-from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID, LABELS, keeps_labels
+from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.records import Remembered, of_runs, origin_of
 from airflow_delayed.store.schema import Tables
 
-#: The columns of every version of the tables.
-_PLAIN = ("Id", "Outcome", "At", "Destination", "Time", "Dispatcher")
+_COLUMNS = ("Id", "Outcome", "At", "Destination", "Time", "Dispatcher", "Tag", "DeliverConnId")
 
 
 def by_ids(connection: Connection, tables: Tables, ids: Sequence[str], now: datetime) -> list[Remembered]:
@@ -25,7 +23,7 @@ def by_ids(connection: Connection, tables: Tables, ids: Sequence[str], now: date
     if not ids:
         return []
     past, found = tables.past, list[Remembered]()
-    statement = _records(tables, labels=keeps_labels(connection, tables)).order_by(past.c.Id)
+    statement = _records(tables).order_by(past.c.Id)
     for some in slices(ids):
         found += [
             _record(row, now) for row in connection.execute(statement.where(past.c.Id.in_(some), past.c.Id >= FIRST_ID))
@@ -49,10 +47,8 @@ def newest(
     :param states: "dispatched", "cancelled" or both.
     :param ids: only these; up to 1000.
     :param behind: time and id of the record behind which to begin.
-    :raises DelayedError: the tables are of the version before, and the filter needs what only this version keeps.
     """
-    past, labels = tables.past, keeps_labels(connection, tables)
-    check_labels(tables, wanted, labels=labels)
+    past = tables.past
     # a leased message looks like a dispatched one, but is still there
     there = (exists().where(table.c.Id == past.c.Id) for table in (tables.messages, tables.failed))
     outcomes = [*states, DEAD_LETTERED] if DISPATCHED in states else states
@@ -65,36 +61,19 @@ def newest(
         later = and_(past.c.At == at, past.c.Id > message_id)
         # the first condition lets an index on At be used
         conditions += [past.c.At <= at, or_(past.c.At < at, later)]
-    statement = _records(tables, labels=labels).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
+    statement = _records(tables).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
     return [_record(row, now) for row in connection.execute(statement.limit(limit))]
 
 
-def check_labels(tables: Tables, wanted: MessageFilter, *, labels: bool) -> None:
-    """Check that the tables keep what the filter needs of messages that have left the store.
-
-    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
-    :raises DelayedError: they are of the version before, which keeps less.
-    """
-    if not labels and (wanted.tag, wanted.deliver_conn_id, wanted.sent_by) != (None, None, None):
-        raise DelayedError(
-            f"table {tables.past.fullname} is of the release before, which keeps no tag, connection or task of a"
-            " message that has left the store: search by destination and due time, or upgrade the tables: airflow"
-            " delayed upgrade"
-        )
-
-
-def _records(tables: Tables, *, labels: bool) -> Select[Any]:
+def _records(tables: Tables) -> Select[Any]:
     past, runs = tables.past, tables.runs
-    columns: list[ColumnElement[Any]] = [past.c[name] for name in _PLAIN]
-    if not labels:
-        # the version before keeps no cancelled messages either
-        return select(*columns, *(literal(None).label(name) for name in ("Until", "Tag", "DeliverConnId")))
-    columns += [cancelled.kept_until(tables).label("Until"), *(past.c[name] for name in LABELS if name != "Run")]
-    return select(*columns, *of_runs(tables)).select_from(past.outerjoin(runs, past.c.Run == runs.c.Seq))
+    columns = [past.c[name] for name in _COLUMNS]
+    until = cancelled.kept_until(tables).label("Until")
+    return select(*columns, until, *of_runs(tables)).select_from(past.outerjoin(runs, past.c.Run == runs.c.Seq))
 
 
 def _record(row: Sequence[Any], now: datetime) -> Remembered:
-    message_id, outcome, at, destination, due_at, dispatcher, until, tag, deliver_conn_id, *of_run = row
+    message_id, outcome, at, destination, due_at, dispatcher, tag, deliver_conn_id, until, *of_run = row
     state = DISPATCHED if outcome == DEAD_LETTERED else outcome
     restorable = state == CANCELLED and until is not None and until > now
     return Remembered(
@@ -107,5 +86,5 @@ def _record(row: Sequence[Any], now: datetime) -> Remembered:
         tag=tag,
         deliver_conn_id=deliver_conn_id,
         restorable_until=until if restorable else None,
-        origin=origin_of(*of_run) if of_run and of_run[0] is not None else None,
+        origin=origin_of(*of_run) if of_run[0] is not None else None,
     )

@@ -11,7 +11,7 @@ from datetime import datetime
 from threading import Event
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, case, delete, event, null, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, case, event, null, select
 
 from airflow_delayed.errors import DelayedError, one_line
 from airflow_delayed.message import UTC
@@ -158,7 +158,7 @@ class QueueTableReceiver:
             with transaction or self._engine.connect() as connection:
                 table = self._checked()
                 for portion in slices(self._undeleted):
-                    connection.execute(delete(table).where(table.c.seq.in_(portion)))
+                    connection.execute(dialect_of(connection).delete_rows(table.c.seq, portion))
                 connection.commit()
             self._undeleted = ()
 

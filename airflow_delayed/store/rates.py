@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
@@ -25,7 +24,6 @@ from airflow_delayed.store.engine import retried
 from airflow_delayed.store.policy import MAX_DESTINATION
 from airflow_delayed.store.records import delivered_by
 from airflow_delayed.store.schema import Tables, UtcTime
-from airflow_delayed.store.versions import columns_after, table_version, upgrade_command
 
 #: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.
 LEAST, MOST = 1e-6, 1e6
@@ -97,14 +95,9 @@ class RateReader:
         """Return the rates, each with the oldest message of this connection; None: of the queue tables."""
         if self._none_until is not None and self._monotonic() < self._none_until:
             return ()
-        found = read_due(connection, self._tables, deliver_conn_id) if are_kept(connection, self._tables) else ()
+        found = read_due(connection, self._tables, deliver_conn_id)
         self._none_until = None if found else self._monotonic() + LOOK_EVERY
         return found
-
-
-def are_kept(connection: Connection, tables: Tables) -> bool:
-    """Return whether the tables are of a version that has rates."""
-    return not columns_after(tables, table_version(connection, tables))
 
 
 def read(connection: Connection, tables: Tables) -> Sequence[DestinationRate]:
@@ -177,23 +170,13 @@ def change(
     tables: Tables,
     rates: Mapping[str, float | None],
     *,
-    conn_id: str,
     who: str,
     because: str | None = None,
 ) -> None:
-    """Set the rates of these destinations, and record that in the audit; None removes a rate. A new bucket is empty.
-
-    :param conn_id: names the store in errors.
-    :raises DelayedError: the tables are of the version before, which has no rates.
-    """
+    """Set the rates of these destinations, and record that in the audit; None removes a rate. A new bucket is empty."""
     table, entry = tables.rates, AuditEntry(who, "rates", {"rates": dict(rates)}, because=because)
 
     def work(connection: Connection) -> None:
-        if not are_kept(connection, tables):
-            raise DelayedError(
-                f"store {conn_id!r}: its tables are of the release before, which keeps no rates; upgrade them first:"
-                f" {upgrade_command(conn_id, tables)}"
-            )
         now = database_time(connection)
         for destination, rate in sorted(rates.items()):
             same = table.c.Destination == destination

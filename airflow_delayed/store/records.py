@@ -98,7 +98,6 @@ class Remembered:
     due_at: datetime | None
     #: The dispatcher, as its lease named it; None if it was cancelled, purged or erased.
     dispatcher: str | None = None
-    #: These three are None too if the tables were of version 4 when the message left.
     tag: str | None = None
     #: None as well for a queue table in the same database.
     deliver_conn_id: str | None = None
@@ -436,7 +435,7 @@ def remove_rows(connection: Connection, table: Table, ids: Sequence[str]) -> Non
     """Delete rows that this transaction has locked."""
     dialect = dialect_of(connection)
     for some in slices(ids):
-        connection.execute(dialect.delete_rows(table, some))
+        connection.execute(dialect.delete_rows(table.c.Id, some))
 
 
 def count_rows(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> int:

@@ -44,9 +44,8 @@ The names of the other tables begin with the name of the table of messages:
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
   counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds.
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
-- ``_version``: the version of these tables. Version 4 is the oldest that can be upgraded. Version 5 added WorkedAt,
-  Problem, Host, DagId, Reaches, what ``_past`` has of the message, and the tables ``_rates``, ``_history``,
-  ``_cancelled`` and ``_jobs``.
+- ``_version``: one row with the version of these tables, since when (At), the oldest version whose release can use them
+  (UsableFrom), and the name of the store's environment (Environment, null: none).
 """
 
 from __future__ import annotations
@@ -99,10 +98,11 @@ HISTORY_COUNTS = ("Dispatched", "Failed", "Expired", "Retried", *(f"Late{number}
 #: The states of messages that have left the store and are listed: values of the column Outcome.
 LEFT = ("dispatched", "cancelled")
 
-VERSION = 5
-
-#: The oldest version that this release uses, and upgrades: the one before its own, so that hosts change one by one.
-OLDEST = VERSION - 1
+#: The version of the tables. A release that adds tables or columns raises it by one.
+VERSION = 1
+#: The oldest version whose release can use these tables: it writes each column that must have a value, and moves
+#: messages without losing what it does not know.
+USABLE_FROM = 1
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -299,6 +299,8 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             "_version",
             _column("Version", Integer(), primary_key=True, autoincrement=False),
             _column("At", UtcTime(), nullable=False),
+            _column("UsableFrom", Integer()),
+            _column("Environment", text_column(MAX_NAME)),
         ),
     )
 

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from airflow_delayed.store.database import KNOWN
 from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.records import check_queue_name
-from airflow_delayed.store.schema import TABLE, VERSION, Tables, queue_table, store_tables
+from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables, queue_table, store_tables
 
 _DIALECTS: Mapping[str, Callable[..., SqlDialect]] = {
     "postgresql": postgresql.dialect,
@@ -32,7 +32,7 @@ _INDEX = re.compile(r"CREATE (UNIQUE )?INDEX (.+?) ON .+? (\(.*\))$", re.DOTALL)
 def install_script(name: str, queues: Sequence[str] = (), *, table: str = TABLE, schema: str | None = None) -> str:
     """Return the SQL that creates what is missing of a store's tables and queue tables, and records their version.
 
-    It may be run again, and changes no table that is there: one of the release before keeps its version.
+    It may be run again, and changes no table that is there: an older one keeps its version.
 
     :param name: SQLAlchemy's name of the database; one of :data:`airflow_delayed.store.database.KNOWN`.
     :raises ValueError: the table's name is empty, or too long.
@@ -81,8 +81,8 @@ def _index(index: Index, table: str, unless: bool, dialect: SqlDialect) -> str:
 def _version_row(tables: Tables, dialect: SqlDialect) -> str:
     """Return the statement that records the version, unless another is recorded already."""
     version = tables.version
-    row: Any = select(literal(VERSION).label("Version"), literal_column(dialect_for(dialect).clock_sql))
-    statement = insert(version).from_select(["Version", "At"], row.where(~exists().select_from(version)))
+    row: Any = select(literal(VERSION), literal(USABLE_FROM), literal_column(dialect_for(dialect).clock_sql))
+    statement = insert(version).from_select(["Version", "UsableFrom", "At"], row.where(~exists().select_from(version)))
     return _text(statement, dialect)
 
 

@@ -1,10 +1,11 @@
-"""Installing a store's tables: creation, upgrade from the version before, and comparison with this version."""
+"""Installing a store's tables: creation, upgrade from an older version, and comparison with this version."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Index, Table, inspect
@@ -14,12 +15,12 @@ from sqlalchemy.types import NullType, TypeEngine
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import some
-from airflow_delayed.store import schema, versions
 from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
-from airflow_delayed.store.versions import OLDER, columns_after, record_version, version_difference
+from airflow_delayed.store.version import AHEAD, OLDER, record_version, version_difference
+from airflow_delayed.store.version import upgrade as upgrade_tables
 
 T = TypeVar("T")
 
@@ -42,37 +43,49 @@ def install(
     create_queues: bool = False,
     upgrade: bool = False,
     dry_run: bool = False,
+    environment: str | None = None,
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
-    It may be repeated, and several installs may run at once. Tables of the version before are used as they are, and
-    keep their rows if they are upgraded; those of a newer version are not touched. Senders and dispatchers may be at
-    work: no table stays locked, and nothing waits for a lock, for more than a second. Tables that somebody else made
-    before are taken over; a warning in the report names each that another user owns, or that has triggers.
+    It may be repeated, and several installs may run at once. Tables that are upgraded keep their rows; the version of
+    tables that are newer stays. Senders and dispatchers may be at work: no table stays locked, and nothing waits for a
+    lock, for more than a second. Tables that somebody else made before are taken over; a warning in the report names
+    each that another user owns, or that has triggers.
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
-    :param upgrade: bring tables of the version before to this version.
+    :param upgrade: bring tables of an older version to this version.
+    :param environment: the name that a new store gets. One that is there may be a copy, and keeps its name.
     """
+
+    upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []
 
     def work(connection: Connection) -> TopologyReport:
         difference = version_difference(connection, tables, conn_id)
         done: list[Finding] = []
         ours = list(tables)
         for table, findings in _compared(connection, tables, queues, difference):
+            if upgraded and dry_run and table in (None, *ours):
+                # as it is, it differs; what the upgrade makes of it is in one finding
+                continue
             if table is None or (table not in ours and not create_queues):
                 done += findings
             else:
                 done += _planned(findings) if dry_run else _create(connection, table, findings)
         if not dry_run and difference is None and not any(_is_unready(one) for one in done):
-            record_version(connection, tables)
+            is_new = any(one.state is State.CREATED and one.resource == _of(tables.messages) for one in done)
+            record_version(connection, tables, environment if is_new else None)
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
-    findings = [_finished(engine, tables, one, upgrade=upgrade, dry_run=dry_run) for one in report]
+    findings = [*upgraded, *(one if dry_run else _finished(engine, tables, one) for one in report)]
     with engine.connect().execution_options(read_only=True) as connection:
         findings += _foreign(connection, tables, queues)
     return TopologyReport(tuple(findings))
+
+
+def _of(table: Table) -> str:
+    return f"table {table.fullname}"
 
 
 def _planned(findings: Iterable[Finding]) -> list[Finding]:
@@ -85,21 +98,20 @@ def _is_unready(finding: Finding) -> bool:
     return not ready and finding.destination is None
 
 
-def _finished(engine: Engine, tables: Tables, finding: Finding, *, upgrade: bool, dry_run: bool) -> Finding:
-    """Do what has a transaction of its own, which holds locks briefly: upgrade the tables, or make an index."""
-    if finding.code == OLDER and upgrade:
-        if not dry_run:
-            _repeated(engine, lambda connection: versions.upgrade(connection, tables))
-            # of the columns that it added
-            for index in tables.past.indexes:
-                _make_index(engine, index)
-        return Finding(
-            state=State.WOULD_REPAIR if dry_run else State.REPAIRED,
-            resource=finding.resource,
-            argument=finding.argument,
-            wanted=schema.VERSION,
-            found=schema.OLDEST,
-        )
+def _upgrade(engine: Engine, tables: Tables, conn_id: str, *, dry_run: bool) -> list[Finding]:
+    """Upgrade older tables, in a transaction of its own, which holds locks briefly; return what was done."""
+    with engine.connect().execution_options(read_only=True) as connection:
+        difference = version_difference(connection, tables, conn_id)
+    if difference is None or difference.code != OLDER:
+        return []
+    if not dry_run:
+        _repeated(engine, lambda connection: upgrade_tables(connection, tables))
+    state = State.WOULD_REPAIR if dry_run else State.REPAIRED
+    return [replace(difference, state=state, code=None, why=None, remedy=None)]
+
+
+def _finished(engine: Engine, tables: Tables, finding: Finding) -> Finding:
+    """Make an index that is missing, in a transaction of its own, which holds locks briefly."""
     if finding.state is State.MISSING and finding.resource.startswith("index "):
         indexes = (index for table in tables for index in table.indexes)
         index = next(index for index in indexes if finding.resource == f"index {index.name}")
@@ -121,11 +133,11 @@ def _make_index(engine: Engine, index: Index) -> None:
 
 
 def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_id: str) -> TopologyReport:
-    """Compare the tables with those of this version; those of the version before are a finding of a store's health."""
+    """Compare the tables with those of this version; that they are newer is a finding of a store's health."""
 
     def work(connection: Connection) -> TopologyReport:
         found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
-        compared = [one for _, findings in found for one in findings if one.code != OLDER]
+        compared = [one for _, findings in found for one in findings if one.code != AHEAD]
         return TopologyReport((*compared, *_foreign(connection, tables, queues)))
 
     return _read(engine, work)
@@ -137,11 +149,9 @@ def _compared(
     """Yield each table (None for the version) and its findings; a table is compared when the caller asks for it."""
     if difference is not None:
         yield None, [difference]
-    if difference is None or difference.code == OLDER:
-        version = schema.VERSION if difference is None else schema.OLDEST
-        lacking = columns_after(tables, version)
-        for table in versions.tables_of(tables, version):
-            yield table, compare(connection, table, lacking=[one.name for one in lacking if one.table is table])
+    if difference is None or difference.code == AHEAD:
+        for table in tables:
+            yield table, compare(connection, table)
     for table in _queue_tables(connection, tables, queues):
         yield table, compare(connection, table, destination=table.name, names_only=True)
 
@@ -219,15 +229,13 @@ def compare(
     *,
     destination: str | None = None,
     names_only: bool = False,
-    lacking: Sequence[str] = (),
 ) -> list[Finding]:
     """Compare a table's columns and indexes with this version; additional columns are no difference.
 
     :param destination: the destination, for a queue table.
     :param names_only: do not compare indexes, and warn of types that differ: messages may go through such a table.
-    :param lacking: columns that need not be there, because the tables are of the version before.
     """
-    what = f"table {table.fullname}"
+    what = _of(table)
     inspector = inspect(connection)
     if not inspector.has_table(table.name, schema=table.schema):
         return [Finding(state=State.MISSING, resource=what, destination=destination)]
@@ -236,8 +244,6 @@ def compare(
     for column in table.columns:
         wanted = _type_name(column.type, connection.dialect)
         found = _type_name(there[column.name], connection.dialect) if column.name in there else None
-        if found is None and column.name in lacking:
-            continue
         if found is None or (found != wanted and not names_only):
             findings.append(
                 Finding(

@@ -27,7 +27,7 @@ from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.temporary_queue import temporary_queue
-from airflow_delayed.store.versions import check_ready, problem, table_version
+from airflow_delayed.store.version import check_ready, problem, recorded_version
 from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class StoreTransport(DelayStore):
     ) -> TopologyReport:
         """Create missing tables, and the queue tables of these destinations if this database delivers.
 
-        :param upgrade: bring tables of the release before to this one's version, with their rows, while senders and
-            dispatchers are at work. Hosts that still have the release before then refuse the store when they start.
+        :param upgrade: bring tables of an older version to this release's, with their rows, while senders and
+            dispatchers are at work.
 
         :raises TopologyError: a table exists and differs, or a queue table is missing and may not be created.
         :raises LimitExceeded: a destination's name is longer than a table's may be.
@@ -119,6 +119,7 @@ class StoreTransport(DelayStore):
                 create_queues=create_destinations,
                 upgrade=upgrade,
                 dry_run=dry_run,
+                environment=self.host_environment(),
             )
         if not dry_run and (error := problem(self.conn_id, report)):
             raise error
@@ -139,12 +140,16 @@ class StoreTransport(DelayStore):
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
-        ``lease-too-short``, ``overdue``, ``failed`` and ``store-older``.
+        ``lease-too-short``, ``overdue``, ``failed``, ``environment`` and ``store-ahead``.
 
         :raises TopologyError: a table is missing.
         """
         with self._ready():
-            return health(self.engine, self.tables, self.conn_id)
+            return health(self.engine, self.tables, self.conn_id, self.host_environment())
+
+    def host_environment(self) -> str | None:
+        """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
+        return None
 
     def destinations(self) -> Mapping[str, Sequence[str]]:
         """Return the destinations of messages that wait or have failed, by the connection that delivers them.
@@ -304,8 +309,8 @@ class StoreTransport(DelayStore):
                 name = self.dialect.server_name(connection)
             check_ready(self.conn_id, self.engine, self.tables)
             with self.engine.connect().execution_options(read_only=True) as connection:
-                version = table_version(connection, self.tables)
-        return f"Connected to {name}; the tables are of version {version}"
+                version = recorded_version(connection, self.tables)
+        return f"Connected to {name}; the tables are of version {version.number if version else 'unknown'}"
 
     def close(self) -> None:
         """Close all connections."""

@@ -209,9 +209,21 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     assert timedelta(minutes=59) <= hook.get("m0").due_at - in_a_minute < timedelta(hours=1, minutes=5)
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
     assert hook.get("m5").last_error is None
-    would = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
-    assert would.rows == [{"outcome": "erased", "messages": 3, "examples": ["m0", "m1", "m2"]}]
+    first = delayed("erase", "--tag", "t", "--dry-run", "-o", "json").rows[0]
+    assert first == {
+        "where": "store",
+        "outcome": "erased",
+        "messages": 3,
+        "examples": ["m0", "m1", "m2"],
+        "until": None,
+        "what": "",
+    }
     assert hook.get("m1").state == "waiting"
+    # a file that is no file of rejects ends it before anything is erased
+    refused = delayed("erase", "--tag", "t", "--yes", "--rejects", __file__)
+    assert (refused.code, hook.get("m1").state) == (1, "waiting")
+    assert "holds no rejected rows, or is written at this moment; nothing was erased" in refused.err
+    assert "--rejects goes with --tag, and no other filter" in delayed("erase", "m1", "--rejects", __file__).err
     erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml", "--actor", "ann", "--because", "she asked")
     assert (erased.code, "messages: 3" in erased.out) == (0, True)
     [recorded] = hook.audit(limit=1)
@@ -309,9 +321,9 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
 def test_tables_are_upgraded(hook: DelayedStoreHook, store: Store, delayed):
     for name in ("WorkedAt", "Problem"):
         store.sql(hook, f'ALTER TABLE "delayed_messages_dispatchers" DROP COLUMN "{name}"')
-    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 4')
+    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 0')
     plan = delayed("upgrade", "--dry-run", "-o", "json").rows
-    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 4"
+    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 0"
     done = delayed("upgrade", "-o", "json").rows
-    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 4"}
+    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 0"}
     assert {one["what"] for one in delayed("upgrade", "-o", "json").rows} == {"ok"}

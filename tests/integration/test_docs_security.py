@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
 import shlex
@@ -17,6 +19,8 @@ from support.standing import give_up
 from support.stores import Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.intake.columns import ColumnRules
+from airflow_delayed.intake.spool import Spool, SpooledSource
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.store.schema import store_tables
 
@@ -54,6 +58,36 @@ def readable(cell: object) -> str:
     return bytes(cell).decode("latin-1") if isinstance(cell, bytes | memoryview) else str(cell)
 
 
+class Files:
+    """The person's row among others in a file of rejects and in a spool, and a spool without it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folder)
+        self.rejects = folder / "rejects" / "reminders.jsonl"
+        self.rejects.parent.mkdir()
+        rows = [
+            {"tag": tag, "value": name, "rejected": {"run": "d.r.t"}} for tag, name in ((TAG, PERSON), ("x", "kept"))
+        ]
+        self.rejects.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(folder))
+        self.spools = {}
+        for tag in (TAG, "customer-9"):
+            spool = Spool(folder, tag.encode(), limit=10**9, reuse=False, log=logging.getLogger("test"))
+            source = SpooledSource("query", b"", lambda wanted, tag=tag: [{"value": PERSON, "tag": tag}], spool)
+            list(source.batches(ColumnRules(destination=True)))
+            spool.close()
+            (self.spools[tag],) = {*folder.glob("airflow-delayed-spool-*/*.rows")} - {*self.spools.values()}
+        self.spool = f"spool {self.spools[TAG]}"
+
+    def are_there(self) -> bool:
+        return self.spools[TAG].exists() and PERSON in self.rejects.read_text()
+
+    def check(self) -> None:
+        assert [json.loads(line)["value"] for line in self.rejects.read_text().splitlines()] == ["kept"]
+        assert self.rejects.stat().st_mode & 0o077 == 0
+        assert [path.exists() for path in self.spools.values()] == [False, True]
+
+
 def fill(store: Store, hook: DelayedStoreHook) -> None:
     """Store the person's messages, and bring them into every place."""
     due = hook.now()
@@ -76,7 +110,13 @@ def fill(store: Store, hook: DelayedStoreHook) -> None:
 
 @on_postgres_too
 def test_nothing_of_the_person_is_in_any_table(
-    store: Store, steps: list[tuple[str, str]], connect: Callable[..., str], monkeypatch, capsys, tmp_path: Path
+    store: Store,
+    steps: list[tuple[str, str]],
+    here: Path,
+    connect: Callable[..., str],
+    monkeypatch,
+    capsys,
+    tmp_path: Path,
 ) -> None:
     from airflow.cli import cli_parser
 
@@ -84,6 +124,7 @@ def test_nothing_of_the_person_is_in_any_table(
     hook = store.installed("reminders", deliver_conn_id=None)
     connect("reminders_db", os.environ[f"AIRFLOW_CONN_{store.conn_id.upper()}"])
     fill(store, hook)
+    files = Files(tmp_path, monkeypatch)
     # a cancel keeps the content for a while
     content = {"delayed_messages", "delayed_messages_failed", "delayed_messages_cancelled", "reminders"}
     person, tag, ids = OF_PERSON
@@ -104,18 +145,34 @@ def test_nothing_of_the_person_is_in_any_table(
             shown.append((args.subcommand, capsys.readouterr().out))
         else:
             parser.parse_args(shlex.split(line)[1:])
+        if shown[0][0] == "erase" and len(shown) == 1 and language != "sql":
+            assert (places(store, hook, person), files.are_there()) == (content, True), "a dry run changes nothing"
         if shown[-1][0] == "audit" and language != "sql":
             assert [places(store, hook, each) for each in (person, tag)] == [set(), set()]
             # a late retry stores none of them again
             late = [message(f"{IDS}{number}", hook.now(), destination="reminders") for number in (1, 2, 3, 4)]
             report = hook.send(late)
             assert (report.sent, report.duplicates) == (0, 4)
-    assert [name for name, _ in shown] == ["list", "erase", "erase", "list", "get", "audit"]
-    assert re.findall(rf"{IDS}\d+", shown[0][1]) == [f"{IDS}4", f"{IDS}3"]
+    assert [name for name, _ in shown] == ["erase", "erase", "list", "get", "audit"]
+    done = json.loads(shown[1][1])
+    erased = {row["where"]: row["messages"] for row in done if row["outcome"] == "erased"}
+    assert erased == {
+        "store": 3,
+        "queue table reminders": 1,
+        "rejects file rejects/reminders.jsonl": 1,
+        files.spool: None,
+    }
+    remains = {row["where"]: row for row in done if row["outcome"] == "remains"}
+    assert {*remains["store: remembered ids"]["ids"]} == {f"{IDS}{number}" for number in (1, 2, 3, 4)}
+    assert remains["store: remembered ids"]["until"] > (hook.now() + timedelta(days=13)).isoformat()
+    # the page's table has each place that is printed
+    text = (here / "docs" / "security.md").read_text()
+    assert [name for name in remains if f"`{name.split(',')[0]}" not in text] == []
+    files.check()
     listed, found, recorded = (text for _, text in shown[-3:])
     assert "No data found" in listed
     assert re.search(rf"{IDS}1 +\| erased +\|", found)
-    assert re.search(rf"\| erase +\| ids: 4, first: {IDS}1", recorded)
+    assert re.search(rf"\| erase +\| ids: 1, first: {IDS}1", recorded)
     assert [places(store, hook, wanted) for wanted in OF_PERSON] == [set(), set(), set()]
     # nothing of another customer, whose ids and tag begin in the same way
     assert [each.message_id for each in hook.list()] == [f"{IDS}11"]

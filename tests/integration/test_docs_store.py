@@ -82,7 +82,7 @@ def test_run_dispatchers(docs: Path, store: DelayedStoreHook, sqs_endpoint: str,
     # in the triggerer, for a moment
     (task,) = stay.tasks
     assert (task.until, task.deferrable) == (timedelta(hours=6), True)
-    task.until = timedelta(seconds=2)
+    task.until = timedelta(seconds=4)
     from support.stores import message
 
     store.send([message("c", now), message("d", store.now() + timedelta(seconds=1.5))])

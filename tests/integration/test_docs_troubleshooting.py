@@ -128,8 +128,8 @@ def test_failed_messages_are_listed_with_the_reason_and_retried(hook: DelayedSto
 
 @one_store
 def test_tables_of_another_release(store: Store, hook: DelayedStoreHook, run: Run) -> None:
-    store.sql(hook, 'UPDATE {s}"delayed_messages_version" SET "Version" = 3')
-    assert "error: connection reminders_db: store-too-old" in run("Tables of another release")
+    store.sql(hook, 'UPDATE {s}"delayed_messages_version" SET "Version" = 0')
+    assert "error: connection reminders_db: store-older" in run("Tables of another release")
 
 
 @one_store
@@ -145,7 +145,7 @@ def test_a_message_that_was_cancelled_too_late(hook: DelayedStoreHook, run: Run)
 def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run: Run) -> None:
     vhost.declare("reminders")
     hook = RabbitMQDelayHook(connect("rabbitmq_default", **vhost.connection))
-    hook.send(messages("reminders", [1], prefix="lost"))
+    hook.send(messages("reminders", [3], prefix="lost"))
     with vhost.channel() as channel:
         channel.queue_delete("reminders")
     vhost.until(**{"delayed.unroutable": 1})

@@ -19,7 +19,7 @@ from support.stores import message
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.schema import OLDEST, VERSION
+from airflow_delayed.store.schema import VERSION
 from services import packages, sqs
 
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -60,14 +60,14 @@ def test_sqlites_own_client_runs_the_script(file: Path, delayed: Command):
         assert hook.send([message("m", PAST, destination="alarms")]).sent == 1
 
 
-def test_the_script_leaves_tables_of_the_release_before_at_their_version(file: Path, delayed: Command):
+def test_the_script_leaves_tables_of_another_release_at_their_version(file: Path, delayed: Command):
     script = delayed("install", "--sql", "--dialect", "sqlite").out
     run_script(file, script)
     with closing(sqlite3.connect(file)) as database:
-        database.execute('UPDATE delayed_messages_version SET "Version" = ?', [OLDEST])
+        database.execute('UPDATE delayed_messages_version SET "Version" = 0')
         database.commit()
         run_script(file, script)
-        assert database.execute('SELECT "Version" FROM delayed_messages_version').fetchall() == [(OLDEST,)]
+        assert database.execute('SELECT "Version" FROM delayed_messages_version').fetchall() == [(0,)]
 
 
 def test_the_script_needs_no_database(delayed: Command, connect):

@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 from airflow.triggers.shared_stream import SharedStreamManager
+from sqlalchemy import text
+from support.lengths import length
 from support.memory import peak
 from support.proxy import Proxy, proxy
-from support.stores import Store, message, run_sql, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, quoted, run_sql, store_fixture  # noqa: F401 - a fixture
 from support.watching import Triggerer, eventually, triggerer
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.queue_receiver import QueueRow, QueueTableReceiver
+from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.triggers.queue_table import QueueTableTrigger
 from services import pgbouncer
 
 Connect = Callable[..., str]
+RANDOM_ROWS = length("random rows of a queue table", 300, 10_000)
 on_servers = pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 on_postgres = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
@@ -122,6 +128,22 @@ def test_watchers_that_differ_divide_the_rows(store: Store, hook: DelayedStoreHo
 
 
 @on_servers
+def test_a_receiver_deletes_its_rows_while_another_has_locked_the_next(store: Store, hook: DelayedStoreHook) -> None:
+    """A table this small would be read from end to end: two deletes would wait for each other, and rows come twice."""
+    insert(store, hook, *"abcdefgh")
+
+    def receiver() -> QueueTableReceiver:
+        return QueueTableReceiver(store.conn_id, store.hook().engine, "q", schema=store.schema)
+
+    with closing(receiver()) as first, closing(receiver()) as second:
+        assert [row.message_id for one in (first, second) for row in one.receive(4)] == [*"abcdefgh"]
+        first.done()
+        assert first.all_deleted
+        second.again()
+        assert [row.message_id for row in first.receive(8)] == [*"efgh"]
+
+
+@on_servers
 def test_rows_that_expire_are_deleted_without_an_event(store: Store, hook: DelayedStoreHook, caplog) -> None:
     insert(store, hook, "gone", "stays", "kept")
     quoted = '{s}"q"'
@@ -184,6 +206,50 @@ def test_headers_of_any_length_take_no_memory(store: Store, hook: DelayedStoreHo
     inserted(2_000_000)
     inserted(5)
     assert [(row.message_id, row.size) for row in received()] == [(None, 1), (None, 1)]
+
+
+#: What random rows are made of, beside random bytes and text.
+PIECES = [b"{", b"}", b"[", b'"', b":", b",", b"1e999", b"\\ud800", b"null", b"\xff", b"\n", b'"NServiceBus.MessageId"']
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
+def test_random_rows(store: Store, hook: DelayedStoreHook) -> None:
+    """Whatever others insert, each row is handed out once, and a reply beside it is read."""
+    chance = Random(34)
+    any_type = store.schema is None
+    table = '"q"' if store.schema is None else f'{quoted(store.schema)}."q"'
+    insert_row = text(f"INSERT INTO {table} (id, headers, body) VALUES (:id, :headers, :body)")
+
+    def bits(most: int) -> bytes:
+        return b"".join(chance.choices([*PIECES, chance.randbytes(3)], k=chance.randrange(most)))
+
+    def headers() -> str | bytes:
+        of_id = b'{"NServiceBus.MessageId":' + bits(3) + b"}"
+        found = chance.choice([bits(12), of_id, b"[" * chance.randrange(99_999)])
+        return found if any_type and chance.random() < 0.3 else found.decode(errors="replace").replace("\0", "")
+
+    good = [f"good{number}" for number in range(RANDOM_ROWS // 50)]
+    for name in good:
+        insert(store, hook, name, headers={"NServiceBus.RelatedTo": name})
+        bodies = [chance.choice([None, bits(20)]) for _ in range(50)]
+        with hook.engine.begin() as connection:
+            connection.execute(
+                insert_row, [{"id": str(uuid4()), "headers": headers(), "body": body} for body in bodies]
+            )
+    with closing(QueueTableReplies(store.conn_id, store.hook().engine, "q", schema=store.schema)) as replies:
+        keys = replies.collect(good)
+        assert [replies.read(name, keys[name]).message_id for name in good] == good
+    received: list[QueueRow] = []
+    with closing(
+        QueueTableReceiver(store.conn_id, store.hook().engine, "q", schema=store.schema, body_limit=1000)
+    ) as receiver:
+        while len(received) < 51 * len(good):
+            received += receiver.receive(chance.randrange(1, 200))
+            receiver.done()
+    assert [row.message_id for row in received if row.message_id in good] == good
+    assert store.rows(hook, "q") == []
 
 
 @on_postgres

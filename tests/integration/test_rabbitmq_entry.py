@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from uuid import uuid4
 
 import pytest
-from support.rabbitmq import Arrival, VirtualHost, messages
+from support.rabbitmq import Arrival, VirtualHost
+from support.rabbitmq import messages as messages_after
 
 from airflow_delayed.errors import DestinationMissing
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import UTC, DelayedMessage
 
 Connect = Callable[..., str]
 
 
+#: What the hooks take for the present, and delays count from: so a delay is the same however slow the machine is.
+BEGAN = datetime.now(UTC)
+
+
+def messages(destination: str, delays: Iterable[float], **options: str) -> list[DelayedMessage]:
+    return messages_after(destination, delays, start=BEGAN, **options)
+
+
 @pytest.fixture
 def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
-    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    return RabbitMQDelayHook(connect("rabbit", **vhost.connection), clock=lambda: BEGAN)
 
 
 @pytest.fixture
@@ -28,7 +39,7 @@ def restricted(vhost: VirtualHost, connect: Connect) -> Iterator[Callable[..., R
         vhost.manage("PUT", f"users/{name}", {"password": "secret", "tags": ""})
         vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
         fields = {**vhost.connection, "login": name, "password": "secret"}
-        return RabbitMQDelayHook(connect("restricted", **fields))
+        return RabbitMQDelayHook(connect("restricted", **fields), clock=lambda: BEGAN)
 
     yield make
     vhost.manage("DELETE", f"users/{name}")

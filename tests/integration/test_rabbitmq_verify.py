@@ -174,7 +174,7 @@ def test_what_a_slow_broker_was_not_asked_is_unknown(
 def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     hook = using()
     hook.install(["gone"], create_destinations=True)
-    hook.send(messages("gone", [1] * 5))
+    hook.send(messages("gone", [3] * 5))
     with vhost.channel() as channel:
         channel.queue_delete("gone")
     eventually(lambda: hook.waiting().unroutable == 5)

@@ -76,7 +76,7 @@ def test_rows_arrive_at_their_due_time_with_all_that_they_say(
     # as spark-submit distributes it
     (tmp_path / "headers.json").write_text(json.dumps({"from": "spark"}))
     spark.sparkContext.addFile(str(tmp_path / "headers.json"))
-    send(rows(spark, 500, due_at=due), connections, "broker", headers_file="headers.json")
+    send(rows(spark, 500, due_at=due), connections, "broker", headers_file="headers.json", past_due="send")
     arrivals = broker.collect("mail", enough=500)
     assert Counter(one.message_id for one in arrivals) == Counter(f"m{number}" for number in range(500))
     assert min(one.received_at - due for one in arrivals) >= timedelta(0)

@@ -33,7 +33,7 @@ def test_it_tells_what_answers_and_what_is_missing(store: Store, request):
     assert re.fullmatch(rf"Connected to {name}\S*; the tables are of version {VERSION}", text), text
 
     with hook.engine.begin() as connection:
-        connection.execute(update(hook.tables.version).values(Version=VERSION + 1))
+        connection.execute(update(hook.tables.version).values(Version=VERSION + 1, UsableFrom=VERSION + 1))
     well, text = hook.test_connection()
     assert not well
     assert "update airflow-provider-delayed here" in text

@@ -18,7 +18,7 @@ def test_a_lease_is_taken_renewed_released_and_becomes_a_memory(store: Store):
         rows = leases.lock_messages(connection, tables, ["m2", "m0", "m1", "gone"])
         assert [row["Id"] for row in rows] == ["m0", "m1", "m2"]
         soon = now + timedelta(seconds=30)
-        leases.record(connection, tables, rows[:2], leases.DISPATCHED, now, labels=True, dispatcher="one", until=soon)
+        leases.record(connection, tables, rows[:2], leases.DISPATCHED, now, dispatcher="one", until=soon)
     with hook.engine.begin() as connection:
         assert leases.in_flight(connection, tables, ["m0", "m1", "m2"], now) == {"m0", "m1"}
         assert leases.in_flight(connection, tables, ["m0", "m1", "m2"], soon) == set()
@@ -29,7 +29,7 @@ def test_a_lease_is_taken_renewed_released_and_becomes_a_memory(store: Store):
         assert leases.release(connection, tables, ["m0"], "one") == {"m0"}
         assert leases.in_flight(connection, tables, ["m0", "m1"], now) == {"m1"}
         # once more, in place of what was there
-        leases.record(connection, tables, rows, "cancelled", now, labels=True)
+        leases.record(connection, tables, rows, "cancelled", now)
         found = leases.remembered(connection, tables, ["m0", "m1", "m2", "gone"])
     assert {name: outcome for name, (_, outcome) in found.items()} == dict.fromkeys(["m0", "m1", "m2"], "cancelled")
     assert found["m1"][0] == rows[1]["Digest"]

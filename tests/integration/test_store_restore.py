@@ -159,19 +159,6 @@ def test_an_erase_and_a_purge_reach_what_is_kept(store: Store, hook: DelayedStor
         hook.restore()
 
 
-def test_an_id_that_was_stored_again_is_refused(store: Store, hook: DelayedStoreHook):
-    hook.cancel(["plain"])
-    # a dispatcher of the release before forgets the id, and leaves the content
-    store.sql(hook, """DELETE FROM {s}"delayed_messages_past" WHERE "Id" = 'plain'""")
-    hook.send([message("plain", LATER, body=b"new")])
-    assert hook.restore(["plain"]) == {"plain": "already stored"}
-    assert hook.restore(state="cancelled").counts == {}
-    assert hook.content("plain", body_limit=10).body == b"new"
-    assert hook.cancel(["plain"]) == {"plain": "cancelled"}
-    assert hook.restore(["plain"]) == {"plain": "restored"}
-    assert hook.content("plain", body_limit=10).body == b"new"
-
-
 servers_only = pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 
 

@@ -110,40 +110,6 @@ def test_an_administrator_runs_the_script_of_an_install(world: SimpleNamespace, 
 
 
 @pytest.mark.parametrize("world", ["postgres"], indirect=True)
-def test_a_grant_before_an_upgrade_is_for_the_table_that_it_makes(world: SimpleNamespace, here: Path):
-    world.before()
-    owner = world.store("installer")
-    installer = owner.hook()
-    installer.install([])
-    world.after()
-    sending, dispatching = world.store("sender").hook(), world.store("dispatcher")
-    sending.send([message("due", PAST)])
-
-    def dispatched() -> int:
-        return dispatching.dispatcher(dispatching.hook(), Transport()).run().dispatched
-
-    def make_again() -> None:
-        owner.sql(installer, "DROP TABLE {s}delayed_messages_rates")
-        installer.install([])
-
-    make_again()
-    with pytest.raises(DelayedError, match="denied"):
-        sending.verify([])
-    with pytest.raises(DelayedError, match="denied"):
-        dispatched()
-    (granting,) = statements((here / "docs/store/upgrade.md").read_text(), "Version 5")
-    world.grant(granting, owner)
-    make_again()
-    assert [one.code for one in sending.verify([]).problems] == ["no-dispatcher"]
-    assert world.store("viewer").hook().rates() == {}
-    assert dispatched() == 1
-    sending.send([message("later", LATER)])
-    owner.sql(installer, "DROP TABLE {s}delayed_messages_cancelled")
-    installer.install([])
-    editing = world.store("editor").hook()
-    assert (editing.cancel(["later"]).changed, editing.restore(["later"]).changed) == (1, 1)
-
-
 def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     world.before()
     installer = world.store("installer").hook()

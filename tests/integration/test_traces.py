@@ -73,8 +73,8 @@ def test_over_a_store_and_rabbitmq(store: Store, vhost: VirtualHost, spans: Span
         "DelayedStoreHook",
         lambda conn_id, deliver_conn_id=None, **more: store.hook(deliver_conn_id, **more),
     )
-    hook, now = store.installed(), utcnow()
-    rows = [{"message_id": name, "value": name, "due_at": now + timedelta(seconds=2)} for name in ("a", "mine")]
+    hook, due = store.installed(), utcnow() + timedelta(hours=1)
+    rows = [{"message_id": name, "value": name, "due_at": due} for name in ("a", "mine")]
     rows[1]["headers"] = {"traceparent": "of the user"}
     arguments = {"store_conn_id": store.conn_id, "hold_over": timedelta(0)}
     with spans.span("send") as sender:
@@ -90,7 +90,7 @@ def test_over_a_store_and_rabbitmq(store: Store, vhost: VirtualHost, spans: Span
         store.dispatcher(
             hook,
             deliver_conn_ids=["broker"],
-            lookahead=timedelta(minutes=1),
+            database_time=lambda connection: due,
             transports=lambda conn_id, clock: RabbitMQDelayHook(conn_id, clock=clock),
         ).run()
     found = {one.message_id: one.properties.headers for one in vhost.collect("mail", enough=2)}

@@ -37,7 +37,7 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     assert page.error("GET", "/api/v1/rabbitmq/nobody/summary") == (503, "unreachable")
     assert page.error("GET", "/api/v1/rabbitmq/rabbit/summary") == (409, "not_ready")
     hook.install(["orders", "gone"], create_destinations=True)
-    hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [1] * 3, prefix="g")])
+    hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [3] * 3, prefix="g")])
     with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
     eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)

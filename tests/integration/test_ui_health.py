@@ -179,7 +179,7 @@ def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, m
     hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
     assert [(one["code"], one["severity"]) for one in health(page)["causes"]] == [("missing", "error")]
     hook.install(["gone"], create_destinations=True)
-    hook.send(messages("gone", [1] * 3))
+    hook.send(messages("gone", [3] * 3))
     with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
     eventually(lambda: empty_vhost.count("delayed.unroutable") == 3)

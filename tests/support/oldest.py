@@ -115,6 +115,7 @@ def what_is_there(root: Path) -> dict[str, object]:
     modules = [one.name for one in pkgutil.walk_packages(airflow_delayed.__path__, "airflow_delayed.")]
     dags = sorted((root / "dags").glob("*.py"))
     return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "airflow": airflow.__version__,
         "modules": problems({name: name for name in modules}, import_module),
         "dags": problems({path.stem: path for path in dags}, runpy.run_path),

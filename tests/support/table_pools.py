@@ -227,7 +227,8 @@ class _Kept:
             if [row for row in shape if row[0] in ours] != self.shape:
                 return False
             tables = store_tables(schema=schema)
-            if connection.execute(select(tables.version.c.Version)).scalars().all() != [VERSION]:
+            recorded = select(tables.version.c.Version, tables.version.c.Environment)
+            if connection.execute(recorded).all() != [(VERSION, None)]:
                 return False
             for table in tables:
                 if table is not tables.version:

@@ -101,9 +101,10 @@ def test_threads_that_send_leave_the_collector_of_garbage_as_it_was():
 
 def test_memory_does_not_grow_with_the_rows(monkeypatch):
     monkeypatch.setattr("airflow_delayed.sending.DuplicateFilter", partial(DuplicateFilter, memory=50_000))
-    small = peak(partial(send_generated, 5_000))
+    # two whole batches, of which one is read while the other is still there
+    small = peak(partial(send_generated, 8_000))
     # 10,000 more rows kept as ids alone would be 0.8 MB more
-    assert peak(partial(send_generated, 15_000)) - small < 400_000
+    assert peak(partial(send_generated, 18_000)) - small < 400_000
 
 
 def test_rejected_rows_are_the_same_in_both_passes_although_the_clock_goes_on():

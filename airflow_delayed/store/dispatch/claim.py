@@ -125,7 +125,6 @@ class ClaimRequest:
         one that has ended.
     :param passed: on PostgreSQL, the place up to which messages due at ``since`` are skipped, because they are claimed
         already.
-    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
     """
 
     deliver_conn_id: str | None
@@ -137,7 +136,6 @@ class ClaimRequest:
     passed: str = ""
     destination: str | None = None
     excluded: Sequence[str] = ()
-    labels: bool = True
 
 
 class NotAlone(Exception):
@@ -156,7 +154,7 @@ def claim_due(
     :raises NotAlone: with ``request.alone``, another dispatcher has leased a message.
     """
     if dialect_of(connection).claims_at_once:
-        statement = _claim_at_once(tables, _form(request), request.alone, request.labels)
+        statement = _claim_at_once(tables, _form(request), request.alone)
         values = {**_values(request, now), "limit": request.limit, "dispatcher": dispatcher, "until": until}
         values["most_bytes"] = request.most_bytes
         try:
@@ -177,7 +175,6 @@ def claim_due(
         rows,
         leases.DISPATCHED,
         now,
-        labels=request.labels,
         dispatcher=dispatcher,
         until=until,
     )
@@ -342,7 +339,7 @@ def _select_ids(tables: Tables, form: _ClaimForm, dialect: Dialect) -> Select[An
 
 
 @_built
-def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool, labels: bool) -> Select[Any]:
+def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]:
     """Return the claim in one statement: its upsert sees, and does not replace, the leases of other dispatchers."""
     table, conditions = tables.messages, _due(tables, form)
     if not alone:
@@ -350,7 +347,7 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool, labels: bool) 
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
-    columns = [*(table.c[name] for name in (*_PLAIN, *(_COPIED if labels else ()))), *sizes, place]
+    columns = [*(table.c[name] for name in (*_PLAIN, *_COPIED)), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
     locked = oldest.with_for_update(skip_locked=True).cte("locked")
     readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADERS)
@@ -367,8 +364,8 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool, labels: bool) 
 
     rows = select(*(read(name) for name in (*_PLAIN, *_SIZES)), cast(due.c.ctid, Text))
     if alone:
-        return rows.add_cte(leases.lease_new(tables, due, labels=labels).cte("taken"))
-    taken = leases.lease(tables, due, labels=labels).cte("taken")
+        return rows.add_cte(leases.lease_new(tables, due).cte("taken"))
+    taken = leases.lease(tables, due).cte("taken")
     return rows.join_from(due, taken, taken.c.Id == due.c.Id)
 
 

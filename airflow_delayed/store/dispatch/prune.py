@@ -102,4 +102,4 @@ class Pruner:
 
 def forget_cancelled(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
     """Delete up to 1000 cancelled messages that can be restored no longer; return how many."""
-    return cancelled.forget(connection, tables, now) if cancelled.are_kept(connection, tables) else 0
+    return cancelled.forget(connection, tables, now)

@@ -17,7 +17,6 @@ from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.versions import columns_after, table_version
 
 log = logging.getLogger(__name__)
 
@@ -251,8 +250,6 @@ def record_heartbeat(
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
 
-    Of the optional ones only ``ended`` is written to tables of the release before this one: they lack the others.
-
     :param deliver_conn_ids: the connections that it delivers through; None stands for the queue tables of the store's
         own database.
     :param worked_at: when it last claimed, settled or delivered messages.
@@ -265,9 +262,6 @@ def record_heartbeat(
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
     values["Reaches"] = None if reaches is None else _json_of(reaches)
-    for column in columns_after(tables, table_version(connection, tables)):
-        if column.table is table:
-            values.pop(column.name, None)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
@@ -307,12 +301,11 @@ def lookaheads(connection: Connection, tables: Tables, *, at_end: bool = True) -
     """
     found: dict[str | None, timedelta] = {}
     table = tables.dispatchers
-    if table.c.Reaches not in set(columns_after(tables, table_version(connection, tables))):
-        text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
-        written = select(text).where(table.c.Reaches.is_not(None)).distinct().limit(MOST_RUNS)
-        for reaches in connection.execute(written).scalars():
-            for name, reach in _reaches_in(reaches).items():
-                found[name] = max(found.get(name, timedelta(0)), reach.most if at_end else reach.now)
+    text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
+    written = select(text).where(table.c.Reaches.is_not(None)).distinct().limit(MOST_RUNS)
+    for reaches in connection.execute(written).scalars():
+        for name, reach in _reaches_in(reaches).items():
+            found[name] = max(found.get(name, timedelta(0)), reach.most if at_end else reach.now)
     return {**found, None: timedelta(0)}
 
 
@@ -322,8 +315,6 @@ def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) 
     :param but: the dispatcher that asks.
     """
     table = tables.dispatchers
-    if table.c.Reaches in set(columns_after(tables, table_version(connection, tables))):
-        return set()
     text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
     at_work = table.c.EndedAt.is_(None), table.c.SeenAt >= now - SILENT, table.c.SeenAt < now + SILENT
     others = select(text).where(table.c.Id != but, *at_work)

@@ -119,7 +119,6 @@ class DispatchRepository:
             clock,
         )
         self._rates = RateReader(tables, monotonic)
-        self._labels = False
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
         self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
 
@@ -299,7 +298,6 @@ class DispatchRepository:
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
-        labels = self._keeps_labels(connection)
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -321,7 +319,6 @@ class DispatchRepository:
                     since=since,
                     alone=since is not None and cursor.untouched and began >= self._others_until,
                     passed="" if since is None else cursor.passed,
-                    labels=labels,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -336,11 +333,6 @@ class DispatchRepository:
                 left -= len(rows)
                 size += sum(map(claim.size_of, rows))
         return claimed, round_.end()
-
-    def _keeps_labels(self, connection: Connection) -> bool:
-        """Return whether records have labels; after an upgrade of the tables they have, from the next claim on."""
-        self._labels = self._labels or leases.keeps_labels(connection, self.tables)
-        return self._labels
 
     def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
         return ClaimRound(
@@ -396,8 +388,7 @@ class DispatchRepository:
 
     def write_delivered(self, connection: Connection, outcome: BatchOutcome, now: datetime) -> None:
         """Write the outcomes of messages that this transaction has locked and delivered."""
-        labels = self._keeps_labels(connection)
-        settle.write_delivered(connection, self.tables, outcome, self.dispatcher, now, labels=labels)
+        settle.write_delivered(connection, self.tables, outcome, self.dispatcher, now)
 
     # -- anything else -------------------------------------------------------------------------------------------------
 

@@ -127,14 +127,11 @@ def write_outcome(
 
 
 def write_delivered(
-    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime, *, labels: bool
+    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
 ) -> None:
-    """Write the outcomes of messages that this transaction has locked and delivered.
-
-    :param labels: see :func:`airflow_delayed.store.leases.keeps_labels`.
-    """
+    """Write the outcomes of messages that this transaction has locked and delivered."""
     for rows, what in ((outcome.delivered, leases.DISPATCHED), (outcome.dead_lettered, leases.DEAD_LETTERED)):
-        leases.record(connection, tables, rows, what, now, labels=labels, dispatcher=dispatcher)
+        leases.record(connection, tables, rows, what, now, dispatcher=dispatcher)
     remove(connection, tables, outcome.removed)
     _note_failures(connection, tables, outcome, now)
     leases.forget(connection, tables, sorted(row["Id"] for row in outcome.others))

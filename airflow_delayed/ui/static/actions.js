@@ -146,14 +146,7 @@ function question(says, would, close, go, selection) {
 async function many(content, path, asked, would) {
   const [, place, action] = path.match(/(.*)\/(.*)/);
   const most = would.matching_at_least ? undefined : would.matching;
-  let done;
-  try {
-    done = await job(content, `${place}/jobs`, { action, ...asked, most });
-  } catch (fault) {
-    // the tables are of the release before
-    if (fault.code === "conflict") return all(content, path, asked, would);
-    throw fault;
-  }
+  const done = await job(content, `${place}/jobs`, { action, ...asked, most });
   if (done.goesOn) return null;
   const changed = Object.entries(done.counts).filter(([outcome]) => DONE.has(outcome)).reduce((sum, [, number]) => sum + number, 0);
   return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done) };

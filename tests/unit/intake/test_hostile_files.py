@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from datetime import datetime
+from itertools import product
 from random import Random
 
 import fsspec
@@ -406,6 +407,50 @@ def write_footer(path, before, footer):
     path.write_bytes(before + footer + len(footer).to_bytes(4, "little") + b"PAR1")
 
 
+def varint(number):
+    """Return a whole number as Thrift writes it."""
+    number <<= 1
+    data = b""
+    while number > 127:
+        data, number = data + bytes([number & 127 | 128]), number >> 7
+    return data + bytes([number])
+
+
+def test_pages_that_unpack_to_more_than_the_footer_says_are_not_unpacked(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet(path, ["x" * 70 * MB], compression="zstd", use_dictionary=False, write_statistics=False)
+    good, about = footer_of(path)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    true, said = varint(chunk.total_uncompressed_size), varint(2 * chunk.total_compressed_size)
+    assert about.count(true) == 1
+    write_footer(path, good, about.replace(true, said))
+    assert path.stat().st_size < MB / 50
+    parquet(tmp_path / "harmless.parquet", ["x" * path.stat().st_size], compression="none")
+    code = (
+        "import sys, fsspec, pyarrow; from airflow_delayed.errors import SourceError;"
+        "from airflow_delayed.intake.columns import ColumnRules;"
+        "from airflow_delayed.intake.sources import open_source\n"
+        "for path in sys.argv[1:]:\n"
+        "  try: list(open_source(fsspec.filesystem('file'), path, shown_as='rows').batches(ColumnRules()))\n"
+        "  except SourceError as error: print(error)\n"
+        "  print(pyarrow.default_memory_pool().max_memory())"
+    )
+    # Arrow's most memory is a process's
+    command = [sys.executable, "-c", code, tmp_path / "harmless.parquet", path]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    harmless, error, hostile = lines
+    assert "the pages of column value unpack from" in error
+    assert int(hostile) < 3 * int(harmless)
+
+
+def test_pages_of_each_compression_are_read(tmp_path):
+    path = tmp_path / "rows.parquet"
+    for compression, version in product(("zstd", "gzip", "brotli", "lz4"), ("1.0", "2.0")):
+        options = {"compression": compression, "data_page_version": version, "data_page_size": 5000}
+        parquet(path, [f"{number}" * 9 for number in range(3000)], **options)
+        assert count(source(path)) == 3000
+
+
 def test_a_footer_that_contradicts_itself_ends_no_process(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet(path, ["a", None])
@@ -427,11 +472,11 @@ def test_a_footer_that_contradicts_itself_ends_no_process(tmp_path):
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("footer", [True, False])
-def test_whatever_a_file_of_parquet_says_of_itself_it_gives_rows_or_an_error(tmp_path, footer):
+@pytest.mark.parametrize("footer, compression", [(True, "snappy"), (False, "snappy"), (False, "zstd")])
+def test_whatever_a_file_of_parquet_says_of_itself_it_gives_rows_or_an_error(tmp_path, footer, compression):
     chance = Random(32)
     path = tmp_path / "rows.parquet"
-    parquet(path, shared(1000, 50))
+    parquet(path, shared(1000, 50), compression=compression)
     good, about = footer_of(path)
     read = 0
     for _ in range(DAMAGED):

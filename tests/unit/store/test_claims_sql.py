@@ -127,7 +127,7 @@ TABLE = "`a``s`.`delayed_messages`"
 def test_rows_are_changed_by_their_ids_alone(dialect, deleted, updated):
     table = store_tables(schema="a`s").messages
     store = dialect_for(dialect)
-    assert " ".join(str(store.delete_rows(table, ["m"]).compile(dialect=dialect)).split()).startswith(deleted)
+    assert " ".join(str(store.delete_rows(table.c.Id, ["m"]).compile(dialect=dialect)).split()).startswith(deleted)
     changed = store.update_rows(table, ["m"]).values(Tag="t")
     assert " ".join(str(changed.compile(dialect=dialect)).split()).startswith(updated)
 
