@@ -298,6 +298,7 @@ class DispatchRepository:
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
+        dialect_of(connection).join_by_hash(connection)
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
