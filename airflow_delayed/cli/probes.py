@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -98,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("A client of the probes ended its connection", exc_info=True)
+        log.debug("A client of the probes ended its connection: %s", getattr(sys.exc_info()[0], "__name__", ""))
 
 
 class _Handler(BaseHTTPRequestHandler):
