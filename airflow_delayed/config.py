@@ -24,7 +24,7 @@ def hold_over() -> timedelta:
 
 
 def lookahead() -> timedelta:
-    """Return how long before its due time a message is dispatched, unless its operator has a value."""
+    """Return how far ahead ``lookahead="auto"`` dispatches where it does, see DispatchPolicy.auto_lookahead."""
     return _span("lookahead")
 
 

@@ -72,6 +72,9 @@ class Delivery(ABC):
 
     #: Whether messages wait in it until they are dispatched; then it is a :class:`DelayStore`.
     is_store: bool = False
+    #: Whether messages arrive sooner if they are sent when they are due than if the transport delays them. Then a
+    #: dispatcher that stays sends them when they are due, unless its ``lookahead`` is a fixed time.
+    sooner_when_due: bool = False
 
     @property
     @abstractmethod
@@ -262,7 +265,10 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
-_DEFAULTS = ("is_store", "fits", "advice", "receiver_warning", "kept_open", "dataset", "temporary_queue", "replies")
+_DEFAULTS = (
+    *("is_store", "sooner_when_due", "fits", "advice", "receiver_warning", "kept_open", "dataset"),
+    *("temporary_queue", "replies"),
+)
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "gauges")
 
 

@@ -128,8 +128,9 @@ def get_provider_info() -> dict[str, Any]:
                         example="600",
                     ),
                     "lookahead": _option(
-                        "How many seconds before its due time a message is dispatched. At least the time"
-                        " between two dispatches and a worker's start.",
+                        "How many seconds before its due time a message is dispatched by a dispatcher that does not"
+                        " stay, and by one that stays at its end. At least the time between two dispatches and a"
+                        " worker's start. RabbitMQ gets a message from a dispatcher that stays when it is due.",
                         "float",
                         default=str(LOOKAHEAD),
                         example="600",

@@ -196,7 +196,7 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
             "--deliver-conn-ids is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
             " configuration is empty; name the connections that messages may be delivered through"
         )
-    defaults = {"lookahead": config.lookahead(), "remember": config.remember()}
+    defaults = {"auto_lookahead": config.lookahead(), "remember": config.remember()}
     given = {name: value for name, value in vars(args).items() if value is not None}
     policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in defaults.items()}, **given})
     check_connections(args.store_conn_id, names, policy.consistency)

@@ -101,9 +101,10 @@ _DELIVER_CONN_IDS = _policy(
 )
 _LOOKAHEAD = _policy(
     "lookahead",
-    "Seconds before its due time at which a message is dispatched, fewer if its transport cannot delay it for so long",
-    "[delayed] lookahead",
-    type=float,
+    "Seconds before its due time at which a message is dispatched, fewer if its transport cannot delay it for so long;"
+    " auto: through RabbitMQ when it is due, and [delayed] lookahead ahead at the end of the last dispatcher",
+    "auto",
+    type=lambda text: text if text == "auto" else float(text),
 )
 _BATCH_SIZE = _policy("batch_size", "Messages that are claimed at a time", "500", type=int)
 _CONSISTENCY = _policy(

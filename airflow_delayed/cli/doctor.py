@@ -20,7 +20,7 @@ from airflow.utils.cli import suppress_logs_and_warning
 from airflow_delayed import config
 from airflow_delayed.cli.commands import show
 from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
-from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line
+from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.reports import SEVERITIES
@@ -38,6 +38,8 @@ MAX_DESTINATIONS = 100
 MAX_REASONS = 1000
 #: By how much the clocks of a store and of this machine may differ.
 _TOLERANCE = timedelta(seconds=5)
+#: What suffices for ``hold_over`` beside a dispatcher that stays.
+_HOLD_OVER = timedelta(seconds=30)
 _MEND = (
     "if the server is down, start it: its own log has the reason, such as a full disk; else mend the host, the network"
     " or the connection's fields; a send fails in the same way"
@@ -69,6 +71,8 @@ def doctor(args: Namespace) -> None:
     else:
         _print(found)
         errors = sum(finding.severity == "error" for _, finding in found)
+        for hint in (each for findings in examined.values() for each in findings if each.code == "hold-over"):
+            print(f"{hint.found}; {hint.remedy}.\n")
         print(
             f"Connections examined: {', '.join(map(one_line, examined))}. Errors: {errors}, other findings:"
             f" {len(found) - errors}."
@@ -171,6 +175,7 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
         if not isinstance(delivery, DelayedStoreHook):
             return Examination(found)
         try:
+            found += _hold_over(delivery)
             return Examination(_with_reason(delivery, found), delivery.destinations())
         except TopologyError:
             # the report has what its tables lack
@@ -239,6 +244,24 @@ def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[F
 def _frequent_reason(store: DelayedStoreHook) -> str:
     reasons = Counter(each.last_error for each in store.list(state="failed", limit=MAX_REASONS) if each.last_error)
     return f", most of them because: {reasons.most_common(1)[0][0]}" if reasons else ""
+
+
+def _hold_over(store: DelayedStoreHook) -> list[Finding]:
+    """Return advice, which is no finding, where a dispatcher stays and many messages never wait in the store."""
+    names, hold_over = sorted(store.staying()), config.hold_over()
+    if not names or hold_over <= 2 * _HOLD_OVER:
+        return []
+    return [
+        Finding(
+            state=State.OK,
+            resource="[delayed] hold_over",
+            found=f"A dispatcher stays for {some(names, separator=', ')} at store {store.conn_id!r}, and hold_over is"
+            f" {hold_over.total_seconds():g} s",
+            code="hold-over",
+            remedy=f"with {_HOLD_OVER.total_seconds():g} s, of a task or in [delayed], more messages wait in the store,"
+            " which delivers them to the moment and lets them be cancelled until they are due",
+        )
+    ]
 
 
 def _clock_difference(store: DelayStore) -> list[Finding]:

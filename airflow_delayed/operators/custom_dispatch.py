@@ -46,7 +46,7 @@ class CustomStoreDispatchOperator(BaseOperator):
     When, and how fast:
 
     :param lookahead: how long before its due time a message is dispatched, or less if its transport cannot delay it for
-        so long. By default ``[delayed] lookahead``, 15 minutes.
+        so long. "auto" is ``[delayed] lookahead``, 15 minutes.
     :param until: None makes one pass; "empty" goes on until the store is empty.
     :param batch_size: messages that are fetched at a time, from a store that can fetch several.
 
@@ -71,7 +71,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         store: str,
         name: str,
         conn_id: str,
-        lookahead: timedelta | None = None,
+        lookahead: timedelta | Literal["auto"] = "auto",
         batch_size: int = 500,
         until: Literal["empty"] | None = None,
         set_up: bool = True,
@@ -89,7 +89,8 @@ class CustomStoreDispatchOperator(BaseOperator):
         self.store = store
         self.name = name
         self.conn_id = conn_id
-        self.lookahead = config.lookahead() if lookahead is None else lookahead
+        self.lookahead = lookahead
+        self.auto_lookahead = config.lookahead() if lookahead == "auto" else lookahead
         self.batch_size = batch_size
         self.until = until
         self.set_up = set_up

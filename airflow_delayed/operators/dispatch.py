@@ -73,8 +73,10 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     When, and how fast:
 
     :param lookahead: how long before its due time a message is dispatched, or less if its transport cannot delay it for
-        so long; a queue table gets it when it is due. It must be longer than the time between two runs and a worker's
-        start: one shorter than the DAG's schedule is an error. By default ``[delayed] lookahead``, 15 minutes.
+        so long; a queue table gets it when it is due. "auto": with ``until`` at its due time where it arrives sooner so
+        (RabbitMQ), and at the end ``[delayed] lookahead`` ahead, 15 minutes, unless another dispatcher stays; else that
+        far ahead, or nothing ahead beside a dispatcher that stays. A time ahead must be longer than the time between
+        two runs and a worker's start: one shorter than the DAG's schedule is an error.
     :param until: None makes one pass; "empty" goes on until the store has no message for these connections; a
         timedelta goes on for that long.
     :param deferrable: with ``until``, make one pass on the worker, of half a minute at most, and do the rest in the
@@ -117,7 +119,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         *,
         store_conn_id: str,
         deliver_conn_ids: Sequence[str] | str | None = None,
-        lookahead: timedelta | None = None,
+        lookahead: timedelta | Literal["auto"] = "auto",
         batch_size: int = 500,
         until: timedelta | Literal["empty"] | None = None,
         consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
@@ -141,7 +143,8 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
         self.store_conn_id = store_conn_id
         self.deliver_conn_ids = list(config.deliver_conn_ids()) if deliver_conn_ids is None else deliver_conn_ids
-        self.lookahead = config.lookahead() if lookahead is None else lookahead
+        self.lookahead = lookahead
+        self.auto_lookahead = config.lookahead() if lookahead == "auto" else lookahead
         self.batch_size = batch_size
         self.until = until
         self.consistency = consistency
@@ -185,7 +188,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         policy = DispatchPolicy.of(vars(self))
         with (
             closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store,
-            closing(store.dispatcher(self._deliver_conn_ids(), transport, **asdict(policy))) as dispatcher,
+            closing(
+                store.dispatcher(self._deliver_conn_ids(), transport, stays=self.until is not None, **asdict(policy))
+            ) as dispatcher,
         ):
             self._check_lookahead(context, store, dispatcher)
             self._name(store)
@@ -304,12 +309,13 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         if run is None or self.until == "empty":
             return
         timetable, due = run
+        lookahead = DispatchPolicy.of(vars(self)).farthest
         gap = until_next_run(timetable, due)
         if gap is None:
             self.log.warning(
                 "the time until the next run is not known from %s; lookahead=%s must be longer",
                 type(timetable).__name__,
-                self.lookahead,
+                lookahead,
             )
             return
         stay = self.until if isinstance(self.until, timedelta) else timedelta(0)
@@ -320,20 +326,20 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 gap,
                 some([repr(name) for name in limited], separator=", "),
             )
-        for conn_id, window in dispatcher.windows().items():
-            if window + stay >= gap:
+        for conn_id, window in dispatcher.windows(at_end=True).items():
+            if window + stay >= gap or conn_id in dispatcher.beside:
                 continue
             advice = "run it more often, or let it stay with until="
             if conn_id == self.store_conn_id:
                 self.log.warning("queue tables get messages up to %s late, the time between two runs; %s", gap, advice)
-            elif window < self.lookahead:
+            elif window < lookahead:
                 raise AirflowFailException(
                     f"connection {conn_id!r} can be given messages no earlier than {window} before they are due, and"
                     f" the next run comes after {gap}: what falls due in between would be late; {advice}"
                 )
             else:
                 raise AirflowFailException(
-                    f"lookahead={self.lookahead} is shorter than the time until the next run, {gap}: what falls due in"
+                    f"lookahead={lookahead} is shorter than the time until the next run, {gap}: what falls due in"
                     f" between would be late; give it a longer one, {advice}"
                 )
 

@@ -85,6 +85,9 @@ class RabbitMQTransport(Delivery):
             topology = topology or extra.get("topology") or DELAYED
         return topology_of(topology, routing)
 
+    #: A level passes messages on one after the other.
+    sooner_when_due = True
+
     @property
     def horizon(self) -> timedelta:
         """The longest delay of the levels: to wait in them costs no request."""

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from airflow_delayed.identity import MISSED_RUN, NOTIFIER
 from airflow_delayed.store.database import TimeUnit, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import MOST_RUNS, connection_names, names_column
+from airflow_delayed.store.dispatch.report import MOST_RUNS, SILENT, connection_names, names_column
 from airflow_delayed.store.filters import (
     AHEAD,
     LONGEST_LEASE,
@@ -54,9 +54,6 @@ from airflow_delayed.store.schema import Tables
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
 MAX_MINUTES = 24 * 60
-
-#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
-SILENT = timedelta(seconds=15)
 
 _SPANS: Mapping[TimeUnit, timedelta] = {"hour": timedelta(hours=1), "minute": timedelta(minutes=1)}
 

@@ -293,6 +293,12 @@ class Dialect:
         """Return a query that finds its rows by their key, and so locks no other row."""
         return statement
 
+    def go_by_indexes(self, connection: Connection) -> None:
+        """Let the transaction's statements read messages in the order of an index, rather than read all."""
+
+    def join_by_hash(self, connection: Connection) -> None:
+        """Let the rest of the transaction, which only claims, compare no row with each other row."""
+
     def by_time(self, statement: Select[Any], table: Table, columns: Sequence[str]) -> Select[Any]:
         """Return a query that reads messages in the order of the index on these columns."""
         return statement

@@ -122,6 +122,20 @@ class PostgreSQL(Dialect):
         """Return a connection without transactions: to begin and end one takes as long as to read a page."""
         return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
+    def go_by_indexes(self, connection: Connection) -> None:
+        """Make sorting and reading a whole table costly.
+
+        Where the table was never analyzed, each claim would read and sort all that is due; and to remove some hundreds
+        of rows by their places, a table of some ten thousand would be read from end to end.
+        """
+        connection.exec_driver_sql(
+            "SELECT set_config('enable_sort', 'off', true), set_config('enable_seqscan', 'off', true)"
+        )
+
+    def join_by_hash(self, connection: Connection) -> None:
+        """Make nested loops costly: a table that was never analyzed passes for one of few due messages."""
+        connection.exec_driver_sql("SET LOCAL enable_nestloop = off")
+
     def listens(self, driver: str) -> bool:
         """Return whether the driver is psycopg 3 or psycopg2."""
         return driver in ("psycopg", "psycopg2")

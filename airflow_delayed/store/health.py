@@ -14,9 +14,9 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.store import rates
-from airflow_delayed.store.counts import SILENT, DispatcherSeen, dispatchers
+from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
+from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS, SILENT
 from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime

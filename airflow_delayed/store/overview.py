@@ -154,16 +154,24 @@ class StoreOverview(StoreTransport):
         with self._ready():
             return counts.dispatchers(self.engine, self.tables)
 
-    def lookaheads(self) -> Mapping[str, timedelta]:
+    def lookaheads(self, *, at_end: bool = True) -> Mapping[str, timedelta]:
         """Return by connection how long before its due time a dispatcher takes a message, so that it stays no longer.
 
         It is the longest of the dispatchers of the last day; a connection that no dispatcher delivers for is missing.
         The store's own connection stands for its queue tables.
+
+        :param at_end: with what a dispatcher that stays hands over ahead at its end.
         """
         with self._reading() as connection:
             self._check_version()
-            found = report.lookaheads(connection, self.tables)
+            found = report.lookaheads(connection, self.tables, at_end=at_end)
         return {self.conn_id if name is None else name: ahead for name, ahead in found.items()}
+
+    def staying(self) -> set[str]:
+        """Return the connections, not the store's own, for which a dispatcher is at work that stays."""
+        with self._reading() as connection:
+            self._check_version()
+            return report.staying(connection, self.tables, database_time(connection), but="")
 
     def timeline(self, seconds: int = 3600) -> Timeline:
         """Return what was dispatched in the last hour, day or week, and what falls due in the next.

@@ -46,7 +46,10 @@ def check_on_conflict(value: str) -> OnConflict:
 class DispatchPolicy:
     """The parameters of a dispatcher; the names of retries and breakers are NServiceBus's (MSMQ transport).
 
-    :param lookahead: how long before its due time a message is dispatched.
+    :param lookahead: how long before its due time a message is dispatched. "auto": at its due time by a dispatcher that
+        stays, for a transport whose messages arrive sooner so (RabbitMQ); else ``auto_lookahead`` before.
+    :param auto_lookahead: how far ahead "auto" dispatches where it does, and what a dispatcher that stays hands over at
+        its end. The default is that of the option ``[delayed] lookahead``.
     :param batch_size: how many messages a worker claims at a time for its connection; where sending is fast, it claims
         up to ten times as many in one transaction.
     :param consistency: "exactly_once" allows only the store's own connection, whose destinations are queue tables in
@@ -72,7 +75,8 @@ class DispatchPolicy:
     :raises ValueError: a value is not allowed; the error names the parameter.
     """
 
-    lookahead: timedelta = timedelta(seconds=LOOKAHEAD)
+    lookahead: timedelta | Literal["auto"] = "auto"
+    auto_lookahead: timedelta = timedelta(seconds=LOOKAHEAD)
     batch_size: int = 500
     consistency: Literal["at_least_once", "exactly_once"] = "at_least_once"
     number_of_retries: int = 7
@@ -87,10 +91,7 @@ class DispatchPolicy:
     allowed_destinations: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.lookahead < timedelta(0):
-            raise ValueError(
-                f"lookahead={self.lookahead} is negative: messages would be dispatched after their due time"
-            )
+        self._check_lookahead()
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be 1 or more")
         if self.consistency not in ("at_least_once", "exactly_once"):
@@ -114,6 +115,19 @@ class DispatchPolicy:
         if self.error_destination == "":
             raise ValueError("error_destination is empty; name a destination, or leave it out")
         self._check_destinations()
+
+    def _check_lookahead(self) -> None:
+        if not isinstance(self.lookahead, timedelta) and self.lookahead != "auto":
+            raise ValueError(f"lookahead={self.lookahead!r} must be a timedelta or 'auto'")
+        if self.farthest < timedelta(0):
+            raise ValueError(
+                f"lookahead={self.farthest} is negative: messages would be dispatched after their due time"
+            )
+
+    @property
+    def farthest(self) -> timedelta:
+        """How long before its due time a message is dispatched at most."""
+        return self.lookahead if isinstance(self.lookahead, timedelta) else self.auto_lookahead
 
     def _check_destinations(self) -> None:
         if isinstance(self.allowed_destinations, str):
@@ -154,7 +168,9 @@ class DispatchPolicy:
         """Return the policy of a state. Missing parameters have their defaults; unknown ones are ignored."""
         known = {each.name: each.default for each in fields(cls)}
         given: dict[str, Any] = {
-            name: timedelta(seconds=value) if isinstance(known[name], timedelta) else value
+            name: timedelta(seconds=value)
+            if isinstance(known[name], timedelta) or (name == "lookahead" and value != "auto")
+            else value
             for name, value in state.items()
             if name in known
         }

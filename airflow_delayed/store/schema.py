@@ -38,7 +38,8 @@ The names of the other tables begin with the name of the table of messages:
   from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
   (WorkedAt), what keeps it from working (Problem, null: nothing), its host, the DAG whose task it is (DagId, null: no
-  task), and how many seconds before its due time it takes a message for a broker at most (Lookahead).
+  task), and how many seconds before its due time it takes a message for each broker, now and at its end
+  (Reaches).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
   counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds.
@@ -239,7 +240,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Problem", text_column(MAX_ERROR)),
             _column("Host", text_column(MAX_NAME)),
             _column("DagId", text_column(MAX_NAME)),
-            _column("Lookahead", FRACTION),
+            _column("Reaches", Text()),
         ),
         runs=table(
             "_runs",

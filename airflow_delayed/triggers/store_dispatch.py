@@ -13,7 +13,7 @@ from airflow_delayed import metrics
 from airflow_delayed.delivery import Clock, Delivery, delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment
-from airflow_delayed.store.dispatch.dispatcher import AHEAD, Dispatcher
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.schema import TABLE
@@ -95,7 +95,7 @@ class StoreDispatchTrigger(ThreadTrigger):
                 dispatcher = store.dispatcher(
                     arguments["deliver_conn_ids"],
                     _transport,
-                    ahead=AHEAD,
+                    stays=True,
                     dag_id=None if task is None else task.dag_id,
                     **asdict(policy),
                 )

@@ -62,7 +62,7 @@ def test_the_defaults_that_the_page_names(here: Path) -> None:
     text = (here / "docs" / "operations" / "production.md").read_text()
     policy = DispatchPolicy()
     assert f"takes ({policy.claim_timeout.seconds} s)" in text
-    assert f"{policy.lookahead.seconds // 60} minutes fit a DAG" in text
+    assert f"{policy.farthest.seconds // 60} minutes fit a DAG" in text
     assert f"for {policy.remember.days} days" in text
     options = get_provider_info()["config"]["delayed"]["options"]
     assert f"`[delayed] spool_limit` ({int(options['spool_limit']['default']) // 2**30} GiB)" in text

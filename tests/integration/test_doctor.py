@@ -11,7 +11,7 @@ import pytest
 from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
 from support.rabbitmq import VirtualHost
 from support.standing import give_up
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -102,6 +102,17 @@ def test_a_destination_is_that_of_the_brokers_or_of_a_store_alone(store: Store, 
     assert "orders" in what
     assert "invoices" in what
     assert f"airflow delayed install --conn-id {store.conn_id} --queue orders --queue invoices" in remedy
+
+
+def test_beside_a_dispatcher_that_stays_a_short_hold_over_is_advised(store: Store, connect, doctor):
+    connect("broker", conn_type="sqlite", host="unused.db")
+    hook = store.installed()
+    dispatcher = store.dispatcher(hook, Transport(), stays=True)
+    dispatcher.once()
+    out = doctor("--conn-id", store.conn_id)[1]
+    assert f"A dispatcher stays for broker at store {store.conn_id!r}, and hold_over is 900 s; with 30 s" in out
+    dispatcher.close()
+    assert "hold_over" not in doctor("--conn-id", store.conn_id)[1]
 
 
 def test_the_destinations_of_what_waits_are_verified(store: Store, connect, doctor, vhost: VirtualHost, monkeypatch):

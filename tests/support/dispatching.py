@@ -94,12 +94,14 @@ def dispatch(
     hangs_after: int | None = None,
     together: bool = False,
     dies_at_commit: int | None = None,
+    stays: bool = False,
 ) -> None:
     """Dispatch what is due until nothing is left, or for some seconds.
 
     :param hangs_after: the broker hangs when it has taken so many messages.
     :param together: say "claimed" with the first messages in hand, and wait for a word before they are sent.
     :param dies_at_commit: die just before this commit.
+    :param stays: it claims messages a moment before they are due.
     """
     engine = prepare(create_engine(url, **engine_options(url.split("+")[0].split(":")[0])))
 
@@ -119,6 +121,7 @@ def dispatch(
         batch_size=50,
         claim_timeout=timedelta(seconds=claim_seconds),
         schema=schema,
+        stays=stays,
     )
     pipe.send("ready")
     pipe.recv()

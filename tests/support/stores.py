@@ -217,6 +217,7 @@ class Transport:
     counts_when_lost: bool = False
     silent: bool = False
     closed: int = 0
+    sooner_when_due: bool = False
 
     @property
     def ids(self) -> list[str]:

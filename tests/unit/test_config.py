@@ -41,9 +41,9 @@ def send(**arguments: Any) -> DelayedSendOperator:
 
 def test_defaults_are_those_of_the_core():
     policy, executors = DispatchPolicy(), settings_of({"deliver": "b"}, utcnow())
-    assert (config.lookahead(), config.remember()) == (policy.lookahead, policy.remember)
+    assert (config.lookahead(), config.remember()) == (policy.farthest, policy.remember)
     assert (config.hold_over(), config.max_past()) == (executors.hold_over, executors.max_past)
-    assert (policy.lookahead, policy.remember, executors.max_past) == (
+    assert (policy.farthest, policy.remember, executors.max_past) == (
         timedelta(minutes=15),
         timedelta(days=14),
         timedelta(hours=1),
@@ -71,10 +71,15 @@ def test_a_task_takes_what_it_is_not_told(monkeypatch):
     spark = DelayedSparkSendOperator(task_id="t", conn_id="c", source="rows")
     assert (spark.hold_over, spark.max_past) == (timedelta(minutes=7), timedelta(seconds=5))
     dispatch = StoreDispatchOperator(task_id="t", store_conn_id="db")
-    assert (dispatch.lookahead, dispatch.remember) == (timedelta(seconds=300.5), timedelta(minutes=1))
+    policy = DispatchPolicy.of(vars(dispatch))
+    assert (policy.lookahead, policy.farthest, policy.remember) == (
+        "auto",
+        timedelta(seconds=300.5),
+        timedelta(minutes=1),
+    )
     assert dispatch.deliver_conn_ids == ["a", "b"]
     custom = CustomStoreDispatchOperator(task_id="t", store="a:b", name="n", conn_id="c")
-    assert custom.lookahead == timedelta(seconds=300.5)
+    assert DispatchPolicy.of(vars(custom)).farthest == timedelta(seconds=300.5)
 
 
 def test_what_a_task_says_wins(monkeypatch):

@@ -48,7 +48,7 @@ ARGUMENTS = {
     "began": "2028-12-31T23:00:00+00:00",
 }
 #: What a policy has had since then.
-SINCE = {"allowed_destinations": None}
+SINCE = {"allowed_destinations": None, "auto_lookahead": 900.0}
 
 
 def stored(trigger: StoreDispatchTrigger) -> StoreDispatchTrigger:

@@ -31,7 +31,6 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    all_,
     and_,
     bindparam,
     case,
@@ -43,24 +42,20 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.message import EPOCH
 from airflow_delayed.store import leases
-from airflow_delayed.store.bulk import array
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.dispatch.settle import Row
+from airflow_delayed.store.dispatch.settle import Place, Row
 from airflow_delayed.store.drivers import raw_of
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, Tables, UtcTime
 
 #: The bytes of bodies and headers of one claim, without its last message.
 MOST_BYTES = 16 * 1024 * 1024
-#: The most ids of one due time in a cursor; if there are more, the claim looks for their leases.
-MOST_PASSED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +68,10 @@ class ClaimCursor:
     :param excluded: destinations that have cursors of their own.
     :param since: the due time of the last message; None: there were no more.
     :param restart_at: when to begin with the oldest message again, by the monotonic clock.
-    :param passed: the ids of the claimed messages that are due at ``since``.
+    :param passed: on PostgreSQL, the place (``ctid``) up to which messages due at ``since`` were claimed; an index has
+        those of one time in the order of their places.
     :param furthest: the latest due time that was claimed.
-    :param untouched: whether no message due at ``since`` or later was claimed, except those of ``passed``.
+    :param untouched: whether no message due at ``since`` or later was claimed, except those up to ``passed``.
     """
 
     deliver_conn_id: str | None = None
@@ -84,7 +80,7 @@ class ClaimCursor:
     excluded: Sequence[str] = ()
     since: datetime | None = None
     restart_at: float = 0.0
-    passed: Sequence[str] = ()
+    passed: str = ""
     furthest: datetime | None = None
     untouched: bool = False
 
@@ -93,20 +89,25 @@ class ClaimCursor:
         last = rows[-1]["Time"] if rows else None
         furthest = max(filter(None, (last, self.furthest)), default=None)
         if last is None or len(rows) < limit:
-            return replace(self, since=None, passed=(), furthest=furthest, untouched=False)
-        ids = [row["Id"] for row in rows if row["Time"] == last]
+            return replace(self, since=None, passed="", furthest=furthest, untouched=False)
+        places = [row["ctid"] for row in rows if row["Time"] == last and "ctid" in row]
         if last == self.since:
-            ids, untouched = [*self.passed, *ids], self.untouched
+            untouched = self.untouched
+            places += [self.passed] if self.passed else []
         else:
             # this dispatcher may have leases of messages up to the furthest due time
             untouched = self.furthest is None or last > self.furthest
-        untouched &= len(ids) <= MOST_PASSED
-        return replace(self, since=last, passed=ids, furthest=furthest, untouched=untouched)
+        passed = max(places, key=_place, default="")
+        return replace(self, since=last, passed=passed, furthest=furthest, untouched=untouched)
 
     def beside(self, other: ClaimCursor) -> ClaimCursor:
         """Return the cursor after a claim by another one, which may have taken messages of this one's destinations."""
         furthest = max(filter(None, (self.furthest, other.furthest)), default=None)
         return replace(self, furthest=furthest, untouched=False)
+
+
+def _place(ctid: str) -> tuple[int, ...]:
+    return tuple(map(int, ctid[1:-1].split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,8 @@ class ClaimRequest:
     :param most_bytes: the last message begins within so many bytes of bodies and headers.
     :param alone: on PostgreSQL, use a shorter statement that does not look for leases. It fails if there is one, even
         one that has ended.
-    :param passed: the ids of messages due at ``since`` that are claimed already; with ``alone`` they are skipped.
+    :param passed: on PostgreSQL, the place up to which messages due at ``since`` are skipped, because they are claimed
+        already.
     """
 
     deliver_conn_id: str | None
@@ -131,7 +133,7 @@ class ClaimRequest:
     most_bytes: int = MOST_BYTES
     since: datetime | None = None
     alone: bool = False
-    passed: Sequence[str] = ()
+    passed: str = ""
     destination: str | None = None
     excluded: Sequence[str] = ()
 
@@ -155,8 +157,6 @@ def claim_due(
         statement = _claim_at_once(tables, _form(request), request.alone)
         values = {**_values(request, now), "limit": request.limit, "dispatcher": dispatcher, "until": until}
         values["most_bytes"] = request.most_bytes
-        if request.alone:
-            values["passed"] = array(request.passed)
         try:
             found = connection.execute(statement, values).all()
         except IntegrityError:
@@ -286,6 +286,7 @@ class _ClaimForm(NamedTuple):
     of_destination: bool
     excludes: bool
     since: bool
+    passed: bool
 
 
 def _form(request: ClaimRequest) -> _ClaimForm:
@@ -294,6 +295,7 @@ def _form(request: ClaimRequest) -> _ClaimForm:
         request.destination is not None,
         bool(request.excluded),
         request.since is not None,
+        bool(request.passed),
     )
 
 
@@ -303,6 +305,7 @@ def _values(request: ClaimRequest, now: datetime) -> dict[str, Any]:
         "conn_id": request.deliver_conn_id,
         "due_by": request.due_by,
         "since": request.since,
+        "passed": request.passed or None,
         "now": now,
     }
     values |= {"destination": request.destination, "excluded": list(request.excluded) or None}
@@ -339,10 +342,7 @@ def _select_ids(tables: Tables, form: _ClaimForm, dialect: Dialect) -> Select[An
 def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]:
     """Return the claim in one statement: its upsert sees, and does not replace, the leases of other dispatchers."""
     table, conditions = tables.messages, _due(tables, form)
-    if alone:
-        passed = cast(bindparam("passed", type_=Text()), postgresql.ARRAY(Text()))
-        conditions.append(table.c.Id != all_(passed))
-    else:
+    if not alone:
         conditions.append(_not_leased(tables))
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
@@ -388,6 +388,9 @@ def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
         conditions.append(table.c.Destination.not_in(bindparam("excluded", expanding=True)))
     if form.since:
         conditions.append(table.c.Time >= bindparam("since"))
+    if form.passed:
+        behind = literal_column("ctid", Place()) > cast(bindparam("passed", type_=Text()), Place())
+        conditions.append(or_(table.c.Time > bindparam("since"), behind))
     return conditions
 
 

@@ -99,7 +99,7 @@ class CustomDispatcher:
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
-        self._window = min(policy.lookahead, transport.horizon)
+        self._window = min(policy.farthest, transport.horizon)
 
         def breaker(what: str, limit: timedelta) -> Breaker:
             return Breaker(what, limit, monotonic, clock)
@@ -118,7 +118,7 @@ class CustomDispatcher:
         self._counter = DispatchCounter(conn_id)
 
     #: Nothing stops it from outside, and it keeps no rates.
-    stopped = throttled = False
+    stopped = ending = throttled = False
 
     def run(self, until: Literal["empty"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until the store is empty.
@@ -166,6 +166,9 @@ class CustomDispatcher:
     def unavailable(self) -> bool:
         """Whether the connection has failed for too long, or a message is given up and stays."""
         return self._cause is not None or bool(self._counter.failures)
+
+    def hand_over(self) -> None:
+        """Do nothing: it dispatches ahead from the beginning."""
 
     def finish(self) -> DispatchReport:
         """Return the counts.

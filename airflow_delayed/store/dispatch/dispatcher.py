@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from datetime import datetime, timedelta
-from functools import partial
 from math import inf
 from threading import Event
 from typing import Any, Literal, Protocol
@@ -25,7 +24,7 @@ from typing import Any, Literal, Protocol
 from sqlalchemy import Connection, Engine
 
 from airflow_delayed.delivery import Clock, Delivery, with_defaults
-from airflow_delayed.errors import explained
+from airflow_delayed.errors import DelayedError, explained
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
@@ -38,7 +37,9 @@ from airflow_delayed.store.dispatch.report import (
     DispatchFailed,
     DispatchReport,
     Meter,
+    Reach,
     record_heartbeat,
+    staying,
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
@@ -46,6 +47,7 @@ from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.notify import POLL, Poller, Waiter
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
+from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.threads import Ticker
 
@@ -59,10 +61,16 @@ HEARTBEAT = 10.0
 AHEAD = timedelta(seconds=0.2)
 #: The longest time between two passes, in seconds.
 PASS_EVERY = 60.0
+#: Seconds within which a dispatcher that stays hands over at its end what falls due next.
+HAND_OVER = 20.0
 
 
 class Dispatcher:
     """Dispatches the messages due within the lookahead, or within the transport's horizon if that is shorter.
+
+    With ``lookahead="auto"`` a dispatcher that stays sends a message when it is due, where it arrives sooner so
+    (:attr:`airflow_delayed.delivery.Delivery.sooner_when_due`); at its end it hands over ahead what falls due next,
+    unless another one stays. One that does not stay hands over ahead, or nothing beside one that stays.
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
@@ -74,8 +82,8 @@ class Dispatcher:
     :param deliver_conn_ids: the only connections that it delivers through; it counts the messages of others.
     :param schema: where the queue tables are.
     :param database_time: reads the database's clock, which alone decides what is due, leased and expired.
-    :param ahead: how long before it is sent a message is claimed, so that it is sent to the millisecond; only for
-        connections that get a message when it is due, not long before. A claimed message cannot be cancelled.
+    :param stays: it goes on until messages are due, and so claims a message that it sends when it is due a moment
+        before, to send it to the millisecond. A claimed message cannot be cancelled.
     :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
     :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
@@ -94,7 +102,7 @@ class Dispatcher:
         transports: Callable[[str, Clock], Delivery],
         deliver_conn_ids: Sequence[str],
         schema: str | None = None,
-        ahead: timedelta = timedelta(0),
+        stays: bool = False,
         database_time: Callable[[Connection], datetime] = database_time,
         sleep: Callable[[float], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -116,7 +124,11 @@ class Dispatcher:
         #: The same in the form of the column DeliverConnId: None for the queue tables of the store's own database.
         self._delivers = [None if name == conn_id else name for name in self._deliver_conn_ids]
         self._schema = schema
-        self._ahead = ahead
+        self._stays = stays
+        self._ending = False
+        self._ended = False
+        #: Connections for which another dispatcher stays, so that this one hands over nothing ahead.
+        self.beside: set[str] = set()
         self._monotonic = monotonic
         self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
         self._stop = Event()
@@ -175,7 +187,9 @@ class Dispatcher:
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
-        workers = [worker for worker in self._open() if worker.unavailable is None]
+        return self._pass([worker for worker in self._open() if worker.unavailable is None], most)
+
+    def _pass(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> DispatchReport:
         assert self._threads is not None
         self._repository.begin_pass(most)
         began = self._clock()
@@ -278,7 +292,7 @@ class Dispatcher:
         """
         self.report.left_to_others = self._repository.reading(
             lambda connection, now: claim.count_others(
-                connection, self._tables, self._delivers, now + self.policy.lookahead
+                connection, self._tables, self._delivers, now + self.policy.farthest
             )
         )
         self.check()
@@ -290,10 +304,72 @@ class Dispatcher:
         if self._waiter is not None:
             self._waiter.wake()
 
+    def end(self) -> None:
+        """End the run as if its time were over: send what is claimed, and hand over what falls due next; any thread."""
+        self._ending = self._repository.paused = True
+        if self._waiter is not None:
+            self._waiter.wake()
+
+    @property
+    def ending(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._ending
+
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` or :meth:`close` was called."""
         return self._stop.is_set()
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it dispatches further ahead at its end than before, on a connection that works."""
+        return any(worker.hands_over and worker.unavailable is None for worker in self._workers or ())
+
+    def hand_over(self) -> None:
+        """Dispatch ahead what falls due next, the earliest first, for 20 s at most; log what stays in the store.
+
+        Only for connections for which no other dispatcher stays. Of two that end at once, at least one sees the other's
+        end, because each writes its own first.
+        """
+        if not self.hands_over:
+            return
+        self._ended = True
+        repository = self._repository
+        repository.writing(Activity.HOUSEKEEPING, self._record_heartbeat)
+        others = repository.reading(self._others_stay)
+        workers = [
+            worker
+            for worker in self._open()
+            if worker.hands_over and worker.unavailable is None and worker.conn_id not in others
+        ]
+        for worker in workers:
+            assert isinstance(worker, ConnectionWorker)
+            worker.hand_over()
+        if not workers:
+            return
+        repository.paused = False
+        report = self._pass(workers, HAND_OVER)
+        for worker in workers:
+            self._log_handed_over(worker, report.by_connection.get(worker.conn_id, 0))
+
+    def _log_handed_over(self, worker: ConnectionWorker | QueueTableWorker, count: int) -> None:
+        table, window = self._tables.messages, worker.window
+        left = self._repository.reading(
+            lambda connection, now: count_rows(
+                connection, table, delivered_by(table, worker.conn_id), table.c.Time <= now + window
+            )
+        )
+        log.log(
+            logging.WARNING if left else logging.INFO,
+            "connection %r: no dispatcher stays for it; %s messages that are due within %s were handed over ahead, and"
+            " %s stay in the store, late until the next dispatcher begins (what is stored with until_due, or more than"
+            " %g s were enough for)",
+            worker.conn_id,
+            f"{count:,}",
+            window,
+            f"{left:,}",
+            HAND_OVER,
+        )
 
     @property
     def throttled(self) -> bool:
@@ -311,9 +387,15 @@ class Dispatcher:
             self._waiter = self._repository.waiter()
         return self._waiter
 
-    def windows(self) -> dict[str, timedelta]:
-        """Return by connection how long before its due time a message is dispatched: lookahead or horizon."""
-        return {worker.conn_id: worker.window for worker in self._open()}
+    def windows(self, *, at_end: bool = False) -> dict[str, timedelta]:
+        """Return by connection how long before its due time a message is dispatched: lookahead or horizon.
+
+        :param at_end: as far as it is dispatched to at the end of this run.
+        """
+        return {
+            worker.conn_id: max(worker.window, worker.reach.at_end or worker.window) if at_end else worker.window
+            for worker in self._open()
+        }
 
     def check(self) -> None:
         """Raise the failures since the beginning.
@@ -336,7 +418,8 @@ class Dispatcher:
         if self._heartbeat is not None:
             self._heartbeat.close()
             log.info("store %r: %s", self._conn_id, self.report)
-            self._repository.try_to_write(partial(self._record_heartbeat, ended=True))
+            self._ended = True
+            self._repository.try_to_write(self._record_heartbeat)
             self._heartbeat = None
         self._repository.close()
 
@@ -358,8 +441,35 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = with_defaults(self._transports(conn_id, self._clock))
-        window = min(self.policy.lookahead, transport.horizon)
-        return ConnectionWorker(self._repository, counter, transport, window, self._ahead)
+        ahead = AHEAD if self._stays else timedelta(0)
+        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead)
+
+    def _reach(self, conn_id: str, transport: Delivery) -> Reach:
+        """Return how far ahead the messages of a connection are dispatched.
+
+        :raises DelayedError: that is for the transport to say, and it does not.
+        """
+        lookahead = self.policy.lookahead
+        horizon = getattr(transport, "horizon", None)
+        if horizon is None and lookahead == "auto":
+            raise DelayedError(
+                f"connection {conn_id!r}: {type(transport).__name__} has no horizon, so lookahead='auto' does not know"
+                " how long it can delay a message; give the class a horizon (zero: it delays none), or the dispatcher a"
+                " lookahead of a fixed time"
+            )
+        farthest = self.policy.farthest if horizon is None else min(self.policy.farthest, horizon)
+        at_end = farthest if self._stays else None
+        if lookahead != "auto" or not transport.sooner_when_due:
+            return Reach(farthest, at_end)
+        if self._stays:
+            return Reach(timedelta(0), at_end)
+        if conn_id in self._repository.reading(self._others_stay):
+            self.beside.add(conn_id)
+            return Reach(timedelta(0))
+        return Reach(farthest)
+
+    def _others_stay(self, connection: Connection, now: datetime) -> set[str]:
+        return staying(connection, self._tables, now, but=self.id)
 
     def _nothing_due(self) -> bool:
         due = self.next_due()
@@ -387,10 +497,10 @@ class Dispatcher:
         texts = [f"{SENDING_FAILS} {name!r} since {since:%Y-%m-%d %H:%M:%S} UTC" for name, since in failing]
         return self._repository.problem() or "; ".join(texts) or None
 
-    def _record_heartbeat(self, connection: Connection, now: datetime, *, ended: bool = False) -> None:
-        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._problem()}
-        state |= {**self._runs_in, "lookahead": self.policy.lookahead + self._ahead}
-        record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=ended, **state)
+    def _record_heartbeat(self, connection: Connection, now: datetime) -> None:
+        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._problem(), **self._runs_in}
+        state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
+        record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
 
 
@@ -400,6 +510,11 @@ class Passes(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether it was stopped from outside."""
+        ...
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is to end as if its time were over."""
         ...
 
     @property
@@ -422,6 +537,10 @@ class Passes(Protocol):
 
     def waiter(self, *, listen: bool) -> Waiter:
         """Return what sleeps until then."""
+        ...
+
+    def hand_over(self) -> None:
+        """Dispatch ahead what falls due after the end."""
         ...
 
     def finish(self) -> DispatchReport:
@@ -467,10 +586,16 @@ class DispatchLoop:
                 dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
                 if dispatcher.unavailable or not self._sleep():
                     break
+            if self._for_a_time and not dispatcher.stopped:
+                dispatcher.hand_over()
             return None if dispatcher.stopped else dispatcher.finish()
         finally:
             dispatcher.close()
             self._waiter.close()
+
+    @property
+    def _for_a_time(self) -> bool:
+        return isinstance(self._until, float | int)
 
     @property
     def _left(self) -> float:
@@ -483,9 +608,11 @@ class DispatchLoop:
         again = self._monotonic() + PASS_EVERY
         woken = False
         while not self._dispatcher.stopped:
+            if self._dispatcher.ending:
+                return False
             due = self._dispatcher.next_due()
             # a message that is due now does not end the run before its time
-            if self._left <= 0 or (due is None and not isinstance(self._until, float | int)):
+            if self._left <= 0 or (due is None and not self._for_a_time):
                 return False
             # rows leased by others are not claimed again at once, unless an earlier message may have been stored
             if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):

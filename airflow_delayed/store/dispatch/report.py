@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: How long a run of a dispatcher is kept after its last heartbeat.
 DISPATCHERS_KEPT = timedelta(days=1)
+#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
+SILENT = timedelta(seconds=15)
 #: How problems begin that are none of the database.
 SENDING_FAILS = "it cannot send through connection"
 LEASES_LOST = "leases ended before the messages were sent and settled"
@@ -215,6 +217,23 @@ class DispatchCounter:
         log.warning("connection %r: %s", self.conn_id, text)
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How long before its due time a dispatcher takes a message for a connection.
+
+    :param now: while it works.
+    :param at_end: at its end, if no other dispatcher stays for the connection; None: it does not stay.
+    """
+
+    now: timedelta
+    at_end: timedelta | None = None
+
+    @property
+    def most(self) -> timedelta:
+        """The longest of both."""
+        return max(self.now, self.at_end or self.now)
+
+
 def record_heartbeat(
     connection: Connection,
     tables: Tables,
@@ -226,7 +245,7 @@ def record_heartbeat(
     problem: str | None = None,
     host: str | None = None,
     dag_id: str | None = None,
-    lookahead: timedelta | None = None,
+    reaches: Mapping[str, Reach] | None = None,
     ended: bool = False,
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
@@ -237,16 +256,24 @@ def record_heartbeat(
     :param problem: what fails now.
     :param host: the machine that it runs on.
     :param dag_id: the DAG whose task it is.
-    :param lookahead: how long before its due time it takes a message for a broker at most.
+    :param reaches: by connection how long before its due time it takes a message.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
-    values["Lookahead"] = None if lookahead is None else lookahead.total_seconds()
+    values["Reaches"] = None if reaches is None else _json_of(reaches)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
     connection.execute(delete(table).where(table.c.SeenAt < now - DISPATCHERS_KEPT))
+
+
+def _json_of(reaches: Mapping[str, Reach]) -> str:
+    seconds = {
+        name: [reach.now.total_seconds(), None if reach.at_end is None else reach.at_end.total_seconds()]
+        for name, reach in reaches.items()
+    }
+    return json.dumps(seconds, ensure_ascii=False)
 
 
 def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | None) -> datetime | None:
@@ -265,18 +292,46 @@ def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | Non
     return None
 
 
-def lookaheads(connection: Connection, tables: Tables) -> dict[str | None, timedelta]:
+def lookaheads(connection: Connection, tables: Tables, *, at_end: bool = True) -> dict[str | None, timedelta]:
     """Return by connection how long before its due time a dispatcher of the last day takes a message at most.
 
     None stands for the queue tables of the store's own database, whose messages are taken when they are due.
+
+    :param at_end: with what a dispatcher that stays hands over at its end.
     """
     found: dict[str | None, timedelta] = {}
     table = tables.dispatchers
-    known = select(names_column(connection, tables), table.c.Lookahead).where(table.c.Lookahead.is_not(None))
-    for text, seconds in connection.execute(known.distinct().limit(MOST_RUNS)):
-        for name in connection_names(text):
-            found[name] = max(found.get(name, timedelta(0)), timedelta(seconds=float(seconds)))
+    text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
+    written = select(text).where(table.c.Reaches.is_not(None)).distinct().limit(MOST_RUNS)
+    for reaches in connection.execute(written).scalars():
+        for name, reach in _reaches_in(reaches).items():
+            found[name] = max(found.get(name, timedelta(0)), reach.most if at_end else reach.now)
     return {**found, None: timedelta(0)}
+
+
+def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) -> set[str]:
+    """Return the connections for which a dispatcher is at work that stays.
+
+    :param but: the dispatcher that asks.
+    """
+    table = tables.dispatchers
+    text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
+    at_work = table.c.EndedAt.is_(None), table.c.SeenAt >= now - SILENT, table.c.SeenAt < now + SILENT
+    others = select(text).where(table.c.Id != but, *at_work)
+    reaches = connection.execute(others.where(table.c.Reaches.is_not(None)).limit(MOST_RUNS)).scalars()
+    return {name for text in reaches for name, reach in _reaches_in(text).items() if reach.at_end is not None}
+
+
+def _reaches_in(text: str) -> dict[str, Reach]:
+    """Return what a sign of life says; nothing if anybody else has written it."""
+    try:
+        written = {
+            name: [None if each is None else timedelta(seconds=each) for each in pair]
+            for name, pair in json.loads(text).items()
+        }
+        return {name: Reach(now or timedelta(0), at_end) for name, (now, at_end) in written.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
 
 
 def names_column(connection: Connection, tables: Tables) -> ColumnElement[str]:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from airflow_delayed.clock import Backoff
 from airflow_delayed.errors import DelayedError, TopologyError
 from airflow_delayed.store import leases
+from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker, RateLimit
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
@@ -90,6 +91,8 @@ class DispatchRepository:
         self.answered_at: float | None = None
         #: By the monotonic clock; nothing more is claimed then.
         self._claim_until: float | None = None
+        #: Nothing more is claimed until it is unset; a pass ends.
+        self.paused = False
         self._claims = count(1)
         self._conn_id = conn_id
         self._database_time = database_time
@@ -152,7 +155,8 @@ class DispatchRepository:
     @property
     def may_claim(self) -> bool:
         """Whether more may be claimed in this pass."""
-        return not self.stop.is_set() and (self._claim_until is None or self.monotonic() < self._claim_until)
+        over = self._claim_until is not None and self.monotonic() >= self._claim_until
+        return not (over or self.paused or self.stop.is_set())
 
     def allowed(self, most: int) -> int:
         """Wait until the process's rate lets at least one message be claimed, and take its tokens, up to ``most``.
@@ -277,6 +281,7 @@ class DispatchRepository:
         """Settle and claim, in this order, in one transaction."""
         began = self.monotonic()
         with self._engine.begin() as connection:
+            dialect_of(connection).go_by_indexes(connection)
             now = self.now(connection)
             for batch in batches:
                 outcome = batch.outcome or BatchOutcome(released=list(batch.rows))
@@ -293,6 +298,7 @@ class DispatchRepository:
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
+        dialect_of(connection).join_by_hash(connection)
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -313,7 +319,7 @@ class DispatchRepository:
                     most_bytes=claim.MOST_BYTES - size,
                     since=since,
                     alone=since is not None and cursor.untouched and began >= self._others_until,
-                    passed=cursor.passed,
+                    passed="" if since is None else cursor.passed,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -363,6 +369,7 @@ class DispatchRepository:
     ) -> tuple[list[Row], ClaimTurns]:
         """Lock due messages for queue tables until the transaction's end; return them, and the turns for the next."""
         rows: dict[str, Row] = {}
+        dialect_of(connection).go_by_indexes(connection)
         round_ = self._begin_round(connection, now, turns)
         while len(rows) < limit and (turn := round_.next(limit - len(rows))):
             cursor, wanted = turn

@@ -164,7 +164,7 @@ def remove(connection: Connection, tables: Tables, rows: Sequence[Row]) -> None:
 
 @lru_cache(maxsize=32)
 def _remove_from(table: Table) -> ReturningDelete[Any]:
-    places = cast(bindparam("places", type_=_Places()), postgresql.ARRAY(_Place()))
+    places = cast(bindparam("places", type_=_Places()), postgresql.ARRAY(Place()))
     return delete(table).where(literal_column("ctid") == any_(places)).returning(table.c.Id)
 
 
@@ -172,7 +172,7 @@ class RowsMoved(Exception):
     """Rows are no longer at the places where they were claimed."""
 
 
-class _Place(UserDefinedType[str]):
+class Place(UserDefinedType[str]):
     """PostgreSQL's place of a row, its ``ctid``."""
 
     cache_ok = True
@@ -182,7 +182,7 @@ class _Place(UserDefinedType[str]):
         return "tid"
 
 
-class _Places(_Place):
+class _Places(Place):
     """Places of many rows, as the text that PostgreSQL reads an array from."""
 
     cache_ok = True

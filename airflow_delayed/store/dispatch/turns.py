@@ -72,7 +72,7 @@ class ClaimTurns:
             return self
         kept = [one for one in self.cursors if one.destination not in {None, *names, *main.excluded}]
         own = [_limited(main, limit) for limit in limits]
-        every = replace(main, excluded=names, since=None, passed=(), untouched=False)
+        every = replace(main, excluded=names, since=None, passed="", untouched=False)
         return replace(self, cursors=(*own, *kept, every))
 
 
@@ -155,7 +155,7 @@ class ClaimRound:
                 self._look_for_waiting(cursor, rows)
         elif name is None and self._is_throttled:
             # each claim from the oldest on would read all throttled messages: the next one does, a second later
-            self._ended.append(replace(cursor, since=self._began + cursor.window, passed=(), untouched=False))
+            self._ended.append(replace(cursor, since=self._began + cursor.window, passed="", untouched=False))
         elif not rows and not from_oldest:
             # there may be older ones
             self._waiting.append(cursor)
@@ -189,7 +189,7 @@ class ClaimRound:
         served = {row["Destination"] for row in rows} | {one.destination for one in self._turns.cursors}
         after = self._turns.looked_up_to
         names, after = late_destinations(self._connection, self._tables, self._now, after, {*served, *self._limits})
-        begin = replace(main, since=None, passed=(), untouched=False, excluded=())
+        begin = replace(main, since=None, passed="", untouched=False, excluded=())
         self._waiting.extendleft(replace(begin, destination=name) for name in reversed(names))
         took = self._monotonic() - began
         look_at = began + took + max(LOOK_EVERY, 10 * took)

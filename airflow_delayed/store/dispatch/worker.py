@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
@@ -34,7 +35,7 @@ from airflow_delayed.store.dispatch.attempt import (
 from airflow_delayed.store.dispatch.limits import Activity, Breaker
 from airflow_delayed.store.dispatch.queue_tables import QueueTables
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch
-from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter
+from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter, Reach
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimTurns
@@ -104,7 +105,7 @@ class _LeaseGuard:
 class ConnectionWorker:
     """Dispatches the messages of one connection.
 
-    :param window: how long before its due time a message is dispatched.
+    :param reach: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
     """
 
@@ -113,15 +114,14 @@ class ConnectionWorker:
         repository: DispatchRepository,
         counter: DispatchCounter,
         transport: Delivery,
-        window: timedelta,
+        reach: Reach,
         ahead: timedelta = timedelta(0),
     ) -> None:
         self.conn_id = conn_id = counter.conn_id
         self.counter = counter
-        self.window = window
-        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
-        #: Where the next claim begins; written by whichever thread claims, read by the dispatcher between two passes.
-        self.turns = ClaimTurns.of_connection(conn_id, window + self._ahead)
+        self._look(reach.now, ahead)
+        #: For the sign of life: a message that is claimed cannot be cancelled any more.
+        self.reach = replace(reach, now=reach.now + self._ahead)
         #: When the last claim began, if it took all that was due; None: there may be more. By the monotonic clock.
         self._caught_up: float | None = None
         #: Why nothing more is dispatched in this run; None: the connection works.
@@ -138,6 +138,21 @@ class ConnectionWorker:
         self._closed_destinations: dict[str, str] = {}
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
+
+    def _look(self, window: timedelta, ahead: timedelta) -> None:
+        self.window = window
+        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
+        #: Where the next claim begins; written by whichever thread claims, read by the dispatcher between two passes.
+        self.turns = ClaimTurns.of_connection(self.conn_id, window + self._ahead)
+
+    def hand_over(self) -> None:
+        """Dispatch from the next pass on as far ahead as at the end; between two passes."""
+        self._look(self.reach.at_end or self.window, timedelta(0))
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it dispatches further ahead at its end than before."""
+        return self.reach.at_end is not None and self.reach.at_end > self.reach.now
 
     @property
     def failing_since(self) -> datetime | None:
@@ -203,7 +218,7 @@ class ConnectionWorker:
 
         :param idle: set while the thread that sends has nothing to do.
         """
-        if self._ahead or self._repository.rate.limits:
+        if (self._ahead and self._caught_up is not None) or self._repository.rate.limits:
             # the claim may have to wait, and settling does not wait with it
             self._settle(sent)
             sent = ()
@@ -254,7 +269,8 @@ class ConnectionWorker:
             messages = decode_rows(rows, closed, now, result)
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
-            if not self._ahead and not result.stopped:
+            # a send that waits for due times says nothing of the transport's speed
+            if not result.stopped and (not self._ahead or rows[-1]["Time"] <= now):
                 self._adapt(repository.monotonic() - began)
             if result.ended:
                 break
@@ -319,6 +335,8 @@ class QueueTableWorker:
 
     #: Its connection is the store's, of which the repository knows whether it fails.
     failing_since: datetime | None = None
+    reach = Reach(timedelta(0))
+    hands_over = False
 
     def __init__(self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None) -> None:
         self.conn_id = counter.conn_id

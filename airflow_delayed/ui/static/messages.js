@@ -268,7 +268,7 @@ export class Messages {
         h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`),
           message.last_error && h("small", { class: "reason", title: message.last_error }, message.last_error)),
         h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at)),
-          message.cancellable_until && h("small", {}, `can be cancelled until ${absolute(message.cancellable_until)}`)),
+          message.cancellable_longest && h("small", {}, `can be cancelled until ${absolute(message.cancellable_longest)}`)),
         h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
         h("td", {}, message.tag),
         sender(message.origin))),

@@ -34,6 +34,7 @@ class World:
     unavailable: bool = False
     idle: float | None = None
     stopped: bool = False
+    ending: bool = False
     throttled: bool = False
 
     def _there(self) -> list[int]:
@@ -62,6 +63,9 @@ class World:
         # as the real one: what the last pass could have got and did not is leased by others
         leased = self.idle is not None and min(dues) <= self.idle
         return max(timedelta(seconds=min(dues) - self.now), LEASED_SLEEP if leased else timedelta(0))
+
+    def hand_over(self) -> None:
+        self.closed.append("handed over")
 
     def finish(self) -> DispatchReport:
         return DispatchReport(dispatched=len(self.handed))
@@ -132,11 +136,13 @@ def test_nothing_to_do_is_little_work_and_yet_a_sign_of_life():
     assert world.looks <= 2 * len(world.passes)
 
 
-def test_it_ends_in_time_whatever_is_left():
-    world = World([(0, 500)], notices=True)
+@pytest.mark.parametrize("ending", [False, True])
+def test_it_ends_in_time_whatever_is_left(ending: bool):
+    world = World([(0, 500)], notices=True, ending=ending)
     stay(world, 90).run()
-    assert world.now == pytest.approx(90, abs=0.001)
+    assert world.now == pytest.approx(0 if ending else 90, abs=0.001)
     assert world.handed == {}
+    assert world.closed == ["handed over", "closed", "closed"]
 
 
 def test_a_connection_that_is_given_up_ends_it():
