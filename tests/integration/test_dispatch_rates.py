@@ -150,6 +150,17 @@ def test_queue_tables_take_turns_and_have_rates(store: Store):
 
 
 @on_postgres_too
+@pytest.mark.timeout(60)
+def test_a_round_ends_that_locks_the_messages_of_another_turn_again(store: Store):
+    """The turn of all destinations meets late messages that the turn of their own destination has locked."""
+    hook = store.installed("first", "second", deliver_conn_id=None)
+    time = Time(hook)
+    sends(hook, time.start, first=15, second=3)
+    assert store.dispatcher(hook, **time.options(), batch_size=10).run().dispatched == 18
+    assert (len(store.rows(hook, "first")), len(store.rows(hook, "second"))) == (15, 3)
+
+
+@on_postgres_too
 def test_a_destination_with_a_rate_gets_nothing_ahead(store: Store):
     hook = store.installed()
     time, transport = Time(hook), Transport()

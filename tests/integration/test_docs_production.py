@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -69,13 +70,17 @@ def test_the_defaults_that_the_page_names(here: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_the_commands_run(store: Store, here: Path, connect, monkeypatch, capsys) -> None:
+def test_the_commands_run(store: Store, here: Path, connect, monkeypatch, capsys, tmp_path: Path) -> None:
     from airflow.cli import cli_parser
 
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     hook = store.installed("q", deliver_conn_id=None)
     connect("reminders_db", os.environ[f"AIRFLOW_CONN_{store.conn_id.upper()}"])
     hook.send([message("due-before-the-failure", datetime(2030, 5, 6, 6, 59, tzinfo=timezone.utc))])
+    copy(tmp_path / "store.db", tmp_path / "copy.db")
+    connect("copy_db", os.environ[f"AIRFLOW_CONN_{store.conn_id.upper()}"].replace("store.db", "copy.db"))
+    # who runs them answers what is asked
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     parser, done = cli_parser.get_parser(), []
     for page in ("operations/production.md", "upgrading.md"):
         blocks = re.findall(r"^ *```sh\n(.*?)^ *```$", (here / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
@@ -83,7 +88,8 @@ def test_the_commands_run(store: Store, here: Path, connect, monkeypatch, capsys
             args = parser.parse_args(shlex.split(line)[1:])
             args.func(args)
             done.append(args.subcommand)
-    assert done == ["doctor", "counts", "cancel", "upgrade", "upgrade"]
+    assert done == ["doctor", "counts", "cancel", "environment", "cancel", "environment", "upgrade", "upgrade"]
+    assert hook.environment() == "production"
     out = capsys.readouterr().out
     # no dispatcher has been at work yet
     assert "Errors: 0, other findings: 1" in out

@@ -100,16 +100,18 @@ class QueueTables:
             table = queue_table(destination, self._schema, dialect_of(connection))
             try:
                 check_queue_name(destination)
-                (finding, *_) = compare(connection, table, names_only=True)
+                findings = compare(connection, table, names_only=True)
             except (LimitExceeded, ProgrammingError) as error:
                 # MariaDB has no tables whose names end with a blank, for one
                 reason = first_line(error) if isinstance(error, ProgrammingError) else str(error)
                 return f"there can be no table {destination!r}: {reason}"
             advice = "run TopologyInstallOperator with create_destinations=True"
-            if finding.state is State.MISSING:
+            # a column of another type is a warning: messages may go through
+            lacking = [each.argument for each in findings if each.state is State.DIFFERS]
+            if findings[0].state is State.MISSING:
                 self._tables[destination] = f"there is no table {destination!r}; {advice}"
-            elif finding.argument:
-                self._tables[destination] = f"table {destination!r} has no {finding.argument}: it is no queue table"
+            elif lacking:
+                self._tables[destination] = f"table {destination!r} has no {lacking[0]}: it is no queue table"
             else:
                 self._tables[destination] = table
         return self._tables[destination]

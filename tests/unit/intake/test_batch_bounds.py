@@ -95,7 +95,7 @@ def test_usual_messages_fit(transport):
 @pytest.mark.parametrize(
     ("row", "unfit"),
     [
-        (("x" * 201, YEAR, {}, None), [0, 1, 2, 3]),
+        (("x" * 242, YEAR, {}, None), [0, 1, 2, 3]),
         (("x" * 64, YEAR, {}, None), [3]),
         (("mail", 9 * YEAR, {}, None), [0, 1]),
         (("mail", YEAR, {"CC": "x"}, None), [0, 1]),
