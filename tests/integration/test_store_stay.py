@@ -121,8 +121,9 @@ def test_two_triggers_at_once_send_nothing_twice(store: Store, through):
     assert [event["status"] for event in events] == ["done", "done"]
     assert sum(event["summary"]["dispatched"] for event in events) == 150
     assert sorted(transport.ids) == names
-    # dispatched when it was due, and never before
-    assert max(transport.delays.values()) <= timedelta(0)
+    # dispatched when it was due, and never before: two answers of a database about its time differ by milliseconds, and
+    # a message is claimed 200 ms ahead
+    assert max(transport.delays.values()) <= timedelta(milliseconds=50)
     assert hook.count() == 0
 
 
