@@ -153,7 +153,7 @@ class TopologyAdmin:
             return {}
         names = [part.name for part in differing if isinstance(part, Queue)]
         exchanges = [part for part in differing if isinstance(part, Exchange)]
-        # until it has its bindings again, such an exchange leads messages to those that are unroutable
+        # until it has its bindings again, such an exchange leads messages to the unroutable messages
         if any(part.arguments or part.name == self.topology.delivery_exchange for part in exchanges) or (
             # at-most-once dead-lettering drops a message that it cannot route in that moment
             not self.topology.keeps_stuck

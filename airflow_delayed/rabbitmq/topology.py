@@ -298,7 +298,7 @@ CELERY_CLASSIC = replace(
 TOPOLOGIES: Mapping[str, Topology] = {
     topology.name: topology for topology in (DELAYED, NSERVICEBUS, NSERVICEBUS_V1, CELERY, CELERY_CLASSIC)
 }
-#: Those that were replaced: verified, counted, moved and removed, and no longer sent to.
+#: The topologies that were replaced: verified, counted, moved and removed, and no longer sent to.
 FORMER: Mapping[str, Topology] = {DELAYED_BITS.name: DELAYED_BITS}
 
 

@@ -236,7 +236,7 @@ class StoreJobs(StoreOverview):
 
     def _begin(self, connection: Connection, entry: JobEntry, at_once: int | None) -> int:
         jobs, now = self.tables.jobs, database_time(connection)
-        # of several transactions that would begin a job, each counts those that the one before has begun
+        # of several transactions that would begin a job, each counts the jobs that the transaction before has begun
         leases.lock_marks(connection, self.tables, [_BEGINNING], now)
         if at_once is not None:
             at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - SILENT]

@@ -55,7 +55,7 @@ def install(
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
     :param upgrade: bring tables of an older version to this version.
-    :param environment: the name that a new store gets. One that is there may be a copy, and keeps its name.
+    :param environment: the name that a new store gets. An existing store may be a copy, and keeps its name.
     """
 
     upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []

@@ -148,7 +148,7 @@ async def messages(
     return await pool.call_store(connection_id, read)
 
 
-#: By connection how far dispatchers look ahead: with what one that stays hands over at its end, and without.
+#: By connection how far dispatchers look ahead: with what a dispatcher that stays hands over at its end, and without.
 _Lookaheads = tuple[Mapping[str, timedelta], Mapping[str, timedelta]]
 
 

@@ -96,8 +96,9 @@ def through(monkeypatch):
 
     def use(transport: Transport) -> None:
         def made(conn_id: str, clock: Callable[[], datetime]) -> Transport:
-            # several dispatchers may use it at once, each with a clock of its own
-            return replace(transport, clock=clock, sent=transport.sent, delays=transport.delays)
+            # several dispatchers may use it at once; the databases run by this machine's clock, behind which that of a
+            # dispatcher may be by some milliseconds
+            return replace(transport, sent=transport.sent, delays=transport.delays)
 
         monkeypatch.setattr(store_dispatch, "_transport", made)
 
@@ -121,9 +122,8 @@ def test_two_triggers_at_once_send_nothing_twice(store: Store, through):
     assert [event["status"] for event in events] == ["done", "done"]
     assert sum(event["summary"]["dispatched"] for event in events) == 150
     assert sorted(transport.ids) == names
-    # dispatched when it was due, and never before: two answers of a database about its time differ by milliseconds, and
-    # a message is claimed 200 ms ahead
-    assert max(transport.delays.values()) <= timedelta(milliseconds=50)
+    # dispatched when it was due, and never before
+    assert max(transport.delays.values()) <= timedelta(0)
     assert hook.count() == 0
 
 

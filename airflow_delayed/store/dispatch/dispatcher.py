@@ -70,7 +70,7 @@ class Dispatcher:
 
     With ``lookahead="auto"`` a dispatcher that stays sends a message when it is due, where it arrives sooner so
     (:attr:`airflow_delayed.delivery.Delivery.sooner_when_due`); at its end it hands over ahead what falls due next,
-    unless another one stays. One that does not stay hands over ahead, or nothing beside one that stays.
+    unless another one stays. A dispatcher that does not stay hands over ahead, or nothing beside another that stays.
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
