@@ -30,6 +30,7 @@ NOTIFIER, MISSED_RUN = "notifier:", "missed-run:"
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"
+_SPREAD = b"delayed spread 1"
 
 #: Digits of a whole number in a key: as many as Python writes by default.
 MAX_DIGITS = 4300
@@ -100,6 +101,17 @@ def key_id(columns: Sequence[str], values: Sequence[object]) -> str:
     for column, value in zip(columns, values, strict=True):
         parts += _text(column), _key_part(column, value)
     return blake2b(b"".join(parts), digest_size=16, person=_KEY).hexdigest()
+
+
+def spread_offset(message_id: str, span_us: int) -> int:
+    """Return how long after its time a message is due within a span, in microseconds: evenly, by a hash of its id."""
+    digest = blake2b(message_id.encode(), digest_size=8, person=_SPREAD).digest()
+    return int.from_bytes(digest, "big") * span_us >> 64
+
+
+def spread_id(content: bytes, span_us: int) -> str:
+    """Return the id of a message that is spread within a span, made from the :func:`content_digest` before that."""
+    return blake2b(b"%s%d" % (content, span_us), digest_size=16, person=_SPREAD).hexdigest()
 
 
 def _key_part(column: str, value: object) -> bytes:  # noqa: C901 - one line a type

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice, repeat
 from typing import Any
 
@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import content_digest, content_digests, headers_part, key_digests, text_part
+from airflow_delayed.identity import (
+    content_digest,
+    content_digests,
+    headers_part,
+    key_digests,
+    spread_id,
+    spread_offset,
+    text_part,
+)
 from airflow_delayed.intake import arrow
 from airflow_delayed.intake.arrow import (
     Unusual,
@@ -35,7 +43,7 @@ from airflow_delayed.message import EPOCH, MAX_ID_LENGTH, DelayedMessage, from_m
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))
 #: Columns that are not read by columns when they come from a folder's name, and so as text.
-_NO_TEXT = ("value", "body", "due_at", "delay_seconds", "headers", "expires_at", "message_id")
+_NO_TEXT = ("value", "body", "due_at", "delay_seconds", "spread_seconds", "headers", "expires_at", "message_id")
 
 
 class ColumnarReader:
@@ -55,6 +63,7 @@ class ColumnarReader:
             )
             self._anchor = None if rules.anchor is None else microseconds(rules.anchor)
             self._due = None if rules.due_at is None else microseconds(given.due_at)
+            self._spread = rules.spread // timedelta(microseconds=1)
             self._expires = None if rules.expires_at is None else microseconds(rules.expires_at)
         except (InvalidMessage, TypeError):
             self._usual = False
@@ -84,7 +93,7 @@ class ColumnarReader:
         # a column without a type has no values
         columns = {name: column for name, column in columns.items() if name not in _OPTIONAL or not _empty(column)}
         due = self._dues(columns)
-        return ColumnarRows(
+        rows = ColumnarRows(
             size=batch.size,
             destinations=self._destinations(columns),
             bodies=_bodies(columns),
@@ -96,6 +105,28 @@ class ColumnarReader:
             expires_us=self._expiries(columns, due),
             scope=self._rules.scope,
         )
+        return self._moved(rows, columns)
+
+    def _moved(self, rows: ColumnarRows, columns: dict[str, Any]) -> ColumnarRows:
+        """Return rows, each at its place within its span after its due time."""
+        if "spread_seconds" in columns:
+            spans = pc.fill_null(arrow.delays(columns["spread_seconds"]), self._spread)
+        elif self._spread:
+            spans = pa.repeat(pa.scalar(self._spread, pa.int64()), rows.size)
+        else:
+            return rows
+        ends = pc.add(rows.due_us, spans)
+        arrow.in_calendar(ends)
+        if rows.expires_us is not None and pc.any(pc.less(rows.expires_us, ends)).as_py():
+            raise Unusual
+        each: list[int] = spans.to_pylist()
+        if rows.ids is None:
+            digests = zip(rows.digests(rows.scope), each, strict=True)
+            ids: Sequence[str] = [spread_id(digest, span) if span else digest.hex() for digest, span in digests]
+        else:
+            ids = rows.message_ids()
+        offsets = pa.array(map(spread_offset, ids, each), pa.int64(), size=rows.size)
+        return replace(rows, ids=pa.array(ids, pa.string()), due_us=pc.add(rows.due_us, offsets))
 
     def _destinations(self, columns: dict[str, Any]) -> pa.Array | str:
         given = self._rules.destination
@@ -173,7 +204,7 @@ class ColumnarReader:
 
 
 #: Columns that may as well be missing.
-_OPTIONAL = ("destination", "due_at", "delay_seconds", "headers", "tag", "expires_at", "timezone")
+_OPTIONAL = ("destination", "due_at", "delay_seconds", "spread_seconds", "headers", "tag", "expires_at", "timezone")
 
 
 def _empty(column: pa.Array) -> bool:

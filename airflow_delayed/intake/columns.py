@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import repeat
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -32,6 +32,7 @@ COLUMNS: Mapping[str, str] = {
     "body": "text or binary",
     "due_at": "a timestamp",
     "delay_seconds": "a number",
+    "spread_seconds": "a number",
     "headers": "a map of text to text",
     "message_id": "text",
     "tag": "text",
@@ -233,6 +234,7 @@ class RowRules:
     :param anchor: the time that relative delays count from, by default the start of the task's first try; None: it is
         not known.
     :param scope: identifies the run, in ids that are made from content.
+    :param spread: a message is due within so long after its time, by a hash of its id.
     :param zone: the time zone of times without an offset, in rows without a ``timezone`` of their own; without either
         they are an error.
     """
@@ -246,4 +248,5 @@ class RowRules:
     id_columns: tuple[str, ...] = ()
     tag: str | None = None
     expires_at: datetime | None = None
+    spread: timedelta = timedelta(0)
     zone: ZoneInfo | None = None

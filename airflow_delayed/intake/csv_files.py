@@ -22,14 +22,16 @@ from airflow_delayed.intake.typed import headers_of_text, typed
 MAX_FIRST_LINE = 1024 * 1024
 _TIMES = ("due_at", "expires_at")
 #: Columns that are read value by value.
-_READ = ("delay_seconds", "headers")
+_NUMBERS = ("delay_seconds", "spread_seconds")
+_READ = (*_NUMBERS, "headers")
 
 
 class CsvFiles(FileSource):
     """Files of comma-separated values in UTF-8, whose first line names the columns (RFC 4180).
 
-    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` a number and
-    times ISO 8601; all else is text, the values of ``id_columns`` too. Rows are counted after the first line.
+    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` and
+    ``spread_seconds`` numbers and times ISO 8601; all else is text, the values of ``id_columns`` too. Rows are counted
+    after the first line.
     """
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
@@ -122,16 +124,16 @@ def _read(name: str, texts: list[str | None], broken: dict[int, tuple[str, str]]
     for index, text in enumerate(texts):
         value: object = text
         try:
-            value = None if text is None else _number(text) if name == "delay_seconds" else headers_of_text(text)
+            value = None if text is None else _number(name, text) if name in _NUMBERS else headers_of_text(text)
         except InvalidMessage as error:
             broken.setdefault(index, (error.column, error.problem))
         values.append(value)
     return values
 
 
-def _number(text: str) -> int | Decimal:
+def _number(column: str, text: str) -> int | Decimal:
     try:
         value = Decimal(text)
         return int(text) if value.is_finite() and text.isdecimal() else value
     except (InvalidOperation, ValueError):
-        raise InvalidMessage("delay_seconds", f"{short(text)} is not a number of seconds") from None
+        raise InvalidMessage(column, f"{short(text)} is not a number of seconds") from None

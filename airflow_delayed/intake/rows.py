@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import repeat
 from math import inf
@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from airflow_delayed.clock import Shift, resolve, zone
 from airflow_delayed.errors import InputError, InvalidMessage, NaiveTime, short
-from airflow_delayed.identity import content_digest, key_id
+from airflow_delayed.identity import content_digest, key_id, spread_id, spread_offset
 from airflow_delayed.intake.columns import MAX_HEADERS, NULL_ID, RowBatch, RowRules, TooManyHeaders
 from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: How deep lists and dictionaries may be nested. Python's recursion limit depends on how deep the caller already is, so
 #: without a limit of ours the same row could pass the preflight and fail in the send.
 MAX_DEPTH = 200
+MICROSECOND = timedelta(microseconds=1)
 TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
 
 
@@ -92,6 +93,7 @@ class RowReader:
             column("destination"),
             column("due_at"),
             column("delay_seconds"),
+            column("spread_seconds"),
             column("headers"),
             column("message_id"),
             column("tag"),
@@ -101,9 +103,8 @@ class RowReader:
             strict=True,
         )
         broken = batch.broken
-        for index, (value, body, destination, due, delay, headers, message_id, tag, expires, where, key) in enumerate(
-            rows
-        ):
+        for index, row in enumerate(rows):
+            value, body, destination, due, delay, spread, headers, message_id, tag, expires, where, key = row
             if broken and index in broken:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
@@ -111,7 +112,9 @@ class RowReader:
                 if message_id is None and batch.ids_given:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
-                yield self._message(content, destination, due, delay, headers, message_id, tag, expires, where, key)
+                yield self._message(
+                    content, destination, due, delay, spread, headers, message_id, tag, expires, where, key
+                )
             except InvalidMessage as error:
                 name = error.column
                 if name == "body" and (value is not None or "body" not in columns):
@@ -124,6 +127,7 @@ class RowReader:
         destination: Any,
         due: object,
         delay: object,
+        spread: object,
         headers: object,
         message_id: Any,
         tag: Any,
@@ -139,6 +143,7 @@ class RowReader:
         if destination is None or destination == "":
             raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
         due_at = self._due(due, delay, where)
+        span = rules.spread if spread is None else _span(spread)
         all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
         tag = rules.tag if tag is None else tag
         expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires, where)
@@ -148,7 +153,7 @@ class RowReader:
             message_id = rules.message_id
         if message_id is None:
             try:
-                message_id = content_digest(
+                digest = content_digest(
                     destination,
                     microseconds(due_at),
                     all_headers,
@@ -156,11 +161,12 @@ class RowReader:
                     tag,
                     None if expires_at is None else microseconds(expires_at),
                     rules.scope,
-                ).hex()
+                )
+                message_id = spread_id(digest, span // MICROSECOND) if span else digest.hex()
             except (AttributeError, TypeError, UnicodeEncodeError):
                 # no id can be made of a field of a wrong type; DelayedMessage refuses the row and names the field
                 message_id = "-"
-        return DelayedMessage(
+        message = DelayedMessage(
             destination=destination,
             body=body,
             due_at=due_at,
@@ -169,12 +175,15 @@ class RowReader:
             tag=tag,
             expires_at=expires_at,
         )
+        return message if not span else _moved(message, span, "spread" if spread is None else "spread_seconds")
 
     def _due(self, due: object, delay: object, where: object) -> datetime:
         if delay is not None:
             if due is not None:
                 raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
-            return due_after(self.rules.anchor, delay_of(_seconds(delay), "delay_seconds"), "delay_seconds")
+            return due_after(
+                self.rules.anchor, delay_of(_seconds(delay, "delay_seconds"), "delay_seconds"), "delay_seconds"
+            )
         if due is not None:
             return self._moment("due_at", due, where)
         if self.rules.due_at is not None:
@@ -218,7 +227,28 @@ def _zone(name: object) -> ZoneInfo:
         ) from None
 
 
-def _seconds(delay: object) -> int | float | str:
+def _span(spread: object) -> timedelta:
+    """Return the span within which a message is due.
+
+    :raises InvalidMessage: it is no number of seconds, or negative.
+    """
+    try:
+        return delay_of(_seconds(spread, "spread_seconds"), "spread_seconds")
+    except InvalidMessage as error:
+        problem = error.problem.removesuffix("; a message cannot be sent into the past")
+        raise InvalidMessage("spread_seconds", problem) from None
+
+
+def _moved(message: DelayedMessage, span: timedelta, column: str) -> DelayedMessage:
+    """Return a message at its place within the span after its due time."""
+    end = due_after(message.due_at, span, column)
+    if message.expires_at is not None and message.expires_at < end:
+        raise InvalidMessage(column, f"ends at {end}, and the message expires before that, at {message.expires_at}")
+    offset = spread_offset(message.message_id, span // MICROSECOND) * MICROSECOND
+    return replace(message, due_at=message.due_at + offset)
+
+
+def _seconds(delay: object, column: str) -> int | float | str:
     if isinstance(delay, Integral) and not isinstance(delay, bool):
         return int(delay)
     if isinstance(delay, Real) and not isinstance(delay, bool):
@@ -228,7 +258,7 @@ def _seconds(delay: object) -> int | float | str:
             return inf
     if isinstance(delay, Decimal):
         return str(delay)
-    raise InvalidMessage("delay_seconds", f"must be a number, not {type(delay).__name__}")
+    raise InvalidMessage(column, f"must be a number, not {type(delay).__name__}")
 
 
 def body_of(value: object) -> bytes:

@@ -60,8 +60,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     Otherwise, and before Airflow 3.3, it sends all from the top.
 
     Each row of ``messages`` or of ``source`` has the columns ``value`` (or ``body``), ``destination``, ``due_at`` or
-    ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``, ``timezone``; the parameters of these names
-    are for rows without the column or with a null in it. Relative delays count from when the task's first try began.
+    ``delay_seconds``, ``headers``, ``message_id``, ``tag``, ``expires_at``, ``spread_seconds``, ``timezone``; the
+    parameters of these names are for rows without the column or with a null in it. Relative delays count from when the
+    task's first try began.
 
     What to send:
 
@@ -96,6 +97,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param timezone: the IANA name of the zone in which times without an offset are read, such as Spark's
         ``timestamp_ntz``; a row may have its own. Spark's ``timestamp`` is an instant, and needs none.
     :param expires_at: the time after which a store no longer dispatches the message.
+    :param spread: a message is due within so long after its time, evenly by a hash of its id: a timedelta, or an ISO
+        8601 duration. The column ``spread_seconds`` is the row's own. A retry finds the same moments; another span
+        under the same id is other content.
     :param lead: send nothing until so long before the first message is due, and then all: a timedelta, or an ISO 8601
         duration, as are ``hold_over`` and ``max_past``. Use it for messages that must not be in a broker earlier, or
         that are due later than the transport can delay and have no store. For SQS never more than 870 s.
@@ -211,6 +215,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
         expires_at: datetime | str | None = None,
+        spread: timedelta | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta | str | None = None,
         until_due: bool = False,
@@ -254,6 +259,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.id_columns = id_columns
         self.tag = tag
         self.expires_at = expires_at
+        self.spread = spread
         self.store_conn_id = store_conn_id
         self.hold_over = hold_over_of(hold_over, until_due=until_due)
         self.until_due = until_due

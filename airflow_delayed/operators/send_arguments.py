@@ -69,6 +69,7 @@ class CommonArguments:
     id_columns: Sequence[str] | str | None
     tag: str | None
     expires_at: datetime | str | None
+    spread: timedelta | str | None
     store_conn_id: str | None
     hold_over: timedelta
     until_due: bool
@@ -90,7 +91,7 @@ class CommonArguments:
         for name, choices in self.choices.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
-        for name in ("hold_over", "max_past"):
+        for name in ("hold_over", "max_past", *(["spread"] if self.spread is not None else [])):
             object.__setattr__(self, name, span_of(name, getattr(self, name)))
         self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
         if self.until_due and self.hold_over:
@@ -335,6 +336,7 @@ class SendArguments(CommonArguments):
             id_columns=self.id_column_names(),
             tag=self.tag,
             expires_at=moment_of("expires_at", self.expires_at, self.timezone),
+            spread=cast(timedelta, self.spread or timedelta(0)),
             zone=None if self.timezone is None else zone(self.timezone),
         )
         wanted = ColumnRules(

@@ -70,7 +70,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     When:
 
-    :param delay: as DelayedSendOperator's; so are ``delay_from``, ``due_at``, ``timezone`` and ``expires_at``.
+    :param delay: as DelayedSendOperator's; so are ``delay_from``, ``due_at``, ``timezone``, ``expires_at`` and
+        ``spread``.
 
     Where to:
 
@@ -167,6 +168,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
         expires_at: datetime | str | None = None,
+        spread: timedelta | str | None = None,
         store_conn_id: str | None = None,
         hold_over: timedelta | str | None = None,
         until_due: bool = False,
@@ -210,6 +212,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.id_columns = id_columns
         self.tag = tag
         self.expires_at = expires_at
+        self.spread = spread
         self.store_conn_id = store_conn_id
         self.hold_over = hold_over_of(hold_over, until_due=until_due)
         self.until_due = until_due

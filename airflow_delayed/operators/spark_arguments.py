@@ -33,6 +33,7 @@ _SAME = (
     "window",
     "due_at",
     "expires_at",
+    "spread",
     "hold_over",
     "max_past",
 )

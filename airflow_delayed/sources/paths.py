@@ -87,8 +87,8 @@ class JsonLinesSource(FilesSource):
 class CsvSource(FilesSource):
     """Files of comma-separated values in UTF-8, whose first line names the columns (RFC 4180).
 
-    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` a number and
-    times ISO 8601; all else is text, the values of ``id_columns`` too.
+    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` and
+    ``spread_seconds`` numbers and times ISO 8601; all else is text, the values of ``id_columns`` too.
     """
 
     source_format = "csv"

@@ -31,6 +31,7 @@ NAMES = (
     "headers_file",
     "tag",
     "expires_at",
+    "spread",
     "id_columns",
     "scope",
     "origin",
@@ -184,6 +185,7 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         id_columns=_names(read.given.get("id_columns", "")),
         tag=read.given.get("tag"),
         expires_at=read.one("expires_at", moment("expires_at")),
+        spread=read.span("spread", timedelta(0)),
         zone=where,
     )
 

@@ -37,8 +37,8 @@ class DelayedDataSource(DataSource):
 
     ``df.write.format("delayed").mode("append").option("deliver", "broker").save()``. Columns are those that
     DelayedSendOperator's sources have: ``value`` (or ``body``), ``destination``, ``due_at`` or ``delay_seconds``,
-    ``headers``, ``message_id``, ``tag``, ``expires_at``, ``timezone``. A wrong column or option is an AnalysisException
-    before the first task; a wrong row fails its task, when other rows may have been sent.
+    ``headers``, ``message_id``, ``tag``, ``expires_at``, ``spread_seconds``, ``timezone``. A wrong column or option is
+    an AnalysisException before the first task; a wrong row fails its task, when other rows may have been sent.
 
     Options hold names and sizes, for Spark shows them; where connections come from, see
     :func:`airflow_delayed.spark.connections.find`.
@@ -49,6 +49,7 @@ class DelayedDataSource(DataSource):
       them, until they are due. ``on_conflict``: ``error``, ``keep`` or ``replace``.
     - ``destination``, ``due_at`` or ``delay`` (seconds, or as ``PT10M``), ``headers`` (a JSON object), ``tag``,
       ``expires_at``: for rows without the column or with a null in it. ``timezone``: of times without an offset.
+      ``spread``: seconds, or as ``PT10M``, within which after its time a message is due.
     - ``id_columns``: columns, separated by commas, whose values name a message. Without, and without a column
       ``message_id``, the id is a hash of all that the message says, and of ``scope`` (text, or a JSON list as
       DelayedSendOperator's: DAG, run, task, map index).

@@ -333,3 +333,25 @@ def test_a_task_that_only_stores_needs_the_broker(job: Job, monkeypatch) -> None
             job.run({"tomorrow": timedelta(days=1)})
     assert list(job.hook.list()) == []
     assert job.run({"tomorrow": timedelta(days=1)})["stored"] == 1
+
+
+def test_another_spread_under_the_same_id_is_other_content(job):
+    """The place within the span is that of the id, so that the next night finds it, and the route goes by it."""
+    spread = {"spread": timedelta(hours=1), "hold_over": timedelta(0)}
+    dues = {f"m{number}": timedelta(minutes=5) for number in range(20)}
+    assert job.run(dues, **spread)["stored"] == 20
+    stored = {one.message_id: one.due_at for one in job.hook.list()}
+    assert len(set(stored.values())) == 20
+    assert all(job.now + timedelta(minutes=5) <= due < job.now + timedelta(minutes=65) for due in stored.values())
+    assert job.run(dues, **spread)["duplicates"] == 20
+    with pytest.raises(AirflowFailException, match="other content"):
+        job.run(dues, spread=timedelta(hours=2), hold_over=timedelta(0))
+    assert job.run(dues, spread=timedelta(hours=2), hold_over=timedelta(0), on_conflict="replace")["replaced"] == 20
+    # most of them are due beyond what goes to the broker at once
+    assert job.run({"far": timedelta(0)}, spread="PT12H", hold_over=timedelta(microseconds=1))["stored"] == 1
+
+
+@pytest.mark.parametrize("spread", [timedelta(seconds=-1), 60, "an hour"])
+def test_a_spread_that_is_none_is_refused_before_the_run(spread):
+    with pytest.raises(ValueError, match=r"spread=.* must be a timedelta or an ISO 8601 duration"):
+        DelayedSendOperator(task_id="send", conn_id="broker", destination="mail", value="x", delay=5, spread=spread)

@@ -276,9 +276,10 @@ def find_as(types):
 
 
 def test_durations_reach_spark_in_seconds(run) -> None:
-    _, hook = run(delay="P1DT1S", hold_over="PT10M", max_past="P1W")
-    given = {name: dict(hook.args.set)[name] for name in ("delay", "hold_over", "max_past")}
-    assert given == {"delay": "86401.000000", "hold_over": "600.000000", "max_past": "604800.000000"}
+    _, hook = run(delay="P1DT1S", hold_over="PT10M", max_past="P1W", spread="PT5M")
+    given = {name: dict(hook.args.set)[name] for name in ("delay", "hold_over", "max_past", "spread")}
+    wanted = {"delay": "86401.000000", "hold_over": "600.000000", "max_past": "604800.000000", "spread": "300.000000"}
+    assert given == wanted
     with pytest.raises(AirflowFailException, match="'P1M' has months or years"):
         run(delay="P1M")
 

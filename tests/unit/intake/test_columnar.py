@@ -138,6 +138,8 @@ def sources(draw):
         columns["expires_at"] = pc.if_else(pa.array([value % 3 > 0 for value in later]), pa.array(later), None).cast(
             MICROS
         )
+    if draw(st.integers(0, 3)) == 3:
+        columns["spread_seconds"] = column(draw, size, numbers, nulls=True)
     if draw(st.booleans()):
         columns["headers"] = draw(maps(size))
     if rarely(draw):
@@ -157,6 +159,7 @@ def sources(draw):
         id_columns=("order",) if keyed else (),
         tag=draw(st.sampled_from([None, "all"])),
         expires_at=draw(st.sampled_from([None, later + timedelta(days=1)])),
+        spread=draw(st.sampled_from([timedelta(0), timedelta(0), timedelta(minutes=10), timedelta(days=2)])),
         zone=where,
     )
     partition = draw(
@@ -209,6 +212,10 @@ def usual(**columns):
         ({"message_id": None, "order": pa.array(["x", "y", "z"])}, {"id_columns": ("order", "value")}),
         ({"expires_at": pa.nulls(3), "tag": pa.nulls(3)}, {"expires_at": ANCHOR + timedelta(days=9)}),
         ({"headers": pa.array([[("a", "1"), ("a", "2")]] * 3, MAP), "message_id": None}, {}),
+        ({"expires_at": None}, {"spread": timedelta(minutes=5)}),
+        ({"message_id": None, "expires_at": None}, {"spread": timedelta(minutes=5), "scope": b"run"}),
+        ({"message_id": None, "spread_seconds": pa.array([0, None, 3600]), "expires_at": None}, {}),
+        ({"spread_seconds": pa.array([0.5, None, 1e-6])}, {"spread": timedelta(microseconds=3)}),
     ],
 )
 def test_what_is_usual_is_read_by_its_columns(columns, rules):

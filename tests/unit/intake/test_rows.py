@@ -57,6 +57,28 @@ def test_pandas_nanoseconds_are_rounded_up():
     assert (type(due), due) == (datetime, DUE + timedelta(microseconds=1))
 
 
+def test_spread_moves_each_message_within_its_span_evenly():
+    rows = [{"value": "x", "due_at": DUE, "message_id": f"m{number}"} for number in range(2000)]
+    after = [(one.due_at - DUE).total_seconds() for one in read(*rows, spread=timedelta(seconds=100))]
+    assert 0 <= min(after) < 1
+    assert 99 < max(after) < 100
+    # 200 in each tenth, give or take five standard deviations
+    assert all(133 < sum(part * 10 <= each < part * 10 + 10 for each in after) < 267 for part in range(10))
+
+
+def test_spread_is_the_same_again_and_part_of_an_id_made_of_content():
+    row = {"value": "x", "due_at": DUE, "destination": "mail"}
+    alone, spread, wider = one(row), one({**row, "spread_seconds": 100}), one({**row, "spread_seconds": 200})
+    assert len({each.message_id for each in (alone, spread, wider)}) == 3
+    assert one(row, spread=timedelta(seconds=100)) == spread
+    # no other release may move what was sent already
+    assert (spread.message_id, spread.due_at - DUE) == (
+        "f0798eb0481ec5bc11c77dec11ddf19f",
+        timedelta(microseconds=48225798),
+    )
+    assert one({**row, "spread_seconds": 0}, spread=timedelta(seconds=100)) == alone
+
+
 def test_naive_key_means_the_given_zone():
     naive, aware = (
         {"value": "x", "due_at": DUE, "at": at} for at in (datetime(2026, 3, 1, 13), DUE - timedelta(hours=1))
@@ -114,6 +136,13 @@ def test_key_names_a_message_whatever_it_says():
         ({"value": "x", "due_at": DUE, "message_id": "a b"}, "message_id", "ASCII"),
         ({"value": "x", "due_at": DUE, "tag": 5}, "tag", "text"),
         ({"value": "x", "due_at": DUE, "expires_at": DUE}, "expires_at", "not after"),
+        ({"value": "x", "due_at": DUE, "spread_seconds": -1}, "spread_seconds", "-1 is negative"),
+        ({"value": "x", "due_at": DUE, "spread_seconds": "60"}, "spread_seconds", "must be a number"),
+        (
+            {"value": "x", "due_at": DUE, "spread_seconds": 61, "expires_at": DUE + timedelta(minutes=1)},
+            "spread_seconds",
+            "expires before",
+        ),
     ],
 )
 def test_bad_row_names_row_and_column_and_the_others_go_on(row, column, says):

@@ -171,7 +171,10 @@ def test_relative_delays_count_from_the_anchor() -> None:
     settings = settings_of({"deliver": "b", "delay": "90", "anchor": "2026-01-31T13:00:00+01:00"}, NOW + timedelta(1))
     assert settings.rules.due_at == NOW + timedelta(seconds=90)
     assert settings.rules.anchor == NOW
-    spans = settings_of({"deliver": "b", "delay": "PT1M", "hold_over": "PT10M", "max_past": "P1D"}, NOW)
+    spans = settings_of(
+        {"deliver": "b", "delay": "PT1M", "hold_over": "PT10M", "max_past": "P1D", "spread": "PT5M"}, NOW
+    )
+    assert spans.rules.spread == timedelta(minutes=5)
     assert (spans.rules.due_at, spans.hold_over) == (NOW + timedelta(minutes=1), timedelta(minutes=10))
     assert spans.oldest == NOW - timedelta(days=1)
 
