@@ -75,6 +75,9 @@ class Delivery(ABC):
     #: Whether messages arrive sooner if they are sent when they are due than if the transport delays them. Then a
     #: dispatcher that stays sends them when they are due, unless its ``lookahead`` is a fixed time.
     sooner_when_due: bool = False
+    #: Whether a send goes on trying, for a while, what a destination refuses, such as a full queue. A dispatcher sets
+    #: False, and tries the messages of that destination again later, so that those of others do not wait.
+    patient: bool = True
 
     @property
     @abstractmethod
@@ -266,7 +269,7 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
 _DEFAULTS = (
-    *("is_store", "sooner_when_due", "fits", "advice", "receiver_warning", "kept_open", "dataset"),
+    *("is_store", "sooner_when_due", "patient", "fits", "advice", "receiver_warning", "kept_open", "dataset"),
     *("temporary_queue", "replies"),
 )
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "gauges")

@@ -7,7 +7,7 @@ connection's (:class:`TransportUnavailable`), and single messages' (:class:`Send
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 
 from airflow_delayed.reports import SendReport, TopologyReport
@@ -300,9 +300,17 @@ class SendFailed(DelayedError):
     """Some messages were not confirmed. ``report`` counts the confirmed ones; ``failures`` has reasons by message id.
 
     Sending the same messages again is safe: their ids stay the same, so a duplicate can be recognised.
+
+    :param refusing: destinations that take no messages at present, such as full queues; another try may help.
     """
 
-    def __init__(self, conn_id: str, report: SendReport, failures: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        conn_id: str,
+        report: SendReport,
+        failures: Sequence[tuple[str, str]],
+        refusing: Collection[str] = (),
+    ) -> None:
         reasons = some(_by_reason(failures))
         super().__init__(
             f"connection {conn_id!r} confirmed {report.sent:,} messages and not {len(failures):,}: {reasons}."
@@ -310,6 +318,7 @@ class SendFailed(DelayedError):
         )
         self.report = report
         self.failures = tuple(failures)
+        self.refusing = frozenset(refusing)
 
 
 def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:

@@ -19,6 +19,8 @@ class Entry:
     message: DelayedMessage
     refusals: int = 0
     address: PublishAddress | None = None
+    #: Whether it was published without a delay, to its destination.
+    at_once: bool = False
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Backlog:
     published: bool = False
     #: The messages that the broker refuses, the first of them first, each with the second of the send since when.
     refused: dict[Entry, float] = field(default_factory=dict)
+    #: Destinations that refuse messages, in a send that does not try them again.
+    refusing: set[str] = field(default_factory=set)
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -79,6 +83,11 @@ class Backlog:
         if self._cause is None and isinstance(cause, DelayedError):
             self._cause = cause
 
+    def refuse(self, entry: Entry, reason: str) -> None:
+        """Give up a message that its destination refuses at present."""
+        self.refusing.add(entry.message.destination)
+        self.fail(entry, reason)
+
     def give_up(self, cause: DelayedError | str) -> None:
         """Give up all messages that were taken and are not confirmed.
 
@@ -102,7 +111,7 @@ class Backlog:
         if self._cause is not None and (self._from_source or not self.published or not self._failures):
             raise self._cause
         if self._failures:
-            raise SendFailed(self.conn_id, self.report, self._failures) from self._cause
+            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing) from self._cause
         return self.report
 
 

@@ -47,6 +47,7 @@ class Publisher:
     :param on_confirm: called with each message that the broker confirmed.
     :param keep: keep the connection from one send to the next, until :meth:`close`. It sends no heartbeat in between,
         so sends must follow each other within seconds.
+    :param patient: False: a destination's refusal (nack) is final in this send, and costs the others no time.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Publisher:
         writer: PropertiesWriter | None = None,
         on_confirm: Callable[[DelayedMessage], None] | None = None,
         keep: bool = False,
+        patient: bool = True,
     ) -> None:
         self._hosts = [parameters] if isinstance(parameters, Parameters) else list(parameters)
         self._conn_id = conn_id
@@ -75,6 +77,7 @@ class Publisher:
         self._writer = writer
         self._on_confirm = on_confirm
         self._keep = keep
+        self._patient = patient
         self._kept: Session | None = None
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
@@ -123,6 +126,7 @@ class Publisher:
                         window=self._window,
                         writer=self._writer,
                         keep=self._keep,
+                        patient=self._patient,
                     )
                 else:
                     session.again(backlog)

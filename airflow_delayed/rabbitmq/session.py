@@ -54,12 +54,14 @@ _REFUSED = "Is a queue full, or without a leader?"
 class Session:
     """Sends a backlog over one connection until the backlog is done or the connection is lost.
 
-    A message that the broker refuses (nack) is sent again here, on the same connection, for ``confirm_timeout``. After
+    A message that the broker refuses (nack) is sent again here, on the same connection, for ``confirm_timeout``; the
+    others go on meanwhile, as long as fewer than a window of messages are refused. After
     a lost connection :meth:`run` puts the unconfirmed messages back, and the publisher sends them in the next session;
     the time for which a message has been refused goes on.
 
     :param hosts: all hosts of the connection, to ask them why no confirm comes.
     :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
+    :param patient: False: give up at once what a destination refuses; what a level refuses is sent again all the same.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Session:
         window: int,
         writer: PropertiesWriter | None = None,
         keep: bool = False,
+        patient: bool = True,
     ) -> None:
         self.opened = False
         #: The broker's reason why it takes no messages, from the start of its alarm to the end.
@@ -83,8 +86,11 @@ class Session:
         self._clock = clock
         self._window = window
         self._keep = keep
+        self._patient = patient
         self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
+        #: Messages that the broker refused, until they are sent again; the others go on meanwhile.
+        self._refused: list[Entry] = []
         self._addresses: dict[tuple[str, int], PublishAddress] = {}
         self._paused = True
         #: Whether the channels are open, and the user's rights known.
@@ -131,7 +137,8 @@ class Session:
             if not self.kept:
                 self._shut()
             waiting = [self._waiting] if self._waiting else []
-            self._backlog.put_back([*self._unconfirmed, *waiting])
+            self._backlog.put_back([*self._unconfirmed, *self._refused, *waiting])
+            self._refused.clear()
         return self._reason
 
     @property
@@ -300,12 +307,12 @@ class Session:
             return
         began = time.monotonic()
         before = self._unconfirmed.last
-        while self._waiting is None and len(self._unconfirmed) < self._window:
+        while self._waiting is None and len(self._unconfirmed) + len(self._refused) < self._window:
             if self._paused or self.blocked is not None:
                 return
             entry = None if self._stopped else self._backlog.take()
             if entry is None:
-                if not self._unconfirmed:
+                if not self._unconfirmed and not self._refused:
                     self._paused = True
                     self._finish()
                 return
@@ -343,7 +350,7 @@ class Session:
         if not self._channel.is_open:
             raise ChannelWrongStateError("the channel is closed")
         self._write(address.exchange, address.key, message.body, sent)
-        entry.address = address
+        entry.address, entry.at_once = address, delay <= 0
         self._backlog.published = True
         self._unconfirmed.add(entry)
 
@@ -374,7 +381,9 @@ class Session:
         method = frame.method
         refused = method.NAME == "Basic.Nack"
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
-            if refused:
+            if refused and entry.at_once and not self._patient:
+                self._backlog.refuse(entry, f"{_targets([entry])} refuses messages at present. {_REFUSED}")
+            elif refused:
                 self._send_again(entry)
             elif returned:
                 self._backlog.fail(entry, returned)
@@ -393,10 +402,14 @@ class Session:
             times = f"{entry.refusals:,} times in {seconds:.0f} s (confirm_timeout {timer.timeout:g} s)"
             self._backlog.fail(entry, f"refused by the broker {times}. {_REFUSED}")
             return
-        self._backlog.put_back([entry])
-        if not self._paused:
-            self._paused = True
-            self._loop.call_later(pause, self._resume)
+        if not self._refused:
+            self._loop.call_later(pause, self._refused_again)
+        self._refused.append(entry)
+
+    def _refused_again(self) -> None:
+        self._backlog.put_back(self._refused)
+        self._refused.clear()
+        self._pump()
 
     def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
         if not isinstance(reason, ChannelClosedByBroker):

@@ -221,6 +221,7 @@ class RabbitMQTransport(Delivery):
             clock=self._clock,
             window=self._window or WINDOW,
             keep=self._keeps,
+            patient=self.patient,
         )
         if self._keeps:
             self._kept = publisher

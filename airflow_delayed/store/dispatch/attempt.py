@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from random import random
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, overload
 
 from airflow_delayed.clock import next_sleep
@@ -43,10 +44,14 @@ _LEAST_ALIKE = 4
 
 
 class Failure(NamedTuple):
-    """Why a message could not be sent; ``final`` if another attempt cannot help."""
+    """Why a message could not be sent; ``final`` if another attempt cannot help.
+
+    :param refused: its destination takes no messages at present, so that this is no attempt of the message's own.
+    """
 
     reason: str
     final: bool = False
+    refused: bool = False
 
 
 class SendGuard(Protocol):
@@ -76,6 +81,8 @@ class DeliveryResult:
     expired: list[str] = field(default_factory=list)
     #: Destinations that cannot receive anything, and why.
     closed_destinations: dict[str, str] = field(default_factory=dict)
+    #: Destinations that take no messages at present, and why.
+    refusing: dict[str, str] = field(default_factory=dict)
     #: A send with at least one message ended without an error of the connection, so the broker answers.
     answered: bool = False
     #: The error of a connection that failed: messages neither confirmed nor failed may have been sent, or not.
@@ -97,13 +104,18 @@ class DeliveryResult:
 
 
 def decode_rows(
-    rows: Sequence[Row], closed: Mapping[str, str], now: datetime, result: DeliveryResult
+    rows: Sequence[Row],
+    closed: Mapping[str, str],
+    now: datetime,
+    result: DeliveryResult,
+    refusing: Mapping[str, str] = MappingProxyType({}),
 ) -> Sequence[DelayedMessage]:
     """Return the messages of rows; rows that have expired, or cannot or may not be sent, are entered in the result.
 
     :param closed: the reason by destination, for destinations that cannot or may not receive.
+    :param refusing: the same for destinations that take no messages at present.
     """
-    if not closed and (lazy := LazyMessages.of(rows)) is not None:
+    if not closed and not refusing and (lazy := LazyMessages.of(rows)) is not None:
         return lazy
     messages = []
     for row in rows:
@@ -111,6 +123,8 @@ def decode_rows(
             result.expired.append(row["Id"])
         elif row["Destination"] in closed:
             result.failures[row["Id"]] = Failure(closed[row["Destination"]], final=True)
+        elif row["Destination"] in refusing:
+            result.failures[row["Id"]] = Failure(refusing[row["Destination"]], refused=True)
         else:
             try:
                 messages.append(to_message(row))
@@ -315,8 +329,11 @@ def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[De
         result.answered |= bool(feed.ids)
         for message in feed.taken:
             if message.message_id in named:
-                final = message.destination in missing
-                result.failures[message.message_id] = Failure(named[message.message_id], final)
+                reason, to = named[message.message_id], message.destination
+                refused = to in error.refusing
+                result.failures[message.message_id] = Failure(reason, to in missing, refused)
+                if refused:
+                    result.refusing.setdefault(to, reason)
     others = [message for message in feed.taken if message.message_id not in named]
     if error.report.sent + error.report.duplicates == len(others):
         result.confirmed += [message.message_id for message in others]
@@ -327,6 +344,11 @@ def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[De
     if not feed.ids:
         result.fail(rest, str(error))
         return []
+    if error.refusing:
+        for message in rest:
+            if (why := result.refusing.get(message.destination)) is not None:
+                result.failures[message.message_id] = Failure(why, refused=True)
+        rest = [message for message in rest if message.destination not in result.refusing]
     if missing:
         return _close(result, missing, rest, str(cause))
     return rest
@@ -350,11 +372,13 @@ def decide(
     number_of_retries: int,
     now: datetime,
     *,
+    rests: Mapping[str, datetime] = MappingProxyType({}),
     chance: Callable[[], float] = random,
 ) -> list[BatchOutcome]:
     """Return the outcome of each batch of an attempt; rows that are given up are in ``failed``.
 
     :param now: the time of the failures; the next attempt is a growing pause later.
+    :param rests: when destinations that take no messages at present are tried again.
     """
     confirmed, expired = set(result.confirmed), set(result.expired)
     outcomes = []
@@ -368,6 +392,9 @@ def decide(
                 outcome.expired.append(row)
             elif (failure := result.failures.get(name)) is None:
                 outcome.released.append(row)
+            elif failure.refused:
+                next_try = rests.get(row["Destination"], now)
+                outcome.retry.append(PlannedRetry(row, failure.reason, next_try, counted=False))
             elif failure.final or _failures(row) >= number_of_retries:
                 outcome.failed.append((row, failure.reason))
             else:

@@ -441,6 +441,7 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = with_defaults(self._transports(conn_id, self._clock))
+        transport.patient = False
         ahead = AHEAD if self._stays else timedelta(0)
         return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead)
 

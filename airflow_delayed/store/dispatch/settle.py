@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     Table,
     any_,
     bindparam,
@@ -49,11 +50,15 @@ MAX_RETRY_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PlannedRetry:
-    """A message whose attempt failed, and whose next attempt is not before ``next_try``."""
+    """A message whose attempt failed, and whose next attempt is not before ``next_try``.
+
+    :param counted: the attempt is one of the few that a message has; not if its destination took no messages at all.
+    """
 
     row: Row
     reason: str
     next_try: datetime
+    counted: bool = True
 
 
 @dataclass(slots=True)
@@ -196,15 +201,23 @@ def _count_failures(connection: Connection, tables: Tables, outcome: BatchOutcom
     """Count one more failure of messages, with its reason and the time of the next attempt."""
     table = tables.messages
     counted = [
-        {"of": planned.row["Id"], "reason": shortened(planned.reason), "next": planned.next_try}
+        {
+            "of": planned.row["Id"],
+            "reason": shortened(planned.reason),
+            "next": planned.next_try,
+            "more": int(planned.counted),
+        }
         for planned in outcome.retry
     ]
-    counted += [{"of": row["Id"], "reason": shortened(reason), "next": None} for row, reason in outcome.failed]
+    counted += [
+        {"of": row["Id"], "reason": shortened(reason), "next": None, "more": 1} for row, reason in outcome.failed
+    ]
     if counted:
         # another program may have written a negative number
+        one = bindparam("more", type_=Integer())
         more = case(
-            (table.c.RetryCount < 0, 1),
-            (table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + 1),
+            (table.c.RetryCount < 0, one),
+            (table.c.RetryCount < MAX_RETRY_COUNT, table.c.RetryCount + one),
             else_=table.c.RetryCount,
         )
         statement = (

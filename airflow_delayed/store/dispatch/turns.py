@@ -1,6 +1,7 @@
 """Which messages a claim takes next: destinations take turns, and each keeps its rate.
 
-Usually there is one cursor, and the messages of all destinations are claimed in the order of due time. Two kinds of
+Usually there is one cursor, and the messages of all destinations are claimed in the order of due time. Nothing is
+claimed for a destination that takes no messages at present, such as a full queue, until it is tried again. Two kinds of
 destinations have cursors of their own, and the cursors take turns:
 
 - A destination with a rate (:mod:`airflow_delayed.store.rates`). Its messages are claimed as far as its bucket has
@@ -13,8 +14,8 @@ destinations have cursors of their own, and the cursors take turns:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, select
@@ -42,12 +43,14 @@ class ClaimTurns:
     :param cursors: the one whose turn is next comes first. One of them has no destination: it takes all messages except
         those of destinations with a rate.
     :param throttled: destinations with a rate had due messages and no tokens at the last claim.
+    :param resting: destinations that take no messages at present, and until when none is claimed for them.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
     """
 
     cursors: Sequence[ClaimCursor]
     throttled: bool = False
+    resting: Mapping[str, datetime] = field(default_factory=dict)
     looked_up_to: str = ""
     look_at: float = 0.0
 
@@ -65,13 +68,17 @@ class ClaimTurns:
         """The cursor of all destinations without a rate."""
         return next(cursor for cursor in self.cursors if cursor.destination is None)
 
-    def limited(self, limits: Sequence[DestinationRate]) -> ClaimTurns:
-        """Return the turns with a cursor for each destination that has a rate, and for no other but the waiting."""
-        main, names = self.main, [limit.destination for limit in limits]
-        if list(main.excluded) == names:
+    def limited(self, limits: Sequence[DestinationRate], now: datetime) -> ClaimTurns:
+        """Return the turns with a cursor for each destination that has a rate, and for no other but the waiting.
+
+        Destinations that rest at that time have none.
+        """
+        rest = {name for name, until in self.resting.items() if until > now}
+        main, names = self.main, sorted({limit.destination for limit in limits} | rest)
+        if list(main.excluded) == names and not rest & {one.destination for one in self.cursors}:
             return self
         kept = [one for one in self.cursors if one.destination not in {None, *names, *main.excluded}]
-        own = [_limited(main, limit) for limit in limits]
+        own = [_limited(main, limit) for limit in limits if limit.destination not in rest]
         every = replace(main, excluded=names, since=None, passed="", untouched=False)
         return replace(self, cursors=(*own, *kept, every))
 
@@ -100,7 +107,7 @@ class ClaimRound:
     ) -> None:
         self._connection = connection
         self._tables = tables
-        self._turns = turns.limited(limits)
+        self._turns = turns.limited(limits, now)
         self._limits = {limit.destination: limit for limit in limits}
         #: The time by which messages are due, and a later one by which tokens are there.
         self._began = self._now = now
@@ -188,7 +195,7 @@ class ClaimRound:
             return
         served = {row["Destination"] for row in rows} | {one.destination for one in self._turns.cursors}
         after = self._turns.looked_up_to
-        names, after = late_destinations(self._connection, self._tables, self._now, after, {*served, *self._limits})
+        names, after = late_destinations(self._connection, self._tables, self._now, after, {*served, *main.excluded})
         begin = replace(main, since=None, passed="", untouched=False, excluded=())
         self._waiting.extendleft(replace(begin, destination=name) for name in reversed(names))
         took = self._monotonic() - began
@@ -230,9 +237,12 @@ def next_claim(
     connection: Connection, tables: Tables, turns: ClaimTurns, limits: Sequence[DestinationRate], now: datetime
 ) -> datetime | None:
     """Return when a message of a connection may be claimed next; None: there is no message."""
-    turns = turns.limited(limits)
+    turns = turns.limited(limits, now)
     moments = [claim.next_entry(connection, tables, turns.main, now)]
+    moments += [until for until in turns.resting.values() if until > now]
     for limit in limits:
+        if turns.resting.get(limit.destination, now) > now:
+            continue
         first = limit.first_due
         if first is not None and first <= now:
             # it may be an attempt that failed, and is tried again later

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
@@ -19,7 +19,7 @@ from threading import Event
 
 from sqlalchemy import Connection
 
-from airflow_delayed.clock import Backoff
+from airflow_delayed.clock import Backoff, next_sleep
 from airflow_delayed.delivery import Delivery
 from airflow_delayed.errors import about, explained
 from airflow_delayed.message import UTC, DelayedMessage
@@ -57,6 +57,8 @@ CONNECT = timedelta(milliseconds=50)
 CLOSE = timedelta(milliseconds=20)
 #: Nothing is sent when less than this part of its lease is left.
 MARGIN = 1 / 6
+#: Seconds until a destination that takes no messages is tried again, at first and at most.
+FIRST_REST, LONGEST_REST = 1.0, 60.0
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
 
@@ -102,6 +104,19 @@ class _LeaseGuard:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A destination that takes no messages at present.
+
+    :param until: when it is tried again.
+    :param refusals: how often in a row it has refused messages.
+    """
+
+    until: datetime
+    refusals: int
+    reason: str
+
+
 class ConnectionWorker:
     """Dispatches the messages of one connection.
 
@@ -136,6 +151,8 @@ class ConnectionWorker:
         self._open: list[ClaimedBatch] = []
         #: Destinations that could not receive in this pass, and why.
         self._closed_destinations: dict[str, str] = {}
+        #: Destinations that take no messages at present: their messages wait in the store, and cost nobody else time.
+        self._resting: dict[str, _Rest] = {}
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
 
@@ -176,6 +193,7 @@ class ConnectionWorker:
             raise
         finally:
             self._open.clear()
+            self.turns = replace(self.turns, resting=self._rests())
 
     def close(self) -> None:
         """Close the transport."""
@@ -232,7 +250,8 @@ class ConnectionWorker:
             return []
         began = self._repository.monotonic()
         try:
-            claimed, self.turns = self._repository.settle_and_claim(sent, self.turns, limit)
+            turns = replace(self.turns, resting=self._rests())
+            claimed, self.turns = self._repository.settle_and_claim(sent, turns, limit)
         finally:
             self._count([batch for batch in sent if batch.finished])
         self._open += claimed
@@ -266,7 +285,8 @@ class ConnectionWorker:
             now = repository.clock()
             refused = self._policy.refused(row["Destination"] for row in rows)
             closed = {**self._closed_destinations, **result.closed_destinations, **refused}
-            messages = decode_rows(rows, closed, now, result)
+            resting = {name: rest.reason for name, rest in self._resting.items() if rest.until > now}
+            messages = decode_rows(rows, closed, now, result, {**resting, **result.refusing})
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
             # a send that waits for due times says nothing of the transport's speed
@@ -279,13 +299,40 @@ class ConnectionWorker:
             self._breaker.success()
             self._backoff.reset()
         error, error_destination = result.connection_error, self._policy.error_destination
-        outcomes = decide([batch.rows for batch in batches], result, self._policy.number_of_retries, repository.clock())
+        now = repository.clock()
+        self._rest(batches, result, now)
+        retries, rests = self._policy.number_of_retries, self._rests()
+        outcomes = decide([batch.rows for batch in batches], result, retries, now, rests=rests)
         for batch, outcome in zip(batches, outcomes, strict=True):
             batch.outcome = outcome
         for outcome in outcomes:
             if outcome.failed and error_destination is not None:
                 error = self._dead_letter(outcome, error_destination, guard, error)
         return error
+
+    def _rest(self, batches: Sequence[ClaimedBatch], result: DeliveryResult, now: datetime) -> None:
+        """Let destinations rest that refused messages, each time longer, until one is confirmed."""
+        if self._resting:
+            confirmed = set(result.confirmed)
+            for name in {row["Destination"] for batch in batches for row in batch.rows if row["Id"] in confirmed}:
+                if name not in result.refusing and self._resting.pop(name, None) is not None:
+                    log.warning("connection %r: destination %r takes messages again", self.conn_id, name)
+        for name, reason in result.refusing.items():
+            before = self._resting.get(name)
+            refusals = 1 if before is None else before.refusals + 1
+            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=LONGEST_REST))
+            self._resting[name] = _Rest(until, refusals, reason)
+            if before is None:
+                log.warning(
+                    "connection %r: destination %r takes no messages: %s Its messages wait in the store, are tried"
+                    " again after 1 s to 1 min, and use up no retries; other destinations go on",
+                    self.conn_id,
+                    name,
+                    reason,
+                )
+
+    def _rests(self) -> dict[str, datetime]:
+        return {name: rest.until for name, rest in self._resting.items()}
 
     def _adapt(self, took: float) -> None:
         """Send more at a time if the last send was fast, and less if it took too long."""
