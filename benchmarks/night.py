@@ -4,9 +4,10 @@
 
 Each night has a private PostgreSQL (fsync on), a RabbitMQ, a standalone Spark with one worker, and an Airflow home, all
 fresh. A SparkSubmitOperator computes the rows into Parquet, with Spark's default settings. DelayedSendOperator stores
-them (way "operator"), or Spark's executors by DelayedSparkSendOperator (way "spark"). Three ``airflow delayed
-dispatcher`` with their defaults run from the beginning, and deliver to a quorum queue. Half of the messages are due at
-"nine o'clock", the others evenly within the minutes after it. A plain pika consumer counts each by its number.
+them (way "operator"), or Spark's executors by DelayedSparkSendOperator (way "spark"), with ``hold_over`` of 30 s. Three
+``airflow delayed dispatcher`` with their defaults run from the beginning, and deliver to a quorum queue. Half of the
+messages are due at "nine o'clock", the others evenly within the minutes after it. A plain pika consumer counts each by
+its number.
 
 With --failover the PostgreSQL freezes at nine o'clock (SIGSTOP to all its processes), and its synchronous standby is
 promoted 5 s later.
@@ -90,6 +91,7 @@ spark.stop()
 
 DAGS = """
 import os
+from datetime import timedelta
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG
 from airflow_delayed.operators.send import DelayedSendOperator
@@ -97,8 +99,8 @@ from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 
 PLAN = os.environ["NIGHT"].split()
-SEND = {"conn_id": "benchmark_broker", "store_conn_id": "benchmark_store", "source": PLAN[0], "destination": "reminders",
-        "id_columns": ["reminder"]}
+SEND = {"conn_id": "benchmark_broker", "store_conn_id": "benchmark_store", "source": PLAN[0],
+        "destination": "reminders", "id_columns": ["reminder"], "hold_over": timedelta(seconds=30)}
 with DAG("night_install"):
     TopologyInstallOperator(task_id="broker", conn_id="benchmark_broker", destinations=["reminders"],
                             create_destinations=True) >> TopologyInstallOperator(
@@ -343,7 +345,7 @@ def play(way: str, count: int, seconds: int, lead: float, failover: bool) -> Nig
         left = nine - time.time()
         if left < 0:
             raise SystemExit(f"the messages were not stored by nine o'clock: give --lead more than {lead:.0f} seconds")
-        note(night, f"stored, {left:.0f} s before nine")
+        note(night, f"{parts.sql('SELECT count(*) FROM delayed_messages'):,} stored, {left:.0f} s before nine")
         night.sizes["WAL of storing"] = parts.sql("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn") - log_before
         night.sizes["tables, stored"], night.sizes["indexes, stored"] = parts.table_bytes()
         if failover:
@@ -416,6 +418,8 @@ def main() -> int:
     parser.add_argument("--failover", action="store_true", help="the store freezes at nine, its standby is promoted")
     options = parser.parse_args()
     logging.getLogger("pika").setLevel(logging.CRITICAL)
+    # ends the servers too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     good, seconds = True, int(options.minutes * 60)
     for way in options.way:
         nights = []
