@@ -149,7 +149,7 @@ def store(dispatchers: int) -> Callable[[VirtualHost, ExitStack], Send]:
 
 
 @contextmanager
-def service(home: Path) -> Iterator[None]:
+def service(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``airflow delayed dispatcher`` until the block ends; wait until it serves."""
     port = process.free_port()
     command = [str(Path(sys.executable).with_name("airflow")), "delayed", "dispatcher", "--store-conn-id", STORE]
@@ -158,7 +158,7 @@ def service(home: Path) -> Iterator[None]:
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as child:
         try:
             process.wait_for("a dispatcher", lambda: listens(port) is not None, seconds=120, log=log)
-            yield
+            yield child
         finally:
             child.send_signal(signal.SIGTERM)
 
