@@ -61,7 +61,7 @@ def array_column(values: Iterable[Any], kind: TypeEngine[Any]) -> ColumnElement[
 
 def as_table(table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> FromClause:
     """Return these columns of rows as a table that can be selected from."""
-    columns = [array_column([row[name] for row in rows], _plain(table.c[name].type)) for name in names]
+    columns = [array_column([row[name] for row in rows], plain(table.c[name].type)) for name in names]
     return func.unnest(*columns).table_valued(*names, name="given").render_derived()
 
 
@@ -72,7 +72,8 @@ def insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> postgresql
     return postgresql.insert(table).from_select(names, select(*(source.c[name] for name in names)))
 
 
-def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+def plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of an array's elements for a column of this type."""
     if isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     if isinstance(kind, DateTime):

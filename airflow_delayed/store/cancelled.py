@@ -31,7 +31,7 @@ def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str
     :param values: what each column of the target gets.
     """
     for some in slices(ids):
-        rows = select(*values.values()).where(source.c.Id.in_(some))
+        rows = select(*values.values()).where(dialect_of(connection).among(source.c.Id, some))
         connection.execute(insert(target).from_select(list(values), rows))
 
 

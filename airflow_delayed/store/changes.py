@@ -387,7 +387,7 @@ def _rows(
     table: Table = getattr(tables, where)
     dialect, rows = dialect_of(connection), list[dict[str, Any]]()
     for some in slices(ids):
-        statement = _reading(tables, table, some, wanted)
+        statement = _reading(tables, table, wanted).where(dialect.among(table.c.Id, some))
         if lock:
             statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
         rows += [dict(row._mapping) for row in connection.execute(statement)]
@@ -403,7 +403,7 @@ def _notes(
     """
     past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
     for some in slices(ids):
-        these = past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        these = dialect.among(past.c.Id, some), past.c.Id >= leases.FIRST_ID
         noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
         if not lock:
             notes += connection.execute(noted)
@@ -417,21 +417,22 @@ def _notes(
     return notes, busy
 
 
-def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:
-    """Return the query for these rows; its column Matches says whether a row matches the filter."""
+def _reading(tables: Tables, table: Table, wanted: MessageFilter) -> Select[Any]:
+    """Return the query for rows; its column Matches says whether a row matches the filter."""
     names = [*_READ, *(name for name in ("Reason", "FailedAt", "Until") if name in table.c)]
     conditions = wanted.stable_conditions(tables, table)
     matches = case((and_(*conditions), 1), else_=0) if conditions else literal(1)
     columns = [table.c[name] for name in names]
-    return select(*columns, matches.label("Matches")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+    return select(*columns, matches.label("Matches")).order_by(table.c.Id)
 
 
 def _present(connection: Connection, tables: Tables, ids: Sequence[str], places: Sequence[Where]) -> set[str]:
     """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
-    found: set[str] = set()
+    found, dialect = set[str](), dialect_of(connection)
     for some in slices(ids):
         each = (getattr(tables, where).c.Id for where in places)
-        found.update(connection.execute(union_all(*(select(one).where(one.in_(some)) for one in each))).scalars())
+        these = (select(one).where(dialect.among(one, some)) for one in each)
+        found.update(connection.execute(union_all(*these)).scalars())
     return found
 
 
