@@ -84,7 +84,12 @@ def plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 def array(values: Iterable[str | bytes | int | datetime | None]) -> str:
     """Return the literal of an array (https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO)."""
-    return "{" + ",".join([_element(value) for value in values]) + "}"
+    every = list(values)
+    texts = [value for value in every if isinstance(value, str)]
+    # ids, of which hardly any has a character that has to be written otherwise
+    if len(texts) == len(every) and texts and not any(map("".join(texts).__contains__, '"\\')):
+        return '{"' + '","'.join(texts) + '"}'
+    return "{" + ",".join([_element(value) for value in every]) + "}"
 
 
 def _element(value: str | bytes | int | datetime | None) -> str:

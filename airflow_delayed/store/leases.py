@@ -129,7 +129,8 @@ def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     """Return PostgreSQL's statement that gives a dispatcher leases of the messages of ``due`` that have none.
 
     It returns the ids that it leased. Two dispatchers cannot lease the same message at the same moment: the second
-    waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher`` and ``until``.
+    waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher``, ``until`` and ``conn_id``,
+    the connection of all of them.
     """
     past = tables.past
     free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
@@ -146,8 +147,8 @@ def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
         _value(past.c.ClaimedUntil, "until"),
     )
     # in one order, so that two dispatchers that lease the same messages do not deadlock
-    rows = select(*(due.c[name] for name in KEPT), *values).order_by(due.c.Id)
-    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
+    kept = (due.c[name] if name in due.c else _value(past.c[name], "conn_id") for name in KEPT)
+    return postgresql.insert(past).from_select((*KEPT, *_LEASE), select(*kept, *values).order_by(due.c.Id))
 
 
 def _value(column: Column[Any], name: str) -> ColumnElement[Any]:
