@@ -347,7 +347,7 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
-    # not the connection, the same in each row: to carry it through the statement takes as long as a twentieth of it
+    # not the connection, which is the same in each row and a parameter
     columns = [*(table.c[name] for name in (*_PLAIN, "Run")), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
     locked = oldest.with_for_update(skip_locked=True).cte("locked")
