@@ -2,6 +2,7 @@
 
     store_worker.py store|copy URL COUNT SERVER
     store_worker.py fill URL ROWS SERVER AHEAD [scattered]
+    store_worker.py tagged|cancel|update|delete URL COUNT SERVER
     store_worker.py claim URL COUNT SERVER BLOCK
     store_worker.py publish|dispatch URL COUNT SERVER AHEAD BATCH
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -27,6 +29,7 @@ os.environ["AIRFLOW_HOME"] = _HOME.name
 
 import psycopg  # noqa: E402
 from measured import measure  # noqa: E402
+from sqlalchemy import create_engine, delete, text, update  # noqa: E402
 from store_fill import fill  # noqa: E402
 
 from airflow_delayed.delivery import Delivery, SendReport, TopologyReport  # noqa: E402
@@ -36,9 +39,10 @@ from airflow_delayed.identity import Origin  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
 from airflow_delayed.operators.dispatch import transport  # noqa: E402
 from airflow_delayed.store.records import to_row  # noqa: E402
+from airflow_delayed.store.schema import store_tables  # noqa: E402
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"
-QUEUE = "orders"
+QUEUE, CUSTOMER = "orders", "customer"
 BODY = b"x" * 200
 CLAIMED = 500
 #: As DelayedSendOperator gives it.
@@ -110,6 +114,35 @@ def copy(url: str, count: int, server: int) -> None:
     measure(server, work)
 
 
+def tagged(url: str, count: int, server: int) -> None:
+    """Store so many messages of one customer, and between them as many of others."""
+    with closing(hook(url)) as store:
+        store.install([])
+        store.send(
+            replace(message, tag=CUSTOMER if number % 2 else f"customer {number}")
+            for number, message in enumerate(messages(2 * count))
+        )
+
+
+def cancel(url: str, count: int, server: int) -> None:
+    with closing(hook(url)) as store:
+        measure(server, lambda: store.cancel(tag=CUSTOMER).changed)
+
+
+def plain(url: str, action: str, server: int) -> None:
+    """The least that the database asks: one statement for the same rows, without audit, memory of ids, or undo."""
+    engine, table = create_engine(url.replace("mysql:", "mysql+pymysql:")), store_tables().messages
+    changes = {"update": update(table).values(Time=utcnow() + timedelta(days=1)), "delete": delete(table)}
+
+    def work() -> int:
+        with engine.begin() as connection:
+            return connection.execute(changes[action].where(table.c.Tag == CUSTOMER)).rowcount
+
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+    measure(server, work)
+
+
 def claim(url: str, count: int, server: int, block: int) -> None:
     with closing(hook(url)) as store:
         lookahead = timedelta(days=block, hours=1)
@@ -143,6 +176,10 @@ def main(action: str, url: str, count: str, server: str, *more: str) -> None:
         {"store": store, "copy": copy}[action](url, int(count), int(server))
     elif action in ("publish", "dispatch"):
         {"publish": publish, "dispatch": dispatch}[action](url, int(count), int(server), float(more[0]), int(more[1]))
+    elif action in ("tagged", "cancel"):
+        {"tagged": tagged, "cancel": cancel}[action](url, int(count), int(server))
+    elif action in ("update", "delete"):
+        plain(url, action, int(server))
     elif action == "claim":
         claim(url, int(count), int(server), int(more[0]))
     else:

@@ -61,7 +61,7 @@ def array_column(values: Iterable[Any], kind: TypeEngine[Any]) -> ColumnElement[
 
 def as_table(table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> FromClause:
     """Return these columns of rows as a table that can be selected from."""
-    columns = [array_column([row[name] for row in rows], _plain(table.c[name].type)) for name in names]
+    columns = [array_column([row[name] for row in rows], plain(table.c[name].type)) for name in names]
     return func.unnest(*columns).table_valued(*names, name="given").render_derived()
 
 
@@ -72,7 +72,8 @@ def insert_arrays(table: Table, rows: Sequence[Mapping[str, Any]]) -> postgresql
     return postgresql.insert(table).from_select(names, select(*(source.c[name] for name in names)))
 
 
-def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+def plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of an array's elements for a column of this type."""
     if isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     if isinstance(kind, DateTime):
@@ -83,7 +84,12 @@ def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 def array(values: Iterable[str | bytes | int | datetime | None]) -> str:
     """Return the literal of an array (https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO)."""
-    return "{" + ",".join([_element(value) for value in values]) + "}"
+    every = list(values)
+    texts = [value for value in every if isinstance(value, str)]
+    # ids, of which hardly any has a character that has to be written otherwise
+    if len(texts) == len(every) and texts and not any(map("".join(texts).__contains__, '"\\')):
+        return '{"' + '","'.join(texts) + '"}'
+    return "{" + ",".join([_element(value) for value in every]) + "}"
 
 
 def _element(value: str | bytes | int | datetime | None) -> str:

@@ -423,7 +423,7 @@ class IdPages:
             if statement is None:
                 return []
             values = page_values(self._database_time(connection), place, run)
-            found = [(row.Time, row.Id) for row in connection.execute(statement, values)]
+            found = [(due_at, message_id) for due_at, message_id in connection.execute(statement, values).all()]
         # a time after the year 9999 is behind each place, so its rows would be on each page again
         return found if place is None or place[0] < LAST else [one for one in found if one > place]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, Table, insert, literal, null, select
+from sqlalchemy import ColumnElement, Connection, FromClause, ScalarSelect, Table, insert, literal, null, select
 
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
@@ -20,9 +20,14 @@ from airflow_delayed.store.schema import Tables
 
 def keep(connection: Connection, tables: Tables, source: Table, ids: Sequence[str], until: datetime) -> None:
     """Copy messages of another table to this one, before they are removed there."""
+    copy(connection, source, tables.cancelled, ids, kept_values(tables, source, until))
+
+
+def kept_values(tables: Tables, source: FromClause, until: datetime) -> Mapping[str, ColumnElement[Any]]:
+    """Return what each column of this table gets from the row of a message."""
     table = tables.cancelled
-    stays = {"Until": literal(until, table.c.Until.type)}
-    copy(connection, source, table, ids, {one.name: source.c.get(one.name, null()) for one in table.c} | stays)
+    values: dict[str, ColumnElement[Any]] = {one.name: source.c.get(one.name, null()) for one in table.c}
+    return {**values, "Until": literal(until, table.c.Until.type)}
 
 
 def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str], values: Mapping[str, Any]) -> None:
@@ -31,7 +36,7 @@ def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str
     :param values: what each column of the target gets.
     """
     for some in slices(ids):
-        rows = select(*values.values()).where(source.c.Id.in_(some))
+        rows = select(*values.values()).where(dialect_of(connection).among(source.c.Id, some))
         connection.execute(insert(target).from_select(list(values), rows))
 
 

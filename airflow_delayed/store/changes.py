@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Row, Select, Table, and_, case, literal, null, select, union_all
+from sqlalchemy import Connection, Row, Select, Table, and_, case, insert, literal, null, select, union_all
 
 from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import cancelled, leases, notify
@@ -111,11 +111,8 @@ class Cancel:
         gone = _changed(decided)
         if gone:
             cancelled.forget(connection, tables, now)
-            for where in BOTH if self.grace > timedelta(0) else ():
-                ids = [found.message_id for found in gone if found.where == where]
-                cancelled.keep(connection, tables, getattr(tables, where), ids, now + self.grace)
-        _remove(connection, tables, gone)
-        _record(connection, tables, [found.row for found in gone], Outcome.CANCELLED, now)
+        until = now + self.grace if self.grace > timedelta(0) else None
+        _remove_and_record(connection, tables, gone, Outcome.CANCELLED, now, until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +292,7 @@ class Purge:
 
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Remove the messages, and remember their ids."""
-        gone = _changed(decided)
-        _remove(connection, tables, gone)
-        _record(connection, tables, [found.row for found in gone], Outcome.PURGED, now)
+        _remove_and_record(connection, tables, _changed(decided), Outcome.PURGED, now)
 
 
 def _changed(decided: Decided) -> list[Location]:
@@ -308,6 +303,40 @@ def _record(
     connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], outcome: Outcome, now: datetime
 ) -> None:
     leases.record(connection, tables, rows, outcome.value, now)
+
+
+def _remove_and_record(
+    connection: Connection,
+    tables: Tables,
+    gone: Sequence[Location],
+    outcome: Outcome,
+    now: datetime,
+    until: datetime | None = None,
+) -> None:
+    """Remove messages and remember their ids.
+
+    :param until: keep them until then, so that they can be restored; None: do not.
+    """
+    dialect = dialect_of(connection)
+    for where in BOTH:
+        source: Table = getattr(tables, where)
+        ids = [found.message_id for found in gone if found.where == where]
+        if not dialect.claims_at_once:
+            if until is not None:
+                cancelled.keep(connection, tables, source, ids, until)
+            remove_rows(connection, source, ids)
+            continue
+        for some in slices(ids):
+            # in one statement each row is looked up once, and not three times
+            removed = dialect.delete_rows(source.c.Id, some).returning(*source.c).cte("removed")
+            statement = leases.record_removed(tables, removed, outcome.value, now)
+            if until is not None:
+                values = cancelled.kept_values(tables, removed, until)
+                kept = insert(tables.cancelled).from_select(list(values), select(*values.values()))
+                statement = statement.add_cte(kept.cte("kept"))
+            connection.execute(statement)
+    if not dialect.claims_at_once:
+        _record(connection, tables, [found.row for found in gone], outcome, now)
 
 
 def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:
@@ -386,11 +415,12 @@ def _rows(
 ) -> list[dict[str, Any]]:
     table: Table = getattr(tables, where)
     dialect, rows = dialect_of(connection), list[dict[str, Any]]()
+    names = [*_read_of(table), "Matches"]
     for some in slices(ids):
-        statement = _reading(tables, table, some, wanted)
+        statement = _reading(tables, table, wanted).where(dialect.among(table.c.Id, some))
         if lock:
             statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
-        rows += [dict(row._mapping) for row in connection.execute(statement)]
+        rows += [dict(zip(names, row, strict=True)) for row in connection.execute(statement).all()]
     return rows
 
 
@@ -403,7 +433,7 @@ def _notes(
     """
     past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
     for some in slices(ids):
-        these = past.c.Id.in_(some), past.c.Id >= leases.FIRST_ID
+        these = dialect.among(past.c.Id, some), past.c.Id >= leases.FIRST_ID
         noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
         if not lock:
             notes += connection.execute(noted)
@@ -417,21 +447,25 @@ def _notes(
     return notes, busy
 
 
-def _reading(tables: Tables, table: Table, ids: Sequence[str], wanted: MessageFilter) -> Select[Any]:
-    """Return the query for these rows; its column Matches says whether a row matches the filter."""
-    names = [*_READ, *(name for name in ("Reason", "FailedAt", "Until") if name in table.c)]
+def _read_of(table: Table) -> Sequence[str]:
+    return [*_READ, *(name for name in ("Reason", "FailedAt", "Until") if name in table.c)]
+
+
+def _reading(tables: Tables, table: Table, wanted: MessageFilter) -> Select[Any]:
+    """Return the query for rows; its column Matches says whether a row matches the filter."""
     conditions = wanted.stable_conditions(tables, table)
     matches = case((and_(*conditions), 1), else_=0) if conditions else literal(1)
-    columns = [table.c[name] for name in names]
-    return select(*columns, matches.label("Matches")).where(table.c.Id.in_(ids)).order_by(table.c.Id)
+    columns = [table.c[name] for name in _read_of(table)]
+    return select(*columns, matches.label("Matches")).order_by(table.c.Id)
 
 
 def _present(connection: Connection, tables: Tables, ids: Sequence[str], places: Sequence[Where]) -> set[str]:
     """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
-    found: set[str] = set()
+    found, dialect = set[str](), dialect_of(connection)
     for some in slices(ids):
         each = (getattr(tables, where).c.Id for where in places)
-        found.update(connection.execute(union_all(*(select(one).where(one.in_(some)) for one in each))).scalars())
+        these = (select(one).where(dialect.among(one, some)) for one in each)
+        found.update(connection.execute(union_all(*these)).scalars())
     return found
 
 

@@ -94,7 +94,8 @@ class Dialect:
     lock_limits: ClassVar[tuple[str | None, str | None]] = (None, None)
     #: The driver's codes of a deadlock, a lock timeout, and a serialization failure.
     contention_codes: ClassVar[frozenset[object]] = frozenset()
-    #: Whether a claim is one statement, which returns the place of each row (PostgreSQL's ``ctid``).
+    #: Whether a claim is one statement, which returns the place of each row (PostgreSQL's ``ctid``), and so is the
+    #: removal of messages whose ids are remembered.
     claims_at_once: ClassVar[bool] = False
     #: Whether a query that locks by an index also locks the rows that it only examines, until the transaction ends.
     locks_examined_rows: ClassVar[bool] = False

@@ -23,7 +23,6 @@ from sqlalchemy import (
     Select,
     String,
     Table,
-    Text,
     Update,
     Uuid,
     bindparam,
@@ -159,7 +158,11 @@ class PostgreSQL(Dialect):
     def among(self, column: ColumnElement[str], ids: Sequence[str]) -> ColumnElement[bool]:
         """Return a condition with all ids as one parameter."""
         # not "= any(..)", for which a table that was never analyzed is read from end to end
-        return column.in_(select(func.unnest(bulk.array_column(ids, Text()))))
+        return column.in_(select(func.unnest(bulk.array_column(ids, bulk.plain(column.type)))))
+
+    def delete_rows(self, key: Column[Any], values: Sequence[Any]) -> Delete:
+        """Return the statement with all values as one parameter."""
+        return delete(key.table).where(self.among(key, values))
 
     def portions(self, ids: Sequence[str]) -> Iterator[Sequence[str]]:
         """Return all ids at once."""

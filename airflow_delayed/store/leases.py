@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Column, ColumnElement, Connection, bindparam, cast, literal, or_, select
+from sqlalchemy import CTE, Column, ColumnElement, Connection, Table, bindparam, cast, literal, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 
@@ -107,19 +107,34 @@ def record(
         dialect_of(connection).upsert(connection, tables.past, own, common)
 
 
+def record_removed(tables: Tables, removed: CTE, outcome: str, at: datetime) -> postgresql.Insert:
+    """Return PostgreSQL's statement that records the outcome of removed messages, as :func:`record` does.
+
+    :param removed: their rows, each id once.
+    """
+    past = tables.past
+    common = {"Outcome": outcome, "At": at, "Dispatcher": None, "ClaimedUntil": None}
+    values = [cast(literal(common[name], past.c[name].type), past.c[name].type) for name in _LEASE]
+    # in one order, as below
+    rows = select(*(removed.c[name] for name in KEPT), *values).order_by(removed.c.Id)
+    return _replacing(past, postgresql.insert(past).from_select((*KEPT, *_LEASE), rows))
+
+
+def _replacing(past: Table, given: postgresql.Insert, free: ColumnElement[bool] | None = None) -> postgresql.Insert:
+    values = {name: given.excluded[name] for name in (*KEPT, *_LEASE) if name != "Id"}
+    return given.on_conflict_do_update(index_elements=[past.c.Id], set_=values, where=free)
+
+
 def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     """Return PostgreSQL's statement that gives a dispatcher leases of the messages of ``due`` that have none.
 
     It returns the ids that it leased. Two dispatchers cannot lease the same message at the same moment: the second
-    waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher`` and ``until``.
+    waits for the first, and then sees its row. The parameters are ``now``, ``dispatcher``, ``until`` and ``conn_id``,
+    the connection of all of them.
     """
     past = tables.past
-    given = lease_new(tables, due)
-    names = (*KEPT, *_LEASE)
     free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
-    return given.on_conflict_do_update(
-        index_elements=[past.c.Id], set_={name: given.excluded[name] for name in names if name != "Id"}, where=free
-    ).returning(past.c.Id)
+    return _replacing(past, lease_new(tables, due), free).returning(past.c.Id)
 
 
 def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
@@ -132,8 +147,8 @@ def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
         _value(past.c.ClaimedUntil, "until"),
     )
     # in one order, so that two dispatchers that lease the same messages do not deadlock
-    rows = select(*(due.c[name] for name in KEPT), *values).order_by(due.c.Id)
-    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
+    kept = (due.c[name] if name in due.c else _value(past.c[name], "conn_id") for name in KEPT)
+    return postgresql.insert(past).from_select((*KEPT, *_LEASE), select(*kept, *values).order_by(due.c.Id))
 
 
 def _value(column: Column[Any], name: str) -> ColumnElement[Any]:

@@ -373,8 +373,11 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
             f" reads up to {MAX_BODY:,} and {MAX_HEADERS:,}; send where the content is, in its place",
         )
     given = bytes(row["Headers"])
-    headers = headers_of(given) if given != b"{}" else {}
-    trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else None
+    headers: dict[str, Any] = {}
+    trace = None
+    if given != b"{}":
+        headers = headers_of(given)
+        trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else None
     if isinstance(row["Time"], NoTime):
         raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     return DelayedMessage(

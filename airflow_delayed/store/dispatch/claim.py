@@ -156,7 +156,7 @@ def claim_due(
     if dialect_of(connection).claims_at_once:
         statement = _claim_at_once(tables, _form(request), request.alone)
         values = {**_values(request, now), "limit": request.limit, "dispatcher": dispatcher, "until": until}
-        values["most_bytes"] = request.most_bytes
+        values |= {"most_bytes": request.most_bytes, "conn_id": request.deliver_conn_id}
         try:
             found = connection.execute(statement, values).all()
         except IntegrityError:
@@ -347,7 +347,8 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
     place: ColumnElement[Any] = literal_column("ctid").label("ctid")
-    columns = [*(table.c[name] for name in (*_PLAIN, *_COPIED)), *sizes, place]
+    # not the connection, which is the same in each row and a parameter
+    columns = [*(table.c[name] for name in (*_PLAIN, "Run")), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
     locked = oldest.with_for_update(skip_locked=True).cte("locked")
     readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADERS)
