@@ -38,6 +38,9 @@ class Nothing(list):
     def scalars(self):
         return self
 
+    def all(self):
+        return self
+
 
 @pytest.mark.parametrize(
     "dialect, source, end",
