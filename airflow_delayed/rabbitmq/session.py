@@ -381,8 +381,8 @@ class Session:
         method = frame.method
         refused = method.NAME == "Basic.Nack"
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
-            if refused and entry.at_once and not self._patient:
-                self._backlog.refuse(entry, f"{_targets([entry])} refuses messages at present. {_REFUSED}")
+            if refused and entry.at_once and entry.address and not self._patient:
+                self._backlog.refuse(entry, f"{entry.address.target} refuses messages at present. {_REFUSED}")
             elif refused:
                 self._send_again(entry)
             elif returned:
