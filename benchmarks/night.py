@@ -1,6 +1,6 @@
 """A night: Spark computes reminders, half of them due at one second; they are stored, dispatched and counted.
 
-    python benchmarks/night.py [--messages 100000 1000000] [--way operator spark] [--minutes 5] [--failover]
+    python benchmarks/night.py [--messages 100000 1000000] [--way operator spark] [--minutes 2] [--failover]
 
 Each night has a private PostgreSQL (fsync on), a RabbitMQ, a standalone Spark with one worker, and an Airflow home, all
 fresh. A SparkSubmitOperator computes the rows into Parquet, with Spark's default settings. DelayedSendOperator stores
@@ -12,9 +12,10 @@ its number.
 With --failover the PostgreSQL freezes at nine o'clock (SIGSTOP to all its processes), and its synchronous standby is
 promoted 5 s later.
 
-Each task runs by ``airflow dags test`` in a process of its own; its CPU is that of the process and all that it started,
-less that of a task that only installs. CPU is user and system time, of a message. Memory is the most that a process had
-(VmHWM), and the growth is over what the same kind of process has without messages.
+Each task runs by ``airflow dags test`` in a process of its own; its CPU is that of the process, of all that it started,
+and of Spark's cluster. CPU is user and system time, of a message; where few and many messages are compared, less that
+of a task that only installs. Memory is the most that a process had (VmHWM), and the growth is over what the same kind
+of process has without messages.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ with DAG("night_spark"):
 
 @dataclass
 class Stage:
-    """:param client: CPU seconds of the task and all that it started."""
+    """:param client: CPU seconds of the task, of all that it started, and of Spark; or of the dispatchers."""
 
     seconds: float
     client: float
@@ -223,6 +224,8 @@ class Parts:
 
     def __init__(self, stack: ExitStack, failover: bool) -> None:
         self._airflow = str(Path(sys.executable).with_name("airflow"))
+        #: The processes that belong to no task: the consumer and the dispatchers.
+        self.others: set[int] = set()
         self.home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="airflow-delayed-")))
         self.broker = stack.enter_context(rabbitmq.running())
         self.host = stack.enter_context(virtual_host(self.broker.url))
@@ -288,11 +291,10 @@ class Parts:
                 cursor.execute("SELECT pg_reload_conf()")
 
     def used(self) -> tuple[float, float, float]:
-        """Seconds of CPU of this process and its ended children; of the database; of the broker."""
-        ended = os.times()
-        servers = [server(self.primary.url), server(self.broker.url)]
-        database, broker = (cpu(one) if one else 0.0 for one in servers)
-        return sum(ended[:4]), database, broker
+        """Seconds of CPU of the tasks and Spark's cluster; of the database; of the broker."""
+        servers = [one for one in (server(self.primary.url), server(self.broker.url)) if one]
+        database, broker = map(cpu, servers)
+        return cpu(psutil.Process(), {*(one.pid for one in servers), *self.others}), database, broker
 
     @contextmanager
     def stage(self, night: Night, name: str) -> Iterator[None]:
@@ -323,7 +325,9 @@ def play(way: str, count: int, seconds: int, lead: float, failover: bool) -> Nig
         # before there are threads
         here, there = multiprocessing.Pipe()
         arguments = (parts.host, count, nine, there)
-        multiprocessing.get_context("fork").Process(target=consume, args=arguments, daemon=True).start()
+        consumer = multiprocessing.get_context("fork").Process(target=consume, args=arguments, daemon=True)
+        consumer.start()
+        parts.others = {consumer.pid or 0}
         here.recv()
         memory = Memory()
         memory.start()
@@ -332,6 +336,7 @@ def play(way: str, count: int, seconds: int, lead: float, failover: bool) -> Nig
         if failover:
             parts.commit_on_both()
         dispatchers = [psutil.Process(stack.enter_context(service(parts.home)).pid) for _ in range(DISPATCHERS)]
+        parts.others |= {one.pid for one in dispatchers}
         time.sleep(1)  # until the memory of each was looked at
         idle = dict(memory.peaks)
         rows = parts.home / "rows"

@@ -21,8 +21,8 @@ from airflow_delayed.intake.typed import headers_of_text, typed
 #: The longest line of columns' names, in bytes: as Python's objects it is thirty times as large.
 MAX_FIRST_LINE = 1024 * 1024
 _TIMES = ("due_at", "expires_at")
-#: Columns that are read value by value.
 _NUMBERS = ("delay_seconds", "spread_seconds")
+#: Columns that are read value by value.
 _READ = (*_NUMBERS, "headers")
 
 

@@ -55,9 +55,9 @@ class Session:
     """Sends a backlog over one connection until the backlog is done or the connection is lost.
 
     A message that the broker refuses (nack) is sent again here, on the same connection, for ``confirm_timeout``; the
-    others go on meanwhile, as long as fewer than a window of messages are refused. After
-    a lost connection :meth:`run` puts the unconfirmed messages back, and the publisher sends them in the next session;
-    the time for which a message has been refused goes on.
+    others go on meanwhile, as long as fewer than a window of messages are refused. After a lost connection :meth:`run`
+    puts the unconfirmed messages back, and the publisher sends them in the next session; the time for which a message
+    has been refused goes on.
 
     :param hosts: all hosts of the connection, to ask them why no confirm comes.
     :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
@@ -421,6 +421,8 @@ class Session:
         if self._waiting:
             self._backlog.fail(self._waiting, cause)
             self._waiting = None
+        self._backlog.put_back(self._refused)
+        self._refused.clear()
         self._backlog.give_up(cause)
         self._paused = True
         self._finish()

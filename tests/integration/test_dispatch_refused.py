@@ -87,3 +87,21 @@ def test_a_queue_that_is_gone_holds_up_no_other(store: Store, vhost: VirtualHost
     report = made.once()
     assert (report.dispatched, report.failed, time.seconds) == (20, 20, 0)
     assert len(vhost.collect("orders", enough=20)) == 20
+
+
+def test_a_full_queue_with_a_rate_is_emptied_when_there_is_room(
+    store: Store, vhost: VirtualHost, broker: RabbitMQDelayHook
+):
+    hook = store.installed()
+    time = Time(hook)
+    hook.set_rates({"full": 100})
+    hook.send(message(f"full{n}", time.start - SECOND, destination="full") for n in range(5))
+    made = store.dispatcher(hook, broker, **time.options())
+    # until there are tokens
+    time.seconds += 1
+    assert made.once().dispatched == 1
+    vhost.manage("DELETE", "queues/{vhost}/full")
+    vhost.declare("full")
+    broker.install(["full"])
+    time.seconds += 61
+    assert made.once().dispatched == 4

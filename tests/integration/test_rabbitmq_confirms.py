@@ -15,6 +15,7 @@ from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages
 
 from airflow_delayed.errors import SendFailed, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.publisher import Publisher
 
@@ -174,6 +175,32 @@ def test_what_is_refused_again_and_again_is_sent_when_the_queue_takes_it(
     assert Publisher(vhost.parameters, conn_id="rabbit", clock=clock).send(messages(full, [0])).sent == 1
     assert published >= 20
     assert [arrival.message_id for arrival in vhost.collect(full, enough=1)] == ["m0"]
+
+
+def test_what_is_refused_is_named_when_the_broker_closes_the_channel(
+    vhost: VirtualHost, full: str, connect: Callable[..., str]
+) -> None:
+    """Each message that was taken is confirmed or named, also those that wait to be sent again."""
+    vhost.declare("gone")
+    with vhost.channel() as channel:
+        for name in (full, "gone"):
+            channel.exchange_declare(name, "fanout", durable=True)
+            channel.queue_bind(name, name)
+
+    def source() -> Iterator[DelayedMessage]:
+        yield from messages(full, [0], prefix="refused")
+        yield from messages("gone", [0], prefix="arrives")
+        vhost.until(gone=1)
+        with vhost.channel() as channel:
+            channel.exchange_delete("gone")
+        yield from messages("gone", [0], prefix="late")
+
+    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection), topology="nservicebus", routing="conventional")
+    hook.install([])
+    with pytest.raises(SendFailed) as error:
+        hook.send(source())
+    assert error.value.report.sent == 1
+    assert sorted(name for name, _ in error.value.failures) == ["late0", "refused0"]
 
 
 def test_what_is_refused_for_long_is_logged_and_ends_the_send_though_others_are_confirmed(

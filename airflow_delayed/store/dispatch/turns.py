@@ -74,11 +74,13 @@ class ClaimTurns:
         Destinations that rest at that time have none.
         """
         rest = {name for name, until in self.resting.items() if until > now}
-        main, names = self.main, sorted({limit.destination for limit in limits} | rest)
-        if list(main.excluded) == names and not rest & {one.destination for one in self.cursors}:
+        limited = {limit.destination: limit for limit in limits if limit.destination not in rest}
+        main, names = self.main, sorted(limited.keys() | rest)
+        there = {one.destination for one in self.cursors}
+        if list(main.excluded) == names and limited.keys() <= there and not rest & there:
             return self
         kept = [one for one in self.cursors if one.destination not in {None, *names, *main.excluded}]
-        own = [_limited(main, limit) for limit in limits if limit.destination not in rest]
+        own = [_limited(main, limit) for limit in limited.values()]
         every = replace(main, excluded=names, since=None, passed="", untouched=False)
         return replace(self, cursors=(*own, *kept, every))
 
