@@ -362,7 +362,7 @@ def get_provider_info() -> dict[str, Any]:
                     "topology": {
                         "label": "Topology",
                         "description": "Whose delay levels are used: our own, or those that others share with us.",
-                        "schema": _one_of("delayed", "nservicebus", "nservicebus-v1", "celery", "celery-classic"),
+                        "schema": _one_of("delayed", "nservicebus", "celery"),
                     },
                     "routing": {
                         "label": "NServiceBus routing",

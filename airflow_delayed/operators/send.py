@@ -123,8 +123,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         a dispatcher looks, so that each can be cancelled until then. They arrive late by the time between two
         dispatches: let a dispatcher stay. A message that the store knows already stays as it is.
     :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
-        "celery"; experimental: "nservicebus-v1", "celery-classic". Not with a store: its dispatcher goes by the
-        connection.
+        "celery". Not with a store: its dispatcher goes by the connection.
     :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
     :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
         "nservicebus-unwrapped". Not with a store.

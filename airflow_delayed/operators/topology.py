@@ -43,8 +43,8 @@ class TopologyInstallOperator(BaseOperator):
     :param settings: the settings of each destination, as a QueueSettings or a dictionary of its fields: ``retention``,
         ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
         ``max_receive_count``.
-    :param topology: the delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1``, ``celery`` or
-        ``celery-classic``; by default the connection's.
+    :param topology: the delay levels: ``delayed``, ``nservicebus`` or ``celery``; to uninstall also ``delayed-bits`` or
+        ``nservicebus-v1``, which were replaced. By default the connection's.
     :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
     :param unroutable_policy: on a topology that other programs declare too, set a policy that leads unroutable messages
         into a queue of this package. Needs the management API and the tag policymaker.

@@ -61,8 +61,11 @@ class TopologyAdmin:
         return TopologyReport((*findings, *former, *verify.unanswered(left), *clocks.judge(self.absent.why)))
 
     def _former(self) -> dict[str, Finding]:
-        """Ask for the delivery exchange of each topology that this one has replaced."""
-        former = [one for one in FORMER.values() if one.successor == self.topology.name]
+        """Ask for the delivery exchange of each topology of ours alone that this one has replaced.
+
+        Endpoints of others may still use theirs.
+        """
+        former = [one for one in FORMER.values() if one.successor == self.topology.name and one.unroutable]
         exchanges = [Exchange(one.delivery_exchange, "topic", destination=True) for one in former]
         found = declare.compare(self.connection, exchanges)
         return {one.name: finding for one, finding in zip(former, found, strict=True)}

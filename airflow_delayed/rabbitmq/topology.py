@@ -274,13 +274,14 @@ NSERVICEBUS = Topology(
     routing="conventional",
     headers="nservicebus",
 )
-#: NServiceBus.RabbitMQ 4.3 to 6: classic queues, which can lose messages at a fail-over. Experimental.
+#: NServiceBus.RabbitMQ 4.3 to 6: classic queues, which can lose messages at a fail-over.
 NSERVICEBUS_V1 = replace(
     NSERVICEBUS,
     name="nservicebus-v1",
     level_prefix="nsb.delay-level-",
     delivery_exchange="nsb.delay-delivery",
     arguments={"x-queue-mode": "lazy"},
+    successor="nservicebus",
 )
 #: Celery's native delayed delivery (kombu's native_delayed_delivery.py), as it declares it with quorum queues.
 CELERY = Topology(
@@ -290,16 +291,10 @@ CELERY = Topology(
     delivery_exchange="celery_delayed_delivery",
     arguments=_QUORUM,
 )
-#: The same with ``broker_native_delayed_delivery_queue_type = "classic"``. Experimental.
-CELERY_CLASSIC = replace(
-    CELERY, name="celery-classic", arguments={"x-queue-type": "classic", "x-overflow": "reject-publish"}
-)
 
-TOPOLOGIES: Mapping[str, Topology] = {
-    topology.name: topology for topology in (DELAYED, NSERVICEBUS, NSERVICEBUS_V1, CELERY, CELERY_CLASSIC)
-}
+TOPOLOGIES: Mapping[str, Topology] = {topology.name: topology for topology in (DELAYED, NSERVICEBUS, CELERY)}
 #: The topologies that were replaced: verified, counted, moved and removed, and no longer sent to.
-FORMER: Mapping[str, Topology] = {DELAYED_BITS.name: DELAYED_BITS}
+FORMER: Mapping[str, Topology] = {topology.name: topology for topology in (DELAYED_BITS, NSERVICEBUS_V1)}
 
 
 def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:

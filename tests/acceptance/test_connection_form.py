@@ -58,7 +58,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.click("button", text="Extra Fields")
     type_extra(page, "heartbeat", "30")
     page.click("#element_topology")
-    page.click("[role=option]", text="celery-classic")
+    page.click("[role=option]", text="celery")
     page.screenshot(tmp_path / "form.png")
     page.click("button", text="Save")
 
@@ -69,7 +69,7 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     page.fill("input[name=schema]", world.broker.name)
     page.click("button", text="Extra Fields")
     # what was saved is in the form again, and what was not chosen is told as the default
-    for text in ("celery-classic", "verify_peer (default)", "plain (default)", "conventional (default)"):
+    for text in ("celery", "verify_peer (default)", "plain (default)", "conventional (default)"):
         page.wait_for(f"document.body.innerText.includes({json.dumps(text)})")
     type_extra(page, "heartbeat", "60")
     page.click("button", text="Save")
@@ -82,4 +82,4 @@ def test_a_connection_is_made_tested_and_edited(world: World, page: chromium.Pag
     saved = world.live.call("GET", f"/connections/{NAME}")
     assert (saved["conn_type"], saved["host"], saved["schema"]) == ("rabbitmq", broker["host"], world.broker.name)
     extra = {name: value for name, value in json.loads(saved["extra"]).items() if value is not None}
-    assert extra == {"ssl": False, "heartbeat": 60, "topology": "celery-classic"}
+    assert extra == {"ssl": False, "heartbeat": 60, "topology": "celery"}

@@ -25,7 +25,7 @@ from support.virtual_hosts import VirtualHosts
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.topology import DELAYED_BITS
+from airflow_delayed.rabbitmq.topology import DELAYED_BITS, NSERVICEBUS_V1
 
 #: A block of code and, if one follows right behind, what it prints.
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -111,13 +111,13 @@ def test_verify(run_page: Callable[[str], None]) -> None:
 def test_migrate(
     run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, virtual_hosts: VirtualHosts
 ) -> None:
-    v1 = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus-v1", routing="direct")
+    # as of the time when messages were sent to them
+    v1 = RabbitMQDelayHook("rabbitmq_default", topology=replace(NSERVICEBUS_V1, routing="direct", successor=None))
     celery = RabbitMQDelayHook("rabbitmq_default", topology="celery")
     v1.install(["Sales", "Acme.Sales"], create_destinations=True)
     celery.install(["celery"], create_destinations=True)
     v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
     celery.send(messages("celery", [5_000]))
-    # as of the time when messages were sent to it
     bits = RabbitMQDelayHook("rabbitmq_default", topology=replace(DELAYED_BITS, successor=None))
     bits.install(["Sales"])
     bits.send(messages("Sales", [90_000], prefix="e"))

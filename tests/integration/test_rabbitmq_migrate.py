@@ -29,7 +29,7 @@ from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
-    DELAYED_BITS,
+    FORMER,
     NSERVICEBUS_DELAY,
     NSERVICEBUS_RETRIED,
     NSERVICEBUS_TIME_SENT,
@@ -57,6 +57,11 @@ def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
 
 def using(hook: RabbitMQDelayHook, topology: str, routing: str | None = None) -> RabbitMQDelayHook:
     return RabbitMQDelayHook(hook.conn_id, topology=topology, routing=routing)
+
+
+def as_of_then(hook: RabbitMQDelayHook, topology: str) -> RabbitMQDelayHook:
+    """Return a hook as of the time when messages were sent to a topology that was replaced."""
+    return RabbitMQDelayHook(hook.conn_id, topology=replace(FORMER[topology], successor=None))
 
 
 def waiting(
@@ -104,9 +109,8 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
     hook: RabbitMQDelayHook, vhost: VirtualHost, source: str, routing: str | None, target: str
 ) -> None:
     old, new = using(hook, source, routing), using(hook, target)
-    if source == "delayed-bits":
-        # as of the time when messages were sent to it
-        old = RabbitMQDelayHook(hook.conn_id, topology=replace(DELAYED_BITS, successor=None))
+    if source in FORMER:
+        old = as_of_then(hook, source)
     names = ["Sales", "Acme.Sales"]
     for each in (new, old):
         each.install(names, create_destinations=True)
@@ -117,7 +121,7 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
     ]
     old.send(batch)
     began = datetime.now(UTC)
-    report = new.migrate(source if source == "delayed-bits" else old, target)
+    report = new.migrate(source if source in FORMER else old, target)
     assert (report.moved, report.parked) == (6, {})
     assert report.by_destination == {"Sales": 3, "Acme.Sales": 3}
     assert str(report).startswith(f"from {source} of connection 'rabbit' to {target} of connection 'rabbit': moved 6 ")
@@ -204,7 +208,8 @@ def test_a_dry_run_counts_and_takes_nothing(hook: RabbitMQDelayHook, vhost: Virt
     assert sorted(found.message_id for _, _, found, _ in waiting(vhost, DELAYED)) == ["m0", "m1", "m2"]
 
 
-def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost, queue_type: str) -> None:
     """Published by Celery itself, with a countdown; a worker then looks at the same eta."""
     from celery import Celery
     from kombu import Exchange, Queue
@@ -221,7 +226,7 @@ def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     tasks = Queue("tasks", Exchange("tasks", type="topic"), "tasks", queue_arguments={"x-queue-type": "quorum"})
     app.conf.update(task_queues=[tasks], task_default_queue="tasks", broker_transport_options={"confirm_publish": True})
     with app.connection_for_write() as connection:
-        declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+        declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type)
         tasks(connection.default_channel).declare()
         bind_queue_to_native_delayed_delivery_exchange(connection, tasks)
     hook.install(["tasks"])
@@ -250,12 +255,13 @@ def test_celerys_own_tasks(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
         2,
     )
     assert body.startswith(b"[[7], ")
+    assert using(hook, "celery").uninstall(force=True).ok
 
 
 def test_nservicebus_messages_keep_their_properties_and_are_read_by_its_tools(
     hook: RabbitMQDelayHook, vhost: VirtualHost
 ) -> None:
-    old, new = using(hook, "nservicebus-v1"), using(hook, "nservicebus")
+    old, new = as_of_then(hook, "nservicebus-v1"), using(hook, "nservicebus")
     for each in (old, new):
         each.install(["Acme.Sales"], create_destinations=True)
     now = datetime.now(UTC)

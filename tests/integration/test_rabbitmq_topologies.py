@@ -17,7 +17,6 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.levels import DelayDigits
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
-    CELERY_CLASSIC,
     DELAYED,
     DELAYED_BITS,
     TOPOLOGIES,
@@ -88,7 +87,7 @@ def test_a_callers_topology_goes_before_the_connections(vhost: VirtualHost, conn
     assert RabbitMQDelayHook(conn_id).topology == topology_of("nservicebus", "direct")
     assert RabbitMQDelayHook(conn_id, routing="conventional").topology == topology_of("nservicebus")
     assert RabbitMQDelayHook(conn_id, topology="celery").topology is CELERY
-    assert RabbitMQDelayHook(conn_id, topology=CELERY_CLASSIC).topology is CELERY_CLASSIC
+    assert RabbitMQDelayHook(conn_id, topology=DELAYED_BITS).topology is DELAYED_BITS
 
 
 def test_conventional_destinations_are_exchanges_and_direct_ones_queues(
@@ -96,14 +95,15 @@ def test_conventional_destinations_are_exchanges_and_direct_ones_queues(
 ) -> None:
     """As Routing/ConventionalRoutingTopology.cs and DirectRoutingTopology.cs bind them."""
     kinds = {}
-    for choice in ("nservicebus", "nservicebus-v1/direct"):
+    for choice in ("nservicebus", "nservicebus/direct"):
         hook = using(choice)
         hook.install(["Acme.Sales"], create_destinations=True)
         found = vhost.manage("GET", f"exchanges/{{vhost}}/{hook.topology.delivery_exchange}/bindings/source")
         kinds[choice] = [(each["destination"], each["destination_type"], each["routing_key"]) for each in found]
+        hook.uninstall()
     assert kinds == {
         "nservicebus": [("Acme.Sales", "exchange", "#.Acme.Sales")],
-        "nservicebus-v1/direct": [("Acme.Sales", "queue", "#.Acme.Sales")],
+        "nservicebus/direct": [("Acme.Sales", "queue", "#.Acme.Sales")],
     }
     # the endpoint's own layout
     (exchange,) = [each for each in vhost.manage("GET", "exchanges/{vhost}") if each["name"] == "Acme.Sales"]
@@ -143,14 +143,13 @@ def test_verify_names_the_destinations_that_leak_into_each_other(
     vhost.until(**dict(zip(names, [5, 5, 0, 0], strict=True)))
 
 
-@pytest.mark.parametrize("topology", [CELERY, CELERY_CLASSIC], ids=["quorum", "classic"])
 def test_what_kombu_declares_is_what_we_expect(
-    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object, topology: Topology
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object
 ) -> None:
     from kombu.transport import native_delayed_delivery as delivery
 
-    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, str(topology.arguments["x-queue-type"]))
-    hook = using(topology.name)
+    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, "quorum")
+    hook = using("celery")
     eventually(lambda: hook.verify([]).counts() == {"ok": 28 * 2 + 1})
 
     # argument by argument, once by kombu and once by install
@@ -196,17 +195,16 @@ def test_kombu_accepts_it_with_our_policy_for_what_is_unroutable(
     eventually(lambda: hook.waiting().unroutable == 3)
 
 
-@pytest.mark.parametrize("topology", [CELERY, CELERY_CLASSIC], ids=["quorum", "classic"])
 def test_kombu_accepts_what_we_install_and_its_queues_get_our_messages(
-    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object, topology: Topology
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object
 ) -> None:
     from kombu import Exchange as KombuExchange
     from kombu import Queue as KombuQueue
     from kombu.transport import native_delayed_delivery as delivery
 
-    hook = using(topology.name)
+    hook = using("celery")
     hook.install([])
-    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, str(topology.arguments["x-queue-type"]))
+    delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, "quorum")
     tasks = KombuQueue(
         "tasks", KombuExchange("work", type="topic"), "tasks", queue_arguments={"x-queue-type": "quorum"}
     )

@@ -84,7 +84,7 @@ def test_a_message_is_sent(broker: VirtualHost, delayed: Command):
         {},
         {"topology": "nservicebus", "routing": "conventional"},
         {"topology": "nservicebus", "routing": "direct"},
-        {"topology": "celery-classic"},
+        {"topology": "celery"},
     ],
     ids=lambda extra: " ".join(extra.values()) or "delayed",
 )

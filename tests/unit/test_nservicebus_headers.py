@@ -95,7 +95,7 @@ def transport(conn_type: str, **extra: str) -> RabbitMQTransport | SqsTransport:
 
 NSERVICEBUS = [
     ("rabbitmq_delayed", {"topology": "nservicebus"}),
-    ("rabbitmq_delayed", {"topology": "nservicebus-v1", "routing": "direct"}),
+    ("rabbitmq_delayed", {"topology": "nservicebus", "routing": "direct"}),
     ("aws", {"envelope": "nservicebus"}),
     ("aws", {"envelope": "nservicebus-unwrapped"}),
 ]

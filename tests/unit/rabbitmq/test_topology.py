@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
     DELAYED_BITS,
+    FORMER,
     NSERVICEBUS,
     TOPOLOGIES,
     PublishAddress,
@@ -27,7 +29,7 @@ from airflow_delayed.rabbitmq.topology import (
 ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-digit", "top-position")]
 ALL = (
     *TOPOLOGIES.values(),
-    DELAYED_BITS,
+    *FORMER.values(),
     topology_of("nservicebus", "direct"),
     replace(CELERY, entry="top-position"),
     *ENTRIES,
@@ -222,10 +224,11 @@ def test_leaks(names: list[str], leaks: set[tuple[str, str]]) -> None:
         ),
         # kombu, native_delayed_delivery.py
         (
-            "celery-classic",
+            "celery",
             10,
             {
-                "x-queue-type": "classic",
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
                 "x-overflow": "reject-publish",
                 "x-message-ttl": 1_024_000,
                 "x-dead-letter-exchange": "celery_delayed_9",
@@ -264,10 +267,12 @@ def test_a_topologys_own_parts_are_no_destinations(topology: str) -> None:
             assert error.value.column == "destination"
 
 
-def test_a_topology_that_was_replaced_takes_no_new_messages() -> None:
-    former = topology_of("delayed-bits")
+@pytest.mark.parametrize("name, successor", [("delayed-bits", "delayed"), ("nservicebus-v1", "nservicebus")])
+def test_a_topology_that_was_replaced_takes_no_new_messages(name: str, successor: str) -> None:
+    former = topology_of(name)
     message = DelayedMessage(destination="Sales", body=b"", due_at=utcnow(), message_id="1")
-    with pytest.raises(ValueError, match=r"'delayed' has replaced it: use that; migrate\('delayed-bits', 'delayed'\)"):
+    remedy = f"'{successor}' has replaced it: use that; migrate('{name}', '{successor}')"
+    with pytest.raises(ValueError, match=re.escape(remedy)):
         check_message(message, 5, former)
     # what waits in it ends where it would
     assert deliver(plan(former, ["Sales"]), former.address("Sales", 13)) == [(13_000, "Sales")]
@@ -276,7 +281,7 @@ def test_a_topology_that_was_replaced_takes_no_new_messages() -> None:
 @pytest.mark.parametrize(
     "choice, routing, problem",
     [
-        ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, nservicebus-v1, celery"),
+        ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, celery$"),
         ("x-delayed-message", None, "no client can read what waits inside such an exchange"),
         ("delayed", "conventional", "'delayed' has no routing 'conventional'"),
         ("nservicebus", "fanout", "'nservicebus' has no routing 'fanout'"),

@@ -10,7 +10,7 @@ import pytest
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, PolicyFacts, QueueFacts
-from airflow_delayed.rabbitmq.topology import CELERY, CELERY_CLASSIC, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
+from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
 from airflow_delayed.rabbitmq.verify import judge
 
 ALL = {"quorum_queue": "enabled", "stream_queue": "enabled"}
@@ -77,7 +77,6 @@ def test_the_brokers_version(version: str | None, states: list[str]) -> None:
         (NSERVICEBUS, "3.10.8", {}, ["quorum_queue", "stream_queue"]),
         # without at-least-once dead-lettering it is not needed
         (NSERVICEBUS_V1, "3.10.8", {}, []),
-        (CELERY_CLASSIC, "3.10.8", {}, []),
         # required from 3.12 on; later versions do not even list it
         (DELAYED, "3.12.0", {}, []),
         (DELAYED, "4.0.5", None, []),
