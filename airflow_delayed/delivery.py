@@ -243,7 +243,6 @@ BUILT_IN: Mapping[str, str] = {
     "sqlite": _STORE,
     "postgres": _STORE,
     "mysql": _STORE,
-    "mssql": _STORE,
 }
 
 

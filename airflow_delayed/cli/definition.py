@@ -187,7 +187,7 @@ _SQL = Arg(
 _DIALECT = Arg(
     ("--dialect",),
     help="The database of --sql, if there is no connection, or one of type mysql",
-    choices=("postgresql", "mysql", "mariadb", "sqlite", "mssql"),
+    choices=("postgresql", "mysql", "mariadb", "sqlite"),
 )
 
 _DELIVERER = Arg(

@@ -42,10 +42,10 @@ LOCAL_EXECUTORS = ("LocalExecutor", "SequentialExecutor", "DebugExecutor")
 class DelayedStoreHook(Store, BaseHook):
     """Keeps messages in a table until they are dispatched, see StoreDispatchOperator.
 
-    It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6, MySQL 8.0.17 and
-    SQL Server, or newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11 and 11.8, MySQL 9.7 and SQLite; not on
-    MySQL 8 and SQL Server. A connection of type mysql may name its driver in the extra ``client`` (mysqlclient,
-    mysql-connector-python, pymysql), and a schema is a database there.
+    It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6 and MySQL 8.0.17, or
+    newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11 and 11.8, MySQL 9.7 and SQLite; not on MySQL 8. A
+    connection of type mysql may name its driver in the extra ``client`` (mysqlclient, mysql-connector-python, pymysql),
+    and a schema is a database there.
 
     What it does beside sending is in :class:`airflow_delayed.store.api.Store`.
 
@@ -172,7 +172,7 @@ class DelayedStoreHook(Store, BaseHook):
             raise NotAStore(self.conn_id, kind)
         hook = hook_of(connection)
         if not isinstance(hook, DbApiHook):
-            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql", "mssql"])
+            raise UnsupportedConnection(self.conn_id, kind, ["sqlite", "postgres", "mysql"])
         return hook
 
     def _make_engine(self) -> Engine:

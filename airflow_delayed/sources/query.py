@@ -118,8 +118,8 @@ def _engine(conn_id: str) -> Engine:
         hook = hook_of(connection)
         if not isinstance(hook, DbApiHook):
             raise SourceError(
-                f"connection {conn_id!r} of SqlSource is of type {connection.conn_type!r}, which is no SQL database;"
-                " name one of a database"
+                f"connection {conn_id!r} of SqlSource is of type {connection.conn_type!r}, for which no installed"
+                " provider has a SQL hook; install its provider, or name the connection of another database"
             )
         # an error's text shows no parameters
         options = {"connect_args": connect_args(hook), "hide_parameters": True}

@@ -42,9 +42,9 @@ def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str
 
 def forget(connection: Connection, tables: Tables, now: datetime) -> int:
     """Delete up to 1000 messages that can be restored no longer, and return how many."""
-    table, dialect = tables.cancelled, dialect_of(connection)
+    table = tables.cancelled
     old = select(table.c.Id).where(table.c.Until <= now).order_by(table.c.Until).limit(IDS)
-    ids = list(connection.execute(dialect.for_update(old, table, skip_locked=True)).scalars())
+    ids = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
     remove_rows(connection, table, sorted(ids))
     return len(ids)
 

@@ -419,7 +419,7 @@ def _rows(
     for some in slices(ids):
         statement = _reading(tables, table, wanted).where(dialect.among(table.c.Id, some))
         if lock:
-            statement = dialect.by_key(dialect.for_update(statement, table, skip_locked=True), table)
+            statement = dialect.by_key(statement.with_for_update(skip_locked=True), table)
         rows += [dict(zip(names, row, strict=True)) for row in connection.execute(statement).all()]
     return rows
 
@@ -438,11 +438,11 @@ def _notes(
         if not lock:
             notes += connection.execute(noted)
             continue
-        locking = dialect.by_key(dialect.for_update(noted.order_by(past.c.Id), past, skip_locked=True), past)
+        locking = dialect.by_key(noted.order_by(past.c.Id).with_for_update(skip_locked=True), past)
         locked = connection.execute(locking).all()
         notes += locked
         # who waited for these rows could wait for a transaction that waits for a message's row
-        there = connection.execute(dialect.past_locks(select(past.c.Id).where(*these), past)).scalars()
+        there = connection.execute(select(past.c.Id).where(*these)).scalars()
         busy.update({*there} - {note.Id for note in locked})
     return notes, busy
 

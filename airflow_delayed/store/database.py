@@ -35,16 +35,16 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy import Dialect as SqlDialect
-from sqlalchemy.dialects import mssql, mysql, postgresql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
 
-#: Ids in one statement; SQL Server allows 2100 parameters in all.
+#: Ids in one statement.
 IDS = 1000
 #: The databases whose indexes can leave out rows; MySQL and MariaDB index all.
-PARTIAL_INDEXES = ("postgresql", "sqlite", "mssql")
+PARTIAL_INDEXES = ("postgresql", "sqlite")
 #: The type of a counter. SQLite counts up by itself only an INTEGER, which has as many bits.
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 _MYSQL_DOUBLE = mysql.DOUBLE(asdecimal=False)
@@ -61,7 +61,6 @@ KNOWN = {
     "mysql": "MySQL",
     "mariadb": "MariaDB",
     "sqlite": "SQLite",
-    "mssql": "SQL Server",
 }
 
 Row = Mapping[str, Any]
@@ -105,9 +104,8 @@ class Dialect:
     reads_by_run: ClassVar[bool] = False
     #: Whether a transaction can notify other connections.
     notifies: ClassVar[bool] = False
-    #: What makes a statement of an install's script repeatable: ``IF NOT EXISTS``; the same for a table, with its
-    #: indexes within, where CREATE INDEX lacks it; or an ``IF`` before the statement.
-    script_form: ClassVar[Literal["if not exists", "indexes within", "if before"]] = "if not exists"
+    #: Whether CREATE INDEX lacks ``IF NOT EXISTS``, so that an install's script has the indexes within CREATE TABLE.
+    indexes_within: ClassVar[bool] = False
     #: SQL for the time.
     _clock: ClassVar[str] = ""
     #: The statement that limits the time of each later statement of a connection.
@@ -134,7 +132,11 @@ class Dialect:
         return {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
 
     def prepare(self, engine: Engine) -> None:
-        """Make transactions and values mean the same as on other databases, see the store's ``prepare``."""
+        """Make transactions and values mean the same as on other databases, see the store's ``prepare``.
+
+        :raises DelayedError: an unknown database.
+        """
+        self.check_known()
 
     def allow_readers(self, engine: Engine) -> None:
         """Let readers go on while another connection writes; on all but SQLite they always do."""
@@ -146,7 +148,7 @@ class Dialect:
     def limit_statements(self, engine: Engine, seconds: int) -> None:
         """Let the database end each statement that takes longer, because its caller no longer waits.
 
-        SQLite has no such limit, MySQL has it for SELECT only, and SQL Server for waiting on locks.
+        SQLite has no such limit, and MySQL has it for SELECT only.
 
         :raises DelayedError: an unknown database.
         """
@@ -279,17 +281,6 @@ class Dialect:
         """Create an index of a table that has rows, beside readers and writers where the database can."""
         index.create(connection)
 
-    def for_update(self, statement: Select[Any], table: Table, *, skip_locked: bool = False) -> Select[Any]:
-        """Return a query that locks its rows until the transaction ends.
-
-        :param skip_locked: skip rows that another transaction has locked, instead of waiting for them.
-        """
-        return statement.with_for_update(skip_locked=skip_locked)
-
-    def past_locks(self, statement: Select[Any], table: Table) -> Select[Any]:
-        """Return a query that waits for no lock, which on all but SQL Server no query does."""
-        return statement
-
     def by_key(self, statement: Select[Any], table: Table) -> Select[Any]:
         """Return a query that finds its rows by their key, and so locks no other row."""
         return statement
@@ -322,7 +313,7 @@ class Dialect:
     def insert_new(self, connection: Connection, table: Table, rows: Sequence[Row]) -> set[str]:
         """Insert the rows whose ids are not there yet, and return their ids. Each id may occur once in ``rows``.
 
-        :raises sqlalchemy.exc.IntegrityError: on MySQL and SQL Server, another transaction has just stored an id.
+        :raises sqlalchemy.exc.IntegrityError: on MySQL, another transaction has just stored an id.
         """
         there: set[str] = set()
         for portion in slices([row["Id"] for row in rows]):
@@ -346,9 +337,8 @@ class Dialect:
 
 def bytes_type(length: int | None = None) -> TypeEngine[bytes]:
     """Return the type of bytes, by default of any length; MySQL's plain BLOB ends at 64 KiB."""
-    of_mssql = mssql.VARBINARY(length or "max")  # type: ignore[no-untyped-call]
     of_mysql = mysql.VARBINARY(length) if length else mysql.LONGBLOB()
-    return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb").with_variant(of_mssql, "mssql")
+    return LargeBinary(length).with_variant(of_mysql, "mysql", "mariadb")
 
 
 def slices(ids: Sequence[T]) -> Iterator[list[T]]:

@@ -10,8 +10,6 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -38,12 +36,12 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy import Dialect as SqlDialect
-from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, DropIndex
 from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.store import bulk, drivers, network
-from airflow_delayed.store.database import NUMBER, Dialect, OthersAccess, Row, TimeUnit, bytes_type, slices
+from airflow_delayed.store.database import NUMBER, Dialect, OthersAccess, Row, TimeUnit
 
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
@@ -258,7 +256,7 @@ class MySQL(Dialect):
     lock_limits = (_waits.format(1), _waits.format("DEFAULT"))
     contention_codes = frozenset({1213, 1205})
     locks_examined_rows = True
-    script_form = "indexes within"
+    indexes_within = True
     _clock = "SELECT UTC_TIMESTAMP(6)"
     # only MariaDB reads the first comment, and only MySQL from 5.7.8 on the second
     _limit = (
@@ -431,71 +429,11 @@ class SQLite(Dialect):
         return given.on_conflict_do_update(index_elements=[table.c.Id], set_=replaced)
 
 
-class SQLServer(Dialect):
-    """SQL Server. NOTHING HERE HAS EVER RUN on a server: no test has one. It has hints in place of FOR UPDATE."""
-
-    locks_rows = True
-    lock_limits = ("SET LOCK_TIMEOUT 500", "SET LOCK_TIMEOUT -1")
-    contention_codes = frozenset({1205, 1222, "40001"})
-    script_form = "if before"
-    _clock = "SELECT SYSUTCDATETIME()"
-    _limit = "SET LOCK_TIMEOUT {milliseconds}"
-
-    def time_type(self) -> TypeEngine[Any]:
-        """Return a type with microseconds; a plain DATETIME has 3.33 ms."""
-        return mssql.DATETIME2(precision=6)  # type: ignore[no-untyped-call]
-
-    def text_type(self, length: int | None, dialect: SqlDialect) -> TypeEngine[Any]:
-        """Return a type with a collation of bytes."""
-        return mssql.NVARCHAR(length, collation="Latin1_General_100_BIN2")
-
-    def queue_columns(self) -> list[Column[Any]]:
-        """Return NServiceBus's own columns."""
-        return [
-            Column("Id", mssql.UNIQUEIDENTIFIER(), key="id", nullable=False, quote=True),
-            Column("CorrelationId", mssql.VARCHAR(255), quote=True),
-            Column("ReplyToAddress", mssql.VARCHAR(255), quote=True),
-            Column("Recoverable", Boolean(create_constraint=False), nullable=False, default=True, quote=True),
-            Column("Expires", mssql.DATETIME(), key="expires", quote=True),
-            Column("Headers", mssql.NVARCHAR(None), key="headers", nullable=False, quote=True),
-            Column("Body", bytes_type(), key="body", quote=True),
-            Column("RowVersion", BigInteger(), Identity(), key="seq", nullable=False, quote=True),
-        ]
-
-    def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
-        """Return the SQL for the number of bytes."""
-        return func.datalength(column)
-
-    def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
-        """Return the SQL for the first bytes or characters."""
-        return func.substring(column, 1, limit, type_=column.type)
-
-    def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
-        """Return the SQL for the hour or minute of a time, as text."""
-        kind: ColumnElement[Any] = literal_column(f"VARCHAR({LENGTHS[unit]})")
-        return func.convert(kind, column, literal_column("120"), type_=String())
-
-    def for_update(self, statement: Select[Any], table: Table, *, skip_locked: bool = False) -> Select[Any]:
-        """Return the query with NServiceBus's hints."""
-        return statement.with_hint(table, f"WITH ({'READPAST, ' if skip_locked else ''}UPDLOCK, ROWLOCK)")
-
-    def past_locks(self, statement: Select[Any], table: Table) -> Select[Any]:
-        """Return the query with a hint."""
-        return statement.with_hint(table, "WITH (READPAST)")
-
-    def upsert(self, connection: Connection, table: Table, rows: Sequence[Row], common: Row) -> None:
-        """Delete the rows with these ids, and insert the rows."""
-        for portion in slices([row["Id"] for row in rows]):
-            connection.execute(delete(table).where(table.c.Id.in_(portion)))
-        connection.execute(insert(table), [{**row, **common} for row in rows])
-
-
 _DIALECTS: Mapping[str, Dialect] = {
     "postgresql": PostgreSQL("postgresql"),
     "mysql": MySQL("mysql"),
     "mariadb": MySQL("mariadb"),
     "sqlite": SQLite("sqlite"),
-    "mssql": SQLServer("mssql"),
 }
 
 

@@ -20,10 +20,8 @@ from airflow_delayed.store.network import activity_of
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.version import check_ready
 
-#: Where MySQL and SQL Server quote what a row holds: "Duplicate entry '...' for key 'k'", "The ... value is (...).".
-_VALUE = re.compile(
-    r"\b(entry|value:?|value is) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL
-)
+#: Where MySQL quotes what a row holds: "Duplicate entry '...' for key 'k'".
+_VALUE = re.compile(r"\b(entry|value:?) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL)
 #: How long a transaction is repeated, in seconds.
 PATIENCE = 30.0
 #: Tries after an IntegrityError, which a constraint that others gave the table raises each time.
@@ -51,6 +49,8 @@ def prepare(engine: Engine) -> Engine:
     stored time such as 0000-00-00 can be moved to another table. Values that Python cannot hold fail no query, see
     :mod:`airflow_delayed.store.drivers`. A host that falls silent is an error after some seconds, see
     :mod:`airflow_delayed.store.network`.
+
+    :raises DelayedError: no store can be kept in such a database.
     """
     activity_of(engine)
     dialect_of(engine).prepare(engine)
@@ -124,7 +124,7 @@ def retried(
             if monotonic() >= end:
                 raise TransportUnavailable(f"others keep changing the same messages: {error}; try again") from None
         except IntegrityError:
-            # on MySQL and SQL Server: another transaction has just stored one of the ids
+            # on MySQL: another transaction has just stored one of the ids
             if tries >= TRIES:
                 raise
         except DBAPIError as error:

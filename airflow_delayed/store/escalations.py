@@ -392,7 +392,7 @@ def _lock(
     dialect, locked = dialect_of(connection), list[tuple[DelayedMessage, str | None, bool]]()
     for some in slices(sorted(connection.execute(ids).scalars())):
         content = select(*(table.c[name] for name in _CONTENT)).where(table.c.Id.in_(some)).order_by(table.c.Id)
-        statement = dialect.by_key(dialect.for_update(content, table), table)
+        statement = dialect.by_key(content.with_for_update(), table)
         rows = [dict(row._mapping) for row in connection.execute(statement)]
         # a second statement, as leases.py says
         leased = leases.in_flight(connection, tables, [row["Id"] for row in rows], now)

@@ -202,7 +202,7 @@ def condense(connection: Connection, tables: Tables, dispatcher: str, now: datet
     oldest, minutes_from = hour - KEPT, hour - MINUTES_KEPT
     old = or_(history.c.At < oldest, and_(history.c.Seconds == MINUTE, history.c.At < minutes_from))
     found = select(history).where(old, history.c.At < minutes_from).order_by(history.c.At).limit(IDS)
-    rows = connection.execute(dialect_of(connection).for_update(found, history, skip_locked=True)).all()
+    rows = connection.execute(found.with_for_update(skip_locked=True)).all()
     if not rows:
         return 0
     hours: dict[datetime, dict[tuple[str, str], HistoryCounts]] = {}

@@ -59,7 +59,7 @@ def lock_messages(
     columns = [table.c[name] for name in KEPT]
     for some in slices(sorted(ids)):
         rows = select(*columns).where(dialect.among(table.c.Id, some)).order_by(table.c.Id)
-        statement = dialect.by_key(dialect.for_update(rows, table, skip_locked=not wait), table)
+        statement = dialect.by_key(rows.with_for_update(skip_locked=not wait), table)
         found += [dict(row._mapping) for row in connection.execute(statement)]
     return found
 
@@ -187,7 +187,7 @@ def still_claimed(
     found: dict[str, tuple[datetime, bytes | None]] = {}
     for some in slices(sorted(row["Id"] for row in rows)):
         there = select(table.c.Id, table.c.Time, table.c.Digest).where(table.c.Id.in_(some)).order_by(table.c.Id)
-        statement = dialect.by_key(dialect.for_update(there, table), table)
+        statement = dialect.by_key(there.with_for_update(), table)
         found.update({row.Id: (row.Time, row.Digest) for row in connection.execute(statement)})
     mine = _lock_leases(connection, tables, list(found), dispatcher)
     return [row for row in rows if row["Id"] in mine and found[row["Id"]] == (row["Time"], row["Digest"])]
@@ -206,7 +206,7 @@ def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dis
     mine: set[str] = set()
     for some in slices(sorted(ids)):
         ours = select(past.c.Id).where(past.c.Id.in_(some), past.c.Dispatcher == dispatcher).order_by(past.c.Id)
-        mine.update(connection.execute(dialect.by_key(dialect.for_update(ours, past), past)).scalars())
+        mine.update(connection.execute(dialect.by_key(ours.with_for_update(), past)).scalars())
     return mine
 
 
@@ -231,7 +231,7 @@ def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now
     """
     past = tables.past
     old = select(past.c.Id).where(*old_ids(tables, before, now)).order_by(past.c.At).limit(IDS)
-    ids = sorted(connection.execute(dialect_of(connection).for_update(old, past, skip_locked=True)).scalars())
+    ids = sorted(connection.execute(old.with_for_update(skip_locked=True)).scalars())
     forget(connection, tables, ids)
     cancelled.forget_ids(connection, tables, ids)
     return len(ids)
@@ -260,7 +260,7 @@ def marks(
     past, dialect = tables.past, dialect_of(connection)
     statement = select(past.c.Id, past.c.Time).where(past.c.Id.in_(names)).order_by(past.c.Id)
     if lock:
-        statement = dialect.by_key(dialect.for_update(statement, past), past)
+        statement = dialect.by_key(statement.with_for_update(), past)
     return {row.Id: row.Time for row in connection.execute(statement)}
 
 

@@ -187,7 +187,7 @@ class QueueTableReceiver:
         dialect = dialect_of(connection)
         sizes = dialect.length(table.c.headers), dialect.length(table.c.body)
         first = select(table.c.seq, table.c.expires, *sizes).order_by(table.c.seq).limit(limit)
-        found = connection.execute(dialect.for_update(first, table, skip_locked=True)).all()
+        found = connection.execute(first.with_for_update(skip_locked=True)).all()
         numbers: list[int] = []
         expired: list[int] = []
         size = 0

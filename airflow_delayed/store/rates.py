@@ -135,7 +135,7 @@ def lock(
     table, dialect, locked = tables.rates, dialect_of(connection), {}
     for names in slices(sorted(wanted)):
         rows = select(table.c.Destination, table.c.Rate, table.c.EmptyAt).where(table.c.Destination.in_(names))
-        statement = dialect.by_key(dialect.for_update(rows, table, skip_locked=True), table)
+        statement = dialect.by_key(rows.with_for_update(skip_locked=True), table)
         for name, rate, empty_at in connection.execute(statement.order_by(table.c.Destination)):
             locked[name] = replace(wanted[name], per_second=rate, empty_at=empty_at)
     return locked

@@ -403,7 +403,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 def insert_new_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Insert the rows whose ids are not there yet, and return their ids. Each id may occur once in ``rows``.
 
-    :raises sqlalchemy.exc.IntegrityError: on MySQL and SQL Server, another transaction has just stored one of the ids.
+    :raises sqlalchemy.exc.IntegrityError: on MySQL, another transaction has just stored one of the ids.
     """
     return dialect_of(connection).insert_new(connection, table, rows) if rows else set()
 
@@ -421,7 +421,7 @@ def present_rows(
         known = dialect.among(table.c.Id, some)
         statement: Select[Any] = select(table.c.Id, table.c.Digest, table.c.DeliverConnId).where(known)
         if lock:
-            statement = dialect.by_key(dialect.for_update(statement.order_by(table.c.Id), table), table)
+            statement = dialect.by_key(statement.order_by(table.c.Id).with_for_update(), table)
         for row in connection.execute(statement):
             there[row.Id] = (None if row.Digest is None else bytes(row.Digest), row.DeliverConnId)
     return there

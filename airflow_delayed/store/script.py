@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ClauseElement, Index, Insert, Table, exists, insert, literal, literal_column, select
+from sqlalchemy import ClauseElement, Insert, Table, exists, insert, literal, literal_column, select
 from sqlalchemy import Dialect as SqlDialect
-from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from airflow_delayed.store.database import KNOWN
-from airflow_delayed.store.dialects import dialect_for
+from airflow_delayed.store.dialects import dialect_for, dialect_named
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables, queue_table, store_tables
 
@@ -22,9 +22,7 @@ _DIALECTS: Mapping[str, Callable[..., SqlDialect]] = {
     "mysql": mysql.dialect,
     "mariadb": MariaDBDialect,
     "sqlite": sqlite.dialect,
-    "mssql": mssql.dialect,
 }
-_NEVER_RUN = "-- NEVER RUN: no test of this package has a SQL Server. Read it before you run it.\n"
 #: "CREATE UNIQUE INDEX name ON table (columns)"
 _INDEX = re.compile(r"CREATE (UNIQUE )?INDEX (.+?) ON .+? (\(.*\))$", re.DOTALL)
 
@@ -35,9 +33,11 @@ def install_script(name: str, queues: Sequence[str] = (), *, table: str = TABLE,
     It may be run again, and changes no table that is there: an older one keeps its version.
 
     :param name: SQLAlchemy's name of the database; one of :data:`airflow_delayed.store.database.KNOWN`.
+    :raises DelayedError: an unknown database.
     :raises ValueError: the table's name is empty, or too long.
     :raises LimitExceeded: the name of a queue is longer than a table's may be.
     """
+    dialect_named(name).check_known()
     # names, and not "%s": the text is not for a driver, which would read "%%" as one "%"
     dialect = _DIALECTS[name](paramstyle="named")
     tables = store_tables(table, schema)
@@ -49,8 +49,6 @@ def install_script(name: str, queues: Sequence[str] = (), *, table: str = TABLE,
         f"-- {KNOWN[name]}: tables of airflow_delayed, version {VERSION}. It may be run again: it creates what is"
         " missing, and changes nothing else.\n"
     )
-    if name == "mssql":
-        head += _NEVER_RUN
     if name == "sqlite":
         # the file keeps this setting
         statements.insert(0, "PRAGMA journal_mode=WAL")
@@ -58,24 +56,15 @@ def install_script(name: str, queues: Sequence[str] = (), *, table: str = TABLE,
 
 
 def _creation(table: Table, dialect: SqlDialect) -> Iterator[str]:
-    form = dialect_for(dialect).script_form
-    unless = form != "if before"
-    create = _text(CreateTable(table, if_not_exists=unless), dialect)
+    create = _text(CreateTable(table, if_not_exists=True), dialect)
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
-    if form == "indexes within":
+    if dialect_for(dialect).indexes_within:
         parts = [_INDEX.sub(r"\1INDEX \2 \3", _text(CreateIndex(index), dialect)) for index in indexes]
         yield ",\n\t".join([create.removesuffix(")").rstrip(), *parts]) + "\n)"
         return
-    name = _quoted(dialect.identifier_preparer.format_table(table))
-    yield create if unless else f"IF OBJECT_ID({name}, N'U') IS NULL\n{create}"
+    yield create
     for index in indexes:
-        yield _index(index, name, unless, dialect)
-
-
-def _index(index: Index, table: str, unless: bool, dialect: SqlDialect) -> str:
-    create = _text(CreateIndex(index, if_not_exists=unless), dialect)
-    found = f"INDEXPROPERTY(OBJECT_ID({table}), {_quoted(str(index.name))}, 'IndexID')"
-    return create if unless else f"IF {found} IS NULL\n{create}"
+        yield _text(CreateIndex(index, if_not_exists=True), dialect)
 
 
 def _version_row(tables: Tables, dialect: SqlDialect) -> str:
@@ -90,7 +79,3 @@ def _text(element: ClauseElement, dialect: SqlDialect) -> str:
     options = {"literal_binds": True} if isinstance(element, Insert) else {}
     lines = str(element.compile(dialect=dialect, compile_kwargs=options)).strip().splitlines()
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _quoted(text: str) -> str:
-    return f"N'{text.replace(chr(39), chr(39) * 2)}'"

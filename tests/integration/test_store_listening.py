@@ -12,6 +12,7 @@ from urllib.parse import quote_plus, urlsplit
 import pytest
 from sqlalchemy import create_engine, text
 from support.proxy import Proxy, proxy
+from support.rabbitmq import eventually
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import DelayedError
@@ -206,8 +207,8 @@ def test_nothing_is_left_open(hook: DelayedStoreHook, clock: Clock):
     made = Listener(hook.engine, hook.table, watch=nullcontext, poll=1.0, monotonic=clock)
     assert len(listening(hook)) == 1
     made.close()
-    # closed for good, and not given back to the pool
-    assert listening(hook) == []
+    # closed for good, and not given back to the pool; the server lists it until it has read the end of the connection
+    eventually(lambda: listening(hook) == [])
     made.wake()
 
 
@@ -215,7 +216,7 @@ def test_which_database_is_listened_to(hook: DelayedStoreHook, monkeypatch):
     made = waiter_for(hook.engine, hook.table, nullcontext)
     assert isinstance(made, Listener)
     made.close()
-    for name in ("sqlite", "mysql", "mariadb", "mssql"):
+    for name in ("sqlite", "mysql", "mariadb"):
         monkeypatch.setattr(hook.engine.dialect, "name", name)
         other = waiter_for(hook.engine, hook.table, nullcontext)
         assert (type(other), other.longest) == (Poller, 1.0)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 
 import pytest
+from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture, serving  # noqa: F401
 from support.stores import Store
 
@@ -65,15 +66,15 @@ def test_tables_that_are_not_there(store: Store, page: Page):
 def test_a_library_that_is_not_installed_is_named_to_every_viewer(
     store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
 ):
-    # the tests have no provider for it
-    connect("database", "mssql://somebody:secret@127.0.0.1/nothing")
+    monkeypatch.setitem(ProvidersManagerTaskRuntime().hooks, "mysql", None)
+    connect("database", "mysql://somebody:secret@127.0.0.1/nothing")
     connect("cloud", "aws://")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", "database")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "cloud:orders")
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     monkeypatch.setitem(sys.modules, "airflow.providers.amazon.aws.hooks.sqs", None)
     monkeypatch.delitem(sys.modules, "airflow_delayed.hooks.sqs", raising=False)
-    for path, extra in (("stores/database/summary", "mssql"), ("sqs/cloud/orders/summary", "sqs")):
+    for path, extra in (("stores/database/summary", "mysql"), ("sqs/cloud/orders/summary", "sqs")):
         answer = page.ask("GET", f"/api/v1/{path}", "viewer")
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_ready")
         assert f"pip install 'airflow-provider-delayed[{extra}]'" in answer.json()["error"]["message"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from support.send_runs import run_fixture as run_fixture
 
 from airflow_delayed.delivery import delivery_for
@@ -19,17 +20,16 @@ from airflow_delayed.errors import MissingExtra
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.sources.query import SqlSource
 
-CONNECTIONS = {"broker": "rabbitmq://localhost", "cloud": "aws://", "database": "mssql://localhost"}
+CONNECTIONS = {"broker": "rabbitmq://localhost", "cloud": "aws://", "database": "mysql://localhost"}
 RABBITMQ = "RabbitMQ cannot be used without pika: pip install 'airflow-provider-delayed[rabbitmq]'"
 SQS = "Amazon SQS cannot be used without apache-airflow-providers-amazon: pip install 'airflow-provider-delayed[sqs]'"
 SPARK = (
     "DelayedSparkSendOperator cannot be used without apache-airflow-providers-apache-spark: pip install"
     " 'airflow-provider-delayed[spark]'"
 )
-#: Not hidden: the tests do without its provider.
 SQL = (
-    "connection 'database': type 'mssql' cannot be used without its provider: pip install"
-    " 'airflow-provider-delayed[mssql]'"
+    "connection 'database': type 'mysql' cannot be used without its provider: pip install"
+    " 'airflow-provider-delayed[mysql]'"
 )
 
 
@@ -120,7 +120,12 @@ def test_spark() -> None:
     assert found == f"MissingExtra: {SPARK}"
 
 
-def test_a_database(connect: Callable[..., str]) -> None:
+@pytest.fixture
+def no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ProvidersManagerTaskRuntime().hooks, "mysql", None)
+
+
+def test_a_database(connect: Callable[..., str], no_provider: None) -> None:
     connect("database", CONNECTIONS["database"])
     with pytest.raises(Exception, match="Unknown hook type"):
         BaseHook.get_connection("database").get_hook()
@@ -130,7 +135,9 @@ def test_a_database(connect: Callable[..., str]) -> None:
             call()
         assert str(found.value) == SQL
     listed, examined = answers(
-        [], "command('list', '--store-conn-id', 'database')", "command('doctor', '--conn-id', 'database')"
+        ["airflow.providers.mysql.hooks.mysql"],
+        "command('list', '--store-conn-id', 'database')",
+        "command('doctor', '--conn-id', 'database')",
     )
     assert listed == SQL
     # its name once
@@ -138,11 +145,21 @@ def test_a_database(connect: Callable[..., str]) -> None:
     assert f": {SQL}" not in examined
 
 
-def test_a_database_as_a_source(connect: Callable[..., str], run) -> None:
+def test_a_database_as_a_source(connect: Callable[..., str], no_provider: None, run) -> None:
     connect("database", CONNECTIONS["database"])
     with pytest.raises(AirflowFailException) as found:
         run.execute(source=SqlSource("SELECT 1", "database"), delay=1)
     assert str(found.value) == f"{SQL}, or name another connection"
+
+
+def test_a_source_whose_provider_no_extra_brings(connect: Callable[..., str], run) -> None:
+    connect("database", "mssql://localhost")
+    with pytest.raises(AirflowFailException) as found:
+        run.execute(source=SqlSource("SELECT 1", "database"), delay=1)
+    assert str(found.value) == (
+        "connection 'database' of SqlSource is of type 'mssql', for which no installed provider has a SQL hook;"
+        " install its provider, or name the connection of another database"
+    )
 
 
 def message() -> DelayedMessage:

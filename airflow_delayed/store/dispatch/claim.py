@@ -2,7 +2,7 @@
 
 On PostgreSQL a claim is one statement (``_claim_at_once``). Its snapshot may be older than the last commit of another
 dispatcher; then the upsert into ``_past`` decides, because it sees the latest row of an id and does not replace
-another's lease. On MySQL, MariaDB, SQLite and SQL Server :func:`lock_due` runs a SELECT that locks the rows
+another's lease. On MySQL, MariaDB and SQLite :func:`lock_due` runs a SELECT that locks the rows
 (``_select_due``), and a second statement looks for leases. MySQL and MariaDB lock by an index also what they only
 examine, such as messages of other connections; there another SELECT, which locks nothing, first finds the ids.
 
@@ -208,7 +208,6 @@ def _lock(
     """Lock due messages in the order of due time, without those that other transactions have locked."""
     dialect, form = dialect_of(connection), _form(request)
     if not dialect.locks_examined_rows:
-        # not a parameter: SQL Server's TOP takes none
         statement = _select_due(tables, form, dialect).limit(request.limit)
         return [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, values).all()]
     rows: list[dict[str, Any]] = []
@@ -325,7 +324,7 @@ def _select_due(tables: Tables, form: _ClaimForm, dialect: Dialect) -> Select[An
         name: case((small, table.c[name])) if name in _CONTENT else table.c[name] for name in (*_PLAIN, *_COPIED)
     }
     statement: Select[Any] = select(*columns.values(), body, headers).where(*_claimable(tables, form))
-    statement = dialect.for_update(statement, table, skip_locked=True)
+    statement = statement.with_for_update(skip_locked=True)
     if dialect.locks_examined_rows:
         return dialect.by_key(statement.where(table.c.Id.in_(bindparam("ids", expanding=True))), table)
     return statement.order_by(table.c.Time)

@@ -1,10 +1,10 @@
 """A destination that is a table in the store's own database, in the shape of NServiceBus's SQL transports.
 
-PostgreSQL: NServiceBus.Transport.PostgreSql, PostgreSqlConstants.cs (CreateQueueText, SendText); SQL Server:
-NServiceBus.Transport.SqlServer, SqlServerConstants.cs. SQLite and MySQL, which NServiceBus does not serve, get
-PostgreSQL's columns. Headers are one JSON object; its ``NServiceBus.MessageId`` is always the message's id. The row's
-Id is a UUID: the message's id if that is a UUID in the usual form (lower case, with dashes), otherwise a UUID made
-from it, so that the same message is the same row. Expires is empty: a message that has expired is not delivered.
+PostgreSQL: NServiceBus.Transport.PostgreSql, PostgreSqlConstants.cs (CreateQueueText, SendText). SQLite and MySQL,
+which NServiceBus does not serve, get the same columns. Headers are one JSON object; its ``NServiceBus.MessageId`` is
+always the message's id. The row's Id is a UUID: the message's id if that is a UUID in the usual form (lower case, with
+dashes), otherwise a UUID made from it, so that the same message is the same row. Expires is empty: a message that has
+expired is not delivered.
 
 A row is inserted in the transaction that removes the message from the store, so it is there exactly once. On
 PostgreSQL the same transaction notifies those that wait for rows of the table.

@@ -235,7 +235,7 @@ def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: s
     for ids in slices(sorted(row["Id"] for row in rows)):
         # with another column: MariaDB reads all of a small table where the key's columns are enough
         there = select(table.c.Id, table.c.Time).where(table.c.Id.in_(ids)).order_by(table.c.Id)
-        some = connection.execute(dialect.by_key(dialect.for_update(there, table), table)).scalars().all()
+        some = connection.execute(dialect.by_key(there.with_for_update(), table)).scalars().all()
         if not some:
             continue
         reason_and_time = literal(reason, failed.c.Reason.type), literal(now, failed.c.FailedAt.type)

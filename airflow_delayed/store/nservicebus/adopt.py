@@ -126,7 +126,7 @@ class Adopter:
     def plan(self) -> AdoptReport:
         """Return what a run would take over, as far as reading shows. Nothing is locked or changed."""
         report = AdoptReport()
-        statement = self._dialect.past_locks(_oldest_first(self._source), self._source)
+        statement = _oldest_first(self._source)
         with self._engine.connect().execution_options(read_only=True, yield_per=self._batch_size) as connection:
             for part in connection.execute(statement).partitions():
                 counts = SendReport()
@@ -208,7 +208,7 @@ def _oldest_first(source: Table) -> Select[Any]:
 
 def due(dialect: Dialect, source: Table, left: Sequence[Any], limit: int) -> Select[Any]:
     """Return the query that locks the next rows, except those in ``left``; it skips locked rows."""
-    statement = dialect.for_update(_oldest_first(source).limit(limit), source, skip_locked=True)
+    statement = _oldest_first(source).limit(limit).with_for_update(skip_locked=True)
     return statement.where(source.c.Id.not_in(left)) if left else statement
 
 

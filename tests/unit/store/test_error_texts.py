@@ -19,8 +19,6 @@ from airflow_delayed.store.engine import first_line
         ((1292, "Truncated incorrect DOUBLE value: 'hush'"), "Truncated incorrect DOUBLE value: ..."),
         # mysql-connector-python
         (("1062 (23000): Duplicate entry 'hush' for key 'one'",), "1062 (23000): Duplicate entry ... for key 'one'"),
-        # SQL Server
-        (("Violation. The duplicate key value is (hush).",), "Violation. The duplicate key value is ...."),
         ((2006, "Server has gone away"), "Server has gone away"),
         ((), "ValueError"),
     ],

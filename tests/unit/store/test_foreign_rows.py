@@ -1,4 +1,4 @@
-"""The rows of a foreign table, and the SQL that takes them; SQL Server's too, which the tests cannot run."""
+"""The rows of a foreign table, and the SQL that takes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 from sqlalchemy import Column, MetaData, Table
-from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import NullType
 from support.msmq import headers_xml
 
@@ -29,12 +29,6 @@ ROW = {
 @pytest.mark.parametrize(
     "dialect, name, wanted",
     [
-        (
-            mssql.dialect(),
-            "[my ]] schema].[Sales.timeouts]",
-            "SELECT TOP __[POSTCOMPILE_param_1] [Id], [Destination], [State], [Time], [Headers], [RetryCount] FROM"
-            " TABLE WITH (READPAST, UPDLOCK, ROWLOCK) WHERE ([Id] NOT IN (__[POSTCOMPILE_Id_1])) ORDER BY [Time]",
-        ),
         (
             postgresql.dialect(),
             '"my ] schema"."Sales.timeouts"',

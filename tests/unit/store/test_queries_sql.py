@@ -1,4 +1,4 @@
-"""What each database is asked, SQL Server included, which the tests cannot run."""
+"""What each database is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 from sqlalchemy import create_mock_engine, select
-from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.changes import locate
@@ -48,7 +48,6 @@ class Nothing(list):
         (postgresql, '"room"."store"', "FOR UPDATE SKIP LOCKED"),
         # or it would read, and lock, a small table from end to end
         (mysql, "`room`.`store` FORCE INDEX (PRIMARY)", "FOR UPDATE SKIP LOCKED"),
-        (mssql, "[room].[store] WITH (READPAST, UPDLOCK, ROWLOCK)", ".[Id]"),
         (sqlite, '"room"."store"', '."Id"'),
     ],
 )
@@ -71,11 +70,6 @@ def test_messages_are_locked_in_one_order(dialect, source, end):
             "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H')",
             "date_format(`room`.`store`.`Time`, '%Y-%m-%d %H:%i')",
         ),
-        (
-            mssql,
-            "convert(VARCHAR(13), [room].[store].[Time], 120)",
-            "convert(VARCHAR(16), [room].[store].[Time], 120)",
-        ),
         (sqlite, "substr(", "substr("),
     ],
 )
@@ -97,7 +91,7 @@ def test_hours_of_a_database_that_is_not_known():
 
 @pytest.mark.parametrize(
     "dialect, sql",
-    [(postgresql, "substr("), (mysql, "substr("), (sqlite, "substr("), (mssql, "substring([room].[store].[State], ")],
+    [(postgresql, "substr("), (mysql, "substr("), (sqlite, "substr(")],
 )
 def test_the_first_bytes_of_a_body(dialect, sql):
     made = dialect.dialect()
@@ -114,7 +108,7 @@ def test_the_first_bytes_in_a_database_that_is_not_known(function):
         function(TABLES.messages.c.State)
 
 
-@pytest.mark.parametrize("dialect", [postgresql, mysql, mssql, sqlite])
+@pytest.mark.parametrize("dialect", [postgresql, mysql, sqlite])
 @pytest.mark.parametrize("state", [state for state in MessageState if state is not MessageState.FAILED])
 def test_each_state_is_a_condition(dialect, state):
     statement = select(TABLES.messages.c.Id).where(in_state(TABLES, state))
@@ -126,12 +120,12 @@ def test_each_state_is_a_condition(dialect, state):
     )
 
 
-@pytest.mark.parametrize("dialect", [postgresql, mysql, mssql, sqlite])
+@pytest.mark.parametrize("dialect", [postgresql, mysql, sqlite])
 def test_what_comes_behind_a_place(dialect):
     made = dialect.dialect()
     conditions = behind_place(TABLES.messages, dialect_named(made.name))
     sql = str(select(TABLES.messages.c.Id).where(*conditions).compile(dialect=made))
-    # PostgreSQL guesses well how much is left only by the short form, which SQL Server does not have
+    # PostgreSQL guesses well how much is left only by the short form
     assert (") > (" in sql, " OR " in sql) == (dialect is postgresql, dialect is not postgresql)
 
 

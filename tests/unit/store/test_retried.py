@@ -33,8 +33,6 @@ class Engine:
         ("mariadb", Said(1205, "Lock wait timeout"), True),
         ("mysql", Said("1213 (40001): Deadlock found", errno=1213), True),  # mysql-connector-python
         ("mysql", Said(2006, "Server has gone away"), False),
-        ("mssql", Said(1222, "Lock request time out"), True),
-        ("mssql", Said("40001", "deadlocked"), True),
         ("sqlite", Said("database is locked"), False),
     ],
 )
