@@ -10,6 +10,16 @@ const EVERY = 30_000; // ms between two looks
 const NAMED = 5; // destinations with a colour of their own
 const PAST = [["On time", "on_time", "--good"], ["Late", "late", "--warn"], ["Failed", "failed", "--bad"]];
 const timelines = new Map();
+let library = null; // of uPlot, once a chart asked for it
+
+/** Load uPlot: a script that sets a global, and no module. */
+function loadLibrary() {
+  library ??= new Promise((resolve, reject) => {
+    const failed = () => { library = null; reject(new Error("The chart's library could not be loaded; reload the page.")); };
+    document.head.append(h("script", { src: new URL("uplot.js", import.meta.url), onload: () => resolve(globalThis.uPlot), onerror: failed }));
+  });
+  return library;
+}
 
 /** The timeline of a store, which is made once; onRange(from, until) gets the times of a bar or of a drag. */
 export function timeline(connection, onRange) {
@@ -48,7 +58,7 @@ class Timeline {
     this.asked = Date.now();
     const { seconds } = this;
     try {
-      const [found, { default: uPlot }] = await Promise.all([get(this.path, { seconds }), import("./uplot.js")]);
+      const [found, uPlot] = await Promise.all([get(this.path, { seconds }), loadLibrary()]);
       if (seconds === this.seconds) this.draw(found, uPlot);
     } catch (fault) {
       if (!fault.whole) this.said.textContent = fault.message;
