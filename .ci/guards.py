@@ -38,7 +38,7 @@ LOWER = ".venv/bin/python .ci/guards.py --lower"
 ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
 ROLES |= {"reply", "reporting"}
 # a public path that only passes a name on: origin; frozen dataclasses that a room returns: records
-ROLES |= {"clock", "messages_dispatched", "origin", "records", "temporary_queue", "topology", "transport"}
+ROLES |= {"clock", "messages_dispatched", "origin", "records", "topology", "transport"}
 DOORS = 8
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {

@@ -24,7 +24,6 @@ from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
 from airflow_delayed.reports import WithdrawReport as WithdrawReport
-from airflow_delayed.temporary_queue import TemporaryQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,28 @@ class BatchBounds:
     most_headers: int
     longest_tag: int
     null_in_tag: bool
+
+
+class TemporaryQueue(ABC):
+    """A destination that is removed when its block ends.
+
+    :param name: the destination.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: Whether a message to it is on its way through the transport. A transport that would have no place for it
+        #: without the queue then leaves the queue there.
+        self.awaited = False
+        #: What becomes of a queue that is there after the block; None: it is removed.
+        self.remains: str | None = None
+
+    @abstractmethod
+    def arrives(self, seconds: float) -> bool:
+        """Wait at most so many seconds for a message, take it, and return whether one has come.
+
+        :raises TransportUnavailable: the connection failed.
+        """
 
 
 class Delivery(ABC):

@@ -18,12 +18,11 @@ from uuid import uuid4
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed.cli.commands import show
-from airflow_delayed.delivery import Delivery, State, TopologyReport, delivery_for
+from airflow_delayed.delivery import Delivery, State, TemporaryQueue, TopologyReport, delivery_for
 from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, delay_of, due_after, parse_moment, utcnow
 from airflow_delayed.store.api import Outcome
-from airflow_delayed.temporary_queue import TemporaryQueue
 
 #: What the name of a temporary queue begins with.
 PREFIX = "airflow-delayed-try-"

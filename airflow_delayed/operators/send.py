@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
@@ -16,17 +16,17 @@ from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import pause
-from airflow_delayed.compat import AirflowFailException, AirflowSkipException, conf
+from airflow_delayed.compat import AirflowFailException, AirflowSkipException, TaskDeferred, conf
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
+from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
-from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of
-from airflow_delayed.operators.spooling import spool_of
+from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of, origin_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
     TaskCheckpoints,
@@ -34,10 +34,11 @@ from airflow_delayed.operators.task_state import (
     note_refusal,
     note_success,
     note_waiting,
+    turn_of,
 )
 from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
-from airflow_delayed.sending import Sending
+from airflow_delayed.sending import Log, Sending
 from airflow_delayed.sources.paths import path_text
 from airflow_delayed.sources.templated import TemplatedSource
 from airflow_delayed.store.policy import OnConflict
@@ -315,7 +316,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
                 arguments.check_run(context)
-                opening = spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
+                opening = _spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
                 spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)
                 if route.store is not None and not self.only_plan:
@@ -517,3 +518,38 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             reporting.warn_without_dispatcher(
                 self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over or config.hold_over()
             )
+
+
+@contextmanager
+def _spool_of(context: Context, log: Log, *, retries: int, resumed: bool) -> Iterator[Spool]:
+    """Open the spool of a try. It is kept for as long as the same send may go on.
+
+    It is deleted after a success, a refusal and the last try. A task that is cleared has another spool: its rows are
+    produced again.
+
+    :param retries: of the task, as its DAG has them now.
+    :param resumed: this try goes on after it was deferred.
+    """
+    ti, run = context["ti"], context.get("dag_run")
+    # a run that was deleted may come again with its name
+    began = str(getattr(run, "start_date", None))
+    later = ti.try_number > max(1, ti.max_tries - retries + 1)
+    spool = Spool(
+        Path(config.spool_folder()),
+        scope_of(*origin_of(context).parts, turn_of(context), began),
+        limit=config.spool_limit(),
+        reuse=later or resumed,
+        log=log,
+    )
+    try:
+        yield spool
+    except TaskDeferred:
+        spool.close()
+        raise
+    except (InputError, AirflowSkipException):
+        spool.delete()
+        raise
+    except BaseException:
+        (spool.close if ti.try_number <= ti.max_tries else spool.delete)()
+        raise
+    spool.delete()

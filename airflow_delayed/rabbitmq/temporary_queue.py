@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from airflow_delayed.delivery import TemporaryQueue
 from airflow_delayed.rabbitmq.topology import Topology
-from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pika import ConnectionParameters
     from pika.adapters.blocking_connection import BlockingConnection
 
+    from airflow_delayed.delivery import TemporaryQueue
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
     from airflow_delayed.rabbitmq.bridge import Bridge
     from airflow_delayed.rabbitmq.consumer import Consumer
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
-    from airflow_delayed.temporary_queue import TemporaryQueue
 
 
 def require_client() -> None:

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from airflow_delayed.delivery import Clock, Connection, Delivery, Finding, SendReport, State, TopologyReport
-from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded, TopologyError
+from airflow_delayed.delivery import (
+    Clock,
+    Connection,
+    Delivery,
+    Finding,
+    SendReport,
+    State,
+    TemporaryQueue,
+    TopologyReport,
+)
+from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, LimitExceeded, TopologyError
 from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
@@ -28,8 +37,6 @@ from airflow_delayed.sqs.hops import hop_of
 from airflow_delayed.sqs.redrive import RedriveResult
 from airflow_delayed.sqs.settings import Duration, QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
-from airflow_delayed.sqs.temporary_queue import temporary_queue
-from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -321,7 +328,7 @@ class SqsTransport(Delivery):
 
     def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
         """Return a block with a standard queue of its own; it has no delay queue, so it takes up to 900 s."""
-        return temporary_queue(self._urls, name)
+        return _temporary_queue(self._urls, name)
 
     def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
         """Return OpenLineage's name of a destination's queue, or of its delay queue.
@@ -450,3 +457,51 @@ class SqsTransport(Delivery):
         self.__dict__.pop("_admin", None)
         self._verified.clear()
         self._delay_queues.clear()
+
+
+#: Seconds: the longest that SQS waits for a message.
+_LONGEST_WAIT = 20
+
+
+class _TemporaryQueue(TemporaryQueue):
+    """A standard queue of its own; it is removed whatever is on its way to it."""
+
+    def __init__(self, name: str, conn_id: str, client: SQSClient, url: str) -> None:
+        super().__init__(name)
+        self._conn_id = conn_id
+        self._client = client
+        self._url = url
+
+    def arrives(self, seconds: float) -> bool:
+        """Wait for a message, whole seconds and at least one."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = min(max(round(deadline - time.monotonic()), 1), _LONGEST_WAIT)
+            with translated(self._conn_id, f"receive from queue {self.name}"):
+                answer = self._client.receive_message(QueueUrl=self._url, WaitTimeSeconds=left)
+            if answer.get("Messages"):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+
+    def end(self) -> None:
+        """Delete the queue."""
+        try:
+            with translated(self._conn_id, f"delete queue {self.name}"):
+                self._client.delete_queue(QueueUrl=self._url)
+        except DelayedError as error:
+            self.remains = f"queue {self.name} stays, and has to be deleted by hand: {error}"
+
+
+@contextmanager
+def _temporary_queue(urls: QueueUrls, name: str) -> Iterator[TemporaryQueue]:
+    """Make a queue for the block."""
+    conn_id, client, queue_name = urls.conn_id, urls.client, urls.name(name)
+    with translated(conn_id, f"create queue {queue_name}"):
+        url = client.create_queue(QueueName=queue_name)["QueueUrl"]
+    queue = _TemporaryQueue(name, conn_id, client, url)
+    try:
+        yield queue
+    finally:
+        queue.end()
+        urls.forget(name)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from sqlalchemy import delete, select
+from sqlalchemy.exc import SQLAlchemyError
+
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage
-from airflow_delayed.delivery import BatchBounds, DelayStore, Finding, SendReport, TopologyReport
+from airflow_delayed.delivery import BatchBounds, DelayStore, Finding, SendReport, TemporaryQueue, TopologyReport
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
@@ -18,17 +22,15 @@ from airflow_delayed.store import filters, queries, setup
 from airflow_delayed.store.database import Dialect
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report as dispatch_report
-from airflow_delayed.store.engine import close_engine, database_errors, engine_options, prepare, retried
+from airflow_delayed.store.engine import close_engine, database_errors, engine_options, first_line, prepare, retried
 from airflow_delayed.store.enqueue import conflicting, enqueue, known, note_sent
 from airflow_delayed.store.health import health
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.store.records import check_limits, check_queue_name, count_rows, within_bounds
-from airflow_delayed.store.schema import TABLE, store_tables
-from airflow_delayed.store.temporary_queue import temporary_queue
+from airflow_delayed.store.schema import TABLE, queue_table, store_tables
 from airflow_delayed.store.version import check_ready, problem, recorded_version
-from airflow_delayed.temporary_queue import TemporaryQueue
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -282,7 +284,7 @@ class StoreTransport(DelayStore):
     def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
         """Return a block with a queue table of its own in this database."""
         check_queue_name(name)
-        return temporary_queue(self.conn_id, self.engine, self.schema, name)
+        return _temporary_queue(self.conn_id, self.engine, self.schema, name)
 
     def replies(self, queue: str) -> QueueTableReplies:
         """Return a queue table of this database in which tasks wait for replies."""
@@ -351,3 +353,51 @@ class StoreTransport(DelayStore):
         for name in names:
             check_queue_name(name)
         return names
+
+
+#: Seconds between two looks.
+_INTERVAL = 0.1
+
+
+class _TemporaryQueueTable(TemporaryQueue):
+    """A queue table of its own; it is dropped whatever is on its way to it."""
+
+    def __init__(self, conn_id: str, engine: Engine, table: Table) -> None:
+        super().__init__(table.name)
+        self._conn_id = conn_id
+        self._engine = engine
+        self._table = table
+
+    def arrives(self, seconds: float) -> bool:
+        """Look for a row, ten times a second."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with database_errors(self._conn_id, self._engine), self._engine.begin() as connection:
+                first = connection.execute(select(self._table.c.seq).limit(1)).scalar_one_or_none()
+                if first is not None:
+                    connection.execute(delete(self._table).where(self._table.c.seq == first))
+                    return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_INTERVAL, left))
+
+    def end(self) -> None:
+        """Drop the table."""
+        try:
+            self._table.drop(self._engine, checkfirst=True)
+        except SQLAlchemyError as error:
+            self.remains = f"table {self.name} stays, and has to be dropped by hand: {first_line(error)}"
+
+
+@contextmanager
+def _temporary_queue(conn_id: str, engine: Engine, schema: str | None, name: str) -> Iterator[TemporaryQueue]:
+    """Make a queue table for the block."""
+    table = queue_table(name, schema, dialect_of(engine))
+    with database_errors(conn_id, engine):
+        table.create(engine)
+    queue = _TemporaryQueueTable(conn_id, engine, table)
+    try:
+        yield queue
+    finally:
+        queue.end()
