@@ -117,9 +117,10 @@ def _engine(conn_id: str) -> Engine:
         connection = BaseHook.get_connection(conn_id)
         hook = hook_of(connection)
         if not isinstance(hook, DbApiHook):
+            problem = "no installed provider knows" if hook is None else "is no SQL database"
             raise SourceError(
-                f"connection {conn_id!r} of SqlSource is of type {connection.conn_type!r}, for which no installed"
-                " provider has a SQL hook; install its provider, or name the connection of another database"
+                f"connection {conn_id!r} of SqlSource is of type {connection.conn_type!r}, which {problem}; name one of"
+                f" a database{', or install its provider' if hook is None else ''}"
             )
         # an error's text shows no parameters
         options = {"connect_args": connect_args(hook), "hide_parameters": True}

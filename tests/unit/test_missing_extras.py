@@ -157,8 +157,8 @@ def test_a_source_whose_provider_no_extra_brings(connect: Callable[..., str], ru
     with pytest.raises(AirflowFailException) as found:
         run.execute(source=SqlSource("SELECT 1", "database"), delay=1)
     assert str(found.value) == (
-        "connection 'database' of SqlSource is of type 'mssql', for which no installed provider has a SQL hook;"
-        " install its provider, or name the connection of another database"
+        "connection 'database' of SqlSource is of type 'mssql', which no installed provider knows; name one of a"
+        " database, or install its provider"
     )
 
 
