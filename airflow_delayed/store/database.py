@@ -80,7 +80,8 @@ class OthersAccess(NamedTuple):
 
 
 class Dialect:
-    """A database; a subclass overrides what differs. On an unknown database most methods raise an error.
+    """A database; a subclass overrides what differs. The store's engine refuses one without a
+    subclass, see :meth:`prepare`; statements can still be shown for it.
 
     :param name: SQLAlchemy's name of it.
     """
@@ -122,9 +123,6 @@ class Dialect:
         if self.name not in KNOWN:
             raise DelayedError(f"no store can be kept in {self.name}; use one of {', '.join(KNOWN.values())}")
 
-    def _unknown(self, what: str) -> DelayedError:
-        return DelayedError(f"the store does not know {what} {self.name}")
-
     # connections
 
     def engine_options(self) -> dict[str, Any]:
@@ -149,11 +147,7 @@ class Dialect:
         """Let the database end each statement that takes longer, because its caller no longer waits.
 
         SQLite has no such limit, and MySQL has it for SELECT only.
-
-        :raises DelayedError: an unknown database.
         """
-        if not self._limit:
-            raise self._unknown("how to limit statements in")
         statement = self._limit.format(seconds=seconds, milliseconds=seconds * 1000)
 
         def limit(connection: Any, _record: object) -> None:
@@ -165,11 +159,7 @@ class Dialect:
         event.listen(engine, "connect", limit)
 
     def server_name(self, connection: Connection) -> str:
-        """Return the server's name and version, such as "PostgreSQL 15.4".
-
-        :raises DelayedError: an unknown database.
-        """
-        self.check_known()
+        """Return the server's name and version, such as "PostgreSQL 15.4"."""
         version = getattr(connection.dialect, "server_version_info", None) or ()
         return " ".join([KNOWN[self._server(connection)], *([".".join(map(str, version[:3]))] if version else [])])
 
@@ -177,14 +167,7 @@ class Dialect:
         return self.name
 
     def time(self, connection: Connection) -> datetime:
-        """Return the database's time in UTC, in one round trip. SQLite's has milliseconds.
-
-        :raises DelayedError: an unknown database.
-        """
-        if not self._clock:
-            raise DelayedError(
-                f"the store does not know the clock of {self.name}; use one of {', '.join(sorted(KNOWN))}"
-            )
+        """Return the database's time in UTC, in one round trip. SQLite's has milliseconds."""
         now = connection.execute(text(self._clock)).scalar_one()
         moment: datetime = datetime.fromisoformat(now) if isinstance(now, str) else now
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -195,12 +178,7 @@ class Dialect:
         return f"({self._clock})"
 
     def listens(self, driver: str) -> bool:
-        """Return whether a connection of this driver can wait for notifications.
-
-        :raises DelayedError: an unknown database.
-        """
-        if self.name not in KNOWN:
-            raise self._unknown("how to wait for messages in")
+        """Return whether a connection of this driver can wait for notifications."""
         return False
 
     # columns
@@ -241,18 +219,15 @@ class Dialect:
 
     def length(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         """Return the SQL for the number of bytes."""
-        raise self._unknown("how to read a part of a message in")
+        raise NotImplementedError
 
     def beginning(self, column: ColumnElement[Any], limit: int) -> ColumnElement[Any]:
         """Return the SQL for the first bytes, or for the first characters of text."""
-        raise self._unknown("how to read a part of a message in")
+        raise NotImplementedError
 
     def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
-        """Return the SQL for the hour or minute of a time in UTC: a time, or the text ``2030-01-31 09[:30]``.
-
-        :raises DelayedError: an unknown database.
-        """
-        raise DelayedError(f"the store does not know how to count by hours on {self.name}; give hours=0 and minutes=0")
+        """Return the SQL for the hour or minute of a time in UTC: a time, or the text ``2030-01-31 09[:30]``."""
+        raise NotImplementedError
 
     def behind(
         self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
@@ -332,7 +307,7 @@ class Dialect:
         connection.execute(statement, [{**row, **common} for row in rows])
 
     def _upsert(self, table: Table, names: Sequence[str]) -> Any:
-        raise self._unknown("how to replace rows in")
+        raise NotImplementedError
 
 
 def bytes_type(length: int | None = None) -> TypeEngine[bytes]:

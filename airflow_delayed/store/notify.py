@@ -305,7 +305,6 @@ def waiter_for(engine: Engine, table: Table, watch: Watch) -> Waiter:
     """Return the waiter of a table: on PostgreSQL a :class:`Listener`, otherwise a :class:`Poller`.
 
     :param watch: see :class:`Listener`.
-    :raises DelayedError: an unknown database.
     """
     if dialect_of(engine).listens(engine.dialect.driver):
         return Listener(engine, table, watch=watch, poll=POLL, safety=SAFETY)

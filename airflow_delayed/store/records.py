@@ -221,7 +221,6 @@ def read_content(engine: Engine, tables: Tables, message_id: str, *, body_limit:
     """Return the content of a message; None: it is not in the store.
 
     :param body_limit: the most bytes of the body that are read.
-    :raises DelayedError: an unknown database.
     """
     # a message that moves from one table to the other between two queries is found by the second round
     for _ in range(2):

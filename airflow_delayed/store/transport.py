@@ -295,10 +295,7 @@ class StoreTransport(DelayStore):
         return self.dataset(self.table.name)
 
     def limit_statements(self, seconds: int) -> None:
-        """Let the database end statements that take longer, where it can; call it once, before any other use.
-
-        :raises DelayedError: an unknown database.
-        """
+        """Let the database end statements that take longer, where it can; call it once, before any other use."""
         self.dialect.limit_statements(self.engine, seconds)
 
     def describe_server(self) -> str:

@@ -15,7 +15,6 @@ from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
 from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import notify
 from airflow_delayed.store.network import Watchdog
@@ -220,6 +219,3 @@ def test_which_database_is_listened_to(hook: DelayedStoreHook, monkeypatch):
         monkeypatch.setattr(hook.engine.dialect, "name", name)
         other = waiter_for(hook.engine, hook.table, nullcontext)
         assert (type(other), other.longest) == (Poller, 1.0)
-    monkeypatch.setattr(hook.engine.dialect, "name", "oracle")
-    with pytest.raises(DelayedError, match="does not know how to wait for messages in oracle"):
-        waiter_for(hook.engine, hook.table, nullcontext)

@@ -89,7 +89,6 @@ class Adopter:
     :param store: our store.
     :param batch_size: rows that are locked and copied at a time.
     :raises ValueError: the batch size is not 1 to 1000.
-    :raises DelayedError: the database is not a known one.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class Adopter:
         if not 1 <= batch_size <= MAX_LEFT:
             raise ValueError(f"batch_size={batch_size} must be 1 to {MAX_LEFT}")
         self._dialect = dialect_of(engine)
-        self._dialect.check_known()
         self._engine = engine
         self._source = source
         self._messages = messages

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 import pytest
-from sqlalchemy import create_mock_engine, select
+from sqlalchemy import select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.changes import locate
 from airflow_delayed.store.database import TimeUnit
-from airflow_delayed.store.dialects import dialect_named, dialect_of
+from airflow_delayed.store.dialects import dialect_named
 from airflow_delayed.store.filters import MessageFilter, MessageState, in_state
 from airflow_delayed.store.queries import behind_place
 from airflow_delayed.store.schema import store_tables
@@ -84,11 +83,6 @@ def test_hours_and_minutes(dialect, hour, minute):
     assert minute in sql("minute")
 
 
-def test_hours_of_a_database_that_is_not_known():
-    with pytest.raises(DelayedError, match="count by hours on oracle; give hours=0 and minutes=0"):
-        dialect_named("oracle").truncated(TABLES.messages.c.Time, "hour")
-
-
 @pytest.mark.parametrize(
     "dialect, sql",
     [(postgresql, "substr("), (mysql, "substr("), (sqlite, "substr(")],
@@ -98,14 +92,6 @@ def test_the_first_bytes_of_a_body(dialect, sql):
     store = dialect_named(made.name)
     statement = select(store.beginning(TABLES.messages.c.State, 5), store.length(TABLES.messages.c.State))
     assert sql in str(statement.compile(dialect=made))
-
-
-@pytest.mark.parametrize(
-    "function", [lambda column: dialect_named("oracle").beginning(column, 5), dialect_named("oracle").length]
-)
-def test_the_first_bytes_in_a_database_that_is_not_known(function):
-    with pytest.raises(DelayedError, match="read a part of a message in oracle"):
-        function(TABLES.messages.c.State)
 
 
 @pytest.mark.parametrize("dialect", [postgresql, mysql, sqlite])
@@ -127,10 +113,3 @@ def test_what_comes_behind_a_place(dialect):
     sql = str(select(TABLES.messages.c.Id).where(*conditions).compile(dialect=made))
     # PostgreSQL guesses well how much is left only by the short form
     assert (") > (" in sql, " OR " in sql) == (dialect is postgresql, dialect is not postgresql)
-
-
-def test_statements_of_a_database_that_is_not_known_are_not_limited():
-    oracle = create_mock_engine("sqlite://", lambda *_: None)
-    oracle.dialect.name = "oracle"
-    with pytest.raises(DelayedError, match="limit statements in oracle"):
-        dialect_of(oracle).limit_statements(oracle, 30)
