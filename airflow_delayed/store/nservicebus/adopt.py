@@ -25,7 +25,7 @@ from airflow_delayed.errors import InputError, some
 from airflow_delayed.identity import digest_of
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_first
-from airflow_delayed.store.database import Dialect, slices
+from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.nservicebus.foreign_table import NSERVICEBUS_COLUMNS, Reader, retries_of
 
@@ -160,7 +160,7 @@ class Adopter:
         return len(rows)
 
     def _due(self, left: Sequence[Any]) -> Select[Any]:
-        return due(self._dialect, self._source, left, self._batch_size)
+        return due(self._source, left, self._batch_size)
 
     def _fetch(self, connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
         return list(map(_by_key, connection.execute(statement)))
@@ -204,7 +204,7 @@ def _oldest_first(source: Table) -> Select[Any]:
     return select(source).order_by(source.c.Time)
 
 
-def due(dialect: Dialect, source: Table, left: Sequence[Any], limit: int) -> Select[Any]:
+def due(source: Table, left: Sequence[Any], limit: int) -> Select[Any]:
     """Return the query that locks the next rows, except those in ``left``; it skips locked rows."""
     statement = _oldest_first(source).limit(limit).with_for_update(skip_locked=True)
     return statement.where(source.c.Id.not_in(left)) if left else statement
