@@ -19,6 +19,7 @@ from airflow_delayed.store.counts import DispatcherSeen
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, MessageState, filter_of, moments
+from airflow_delayed.store.forecast import Forecast, forecasts
 from airflow_delayed.store.history import Timeline, timeline
 from airflow_delayed.store.leases import FIRST_ID
 from airflow_delayed.store.queries import DeliveredMessage
@@ -183,6 +184,18 @@ class StoreOverview(StoreTransport):
         """
         with self._ready():
             return timeline(self.engine, self.tables, seconds)
+
+    def forecast(self, until: datetime | None = None) -> Sequence[Forecast]:
+        """Return the messages that will be more than a minute late, as if all connections and a dispatcher worked.
+
+        It goes by what falls due per minute, and the speed of each connection: the lowest of what was measured in the
+        last 14 days, of the dispatchers' ``max_rate`` and of a destination's rate. It reads the messages that fall due
+        until then: some seconds for ten million.
+
+        :param until: at most 31 days ahead; None: a day ahead.
+        """
+        with self._ready():
+            return forecasts(self.engine, self.tables, self.conn_id, until)
 
     def _filter(self, filters: FilterArgs) -> MessageFilter:
         return filter_of(filters, own_conn_id=self.conn_id)

@@ -501,6 +501,7 @@ class Dispatcher:
     def _record_heartbeat(self, connection: Connection, now: datetime) -> None:
         state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._problem(), **self._runs_in}
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
+        state["max_rate"] = self.policy.max_rate
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
 

@@ -206,12 +206,15 @@ class ConnectionWorker:
         claimed = self._settle_and_claim([], idle)
         while claimed or sent:
             idle.clear()
+            began, full = self._repository.monotonic(), self._is_full(claimed)
             following = threads.submit(self._settle_and_claim, sent, idle)
             try:
                 error = self._send(claimed)
             finally:
                 idle.set()
                 wait([following])
+            if full and error is None:
+                _note_full(claimed, self._repository.monotonic() - began)
             sent, claimed = claimed, following.result()
             if self._repository.recovery_breaker.tripped:
                 self._settle(sent)
@@ -228,6 +231,13 @@ class ConnectionWorker:
             log.warning("%s; it is tried again", about(self.conn_id, error))
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
             sent, claimed = [], self._settle_and_claim([], idle)
+
+    def _is_full(self, claimed: Sequence[ClaimedBatch]) -> bool:
+        """Return whether the last claim took all that it might, and nothing that has to wait for its time."""
+        if not claimed or self._caught_up is not None:
+            return False
+        last: datetime = max(batch.rows[-1]["Time"] for batch in claimed)
+        return last <= self._repository.clock() + self.window
 
     # -- settling and claiming -----------------------------------------------------------------------------------------
 
@@ -377,6 +387,14 @@ class ConnectionWorker:
         return result.connection_error
 
 
+def _note_full(batches: Sequence[ClaimedBatch], seconds: float) -> None:
+    """Note how long batches took together, from one claim to the next; each has a share of it."""
+    rows = sum(len(batch.rows) for batch in batches)
+    for batch in batches:
+        if batch.outcome is not None:
+            batch.outcome.full_seconds = seconds * len(batch.rows) / rows
+
+
 class QueueTableWorker:
     """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
 
@@ -403,9 +421,13 @@ class QueueTableWorker:
         :raises BreakerTripped: the database has failed for too long.
         """
         self._queues.look_again()
+        began = self._repository.monotonic()
         while limit := self._repository.allowed(self._policy.batch_size):
             outcome, refused, self.turns = self._repository.writing(Activity.DELIVER, partial(self._move, limit))
-            rows = outcome.count
+            rows, ended = outcome.count, self._repository.monotonic()
+            if rows == limit:
+                outcome.full_seconds = ended - began
+            began = ended
             self._repository.rate.give_back(limit - rows)
             self.counter.add(outcome)
             breaker = self._repository.recovery_breaker
