@@ -249,6 +249,10 @@ class DelayStore(Delivery):
         """Return OpenLineage's name of the store's own table; None: it has none."""
         return None
 
+    def forecast_findings(self, until: datetime) -> Sequence[Finding]:
+        """Return which of these messages will be late, of those that fall due until then; by default nothing."""
+        return ()
+
     def gauges(self) -> None:
         """Emit the store's counts as gauges through Airflow's Stats; by default none."""
         return
@@ -292,7 +296,7 @@ _DEFAULTS = (
     *("is_store", "sooner_when_due", "patient", "fits", "advice", "receiver_warning", "kept_open", "dataset"),
     *("temporary_queue", "replies"),
 )
-_STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "gauges")
+_STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "forecast_findings", "gauges")
 
 
 def with_defaults(transport: Any) -> Delivery:

@@ -38,6 +38,8 @@ MAX_DESTINATIONS = 100
 MAX_REASONS = 1000
 #: By how much the clocks of a store and of this machine may differ.
 _TOLERANCE = timedelta(seconds=5)
+#: Seconds for the forecast, which reads all that falls due within a day.
+_FORECAST_SECONDS = 8.0
 #: What suffices for ``hold_over`` beside a dispatcher that stays.
 _HOLD_OVER = timedelta(seconds=30)
 _MEND = (
@@ -175,6 +177,7 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
         if not isinstance(delivery, DelayedStoreHook):
             return Examination(found)
         try:
+            found += _forecast(delivery)
             found += _hold_over(delivery)
             return Examination(_with_reason(delivery, found), delivery.destinations())
         except TopologyError:
@@ -244,6 +247,23 @@ def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[F
 def _frequent_reason(store: DelayedStoreHook) -> str:
     reasons = Counter(each.last_error for each in store.list(state="failed", limit=MAX_REASONS) if each.last_error)
     return f", most of them because: {reasons.most_common(1)[0][0]}" if reasons else ""
+
+
+def _forecast(store: DelayedStoreHook) -> list[Finding]:
+    """Return what will be late; where it takes long to know, that it is not known."""
+    answer = in_thread(store.forecast, "doctor-forecast")
+    wait([answer], timeout=_FORECAST_SECONDS)
+    if answer.done():
+        return [one.finding(store.conn_id) for one in answer.result() if one.speed is not None]
+    return [
+        Finding(
+            state=State.UNKNOWN,
+            resource=f"messages of store {store.conn_id!r}",
+            found=f"whether those that fall due within a day will be late was not known within {_FORECAST_SECONDS:g} s",
+            code="forecast",
+            remedy="ask again when the database has less to do",
+        )
+    ]
 
 
 def _hold_over(store: DelayedStoreHook) -> list[Finding]:

@@ -10,7 +10,7 @@ from airflow.sdk import Asset
 from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.compat import AirflowSkipException
-from airflow_delayed.delivery import DelayStore, Delivery, State, TopologyReport
+from airflow_delayed.delivery import DelayStore, Delivery, Finding, State, TopologyReport
 from airflow_delayed.errors import SHOWN, DestinationMissing, InputError, TopologyError, explained, some
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.preflight import PreflightReport
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: How many destinations an event names, those with the most messages; the others are counted.
 NAMED = 100
+#: The least messages that a send stores, for which it asks what will be late: that reads all that falls due by then.
+MANY = 10_000
 
 
 def log_preflight(log: Log, conn_id: str, source: str, found: PreflightReport, past_due: str) -> None:
@@ -133,7 +135,7 @@ def log_warnings(log: Log, delivery: Delivery, report: TopologyReport, found: Pr
         log.warning("%s", warning)
 
 
-def log_findings(log: Log, report: TopologyReport) -> None:
+def log_findings(log: Log, report: Iterable[Finding]) -> None:
     """Log findings: warnings and what blocks messages as warnings."""
     for finding in report:
         if finding.state in (State.WARNING, State.BLOCKED):
@@ -176,6 +178,16 @@ def warn_without_dispatcher(log: Log, store: DelayStore, conn_id: str, stored: i
             when,
             "stay, with until= and deferrable=True" if own else f"run at least every {hold_over}",
         )
+
+
+def log_forecast(log: Log, store: DelayStore, stored: int, last_due: datetime) -> None:
+    """Warn if the store has more messages for a time than its dispatchers send, after 10,000 or more were stored."""
+    if stored < MANY:
+        return
+    try:
+        log_findings(log, store.forecast_findings(last_due))
+    except Exception as error:
+        log.warning("whether messages will be late is not known: %s; the messages are stored", explained(error))
 
 
 def log_plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:

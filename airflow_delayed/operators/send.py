@@ -514,10 +514,11 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             self._trace(lambda: (arguments.inputs(), sending.route.outputs(counts, stored=in_store)))
             metrics.count_sent(arguments.conn_id, self.stored_in, sending.sent.sent, sending.stored.sent)
         if sending.route.store is not None:
-            stored = sending.start.stored + sending.stored.sent
-            reporting.warn_without_dispatcher(
-                self.log, sending.route.store, arguments.conn_id, stored, arguments.hold_over or config.hold_over()
-            )
+            store, stored = sending.route.store, sending.start.stored + sending.stored.sent
+            hold_over = arguments.hold_over or config.hold_over()
+            reporting.warn_without_dispatcher(self.log, store, arguments.conn_id, stored, hold_over)
+            if (last_due := (sending.earlier + sending.stored).last_due) is not None:
+                reporting.log_forecast(self.log, store, stored, last_due)
 
 
 @contextmanager

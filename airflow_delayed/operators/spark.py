@@ -18,7 +18,7 @@ from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.delivery import Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.links import StoredMessagesLink
-from airflow_delayed.message import utcnow
+from airflow_delayed.message import parse_moment, utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
 from airflow_delayed.operators.send_arguments import hold_over_of
@@ -371,6 +371,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         stored = bool(summary["stored"] + summary["replaced"])
         self._trace(lambda: (arguments.inputs(), route.outputs(counts.get("destinations", {}), stored=stored)))
         if route.store is not None:
-            reporting.warn_without_dispatcher(
-                self.log, route.store, arguments.conn_id, summary["stored"], arguments.hold_over or config.hold_over()
-            )
+            stored, hold_over = summary["stored"], arguments.hold_over or config.hold_over()
+            reporting.warn_without_dispatcher(self.log, route.store, arguments.conn_id, stored, hold_over)
+            if summary["last_due"]:
+                last_due = parse_moment("last_due", summary["last_due"])
+                reporting.log_forecast(self.log, route.store, stored, last_due)

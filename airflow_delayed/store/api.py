@@ -36,6 +36,7 @@ from airflow_delayed.store.escalations import (
     TakenBack,
 )
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, run_number, take_left
+from airflow_delayed.store.forecast import Forecast
 from airflow_delayed.store.health import NAMES_HOSTS
 from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import Job, JobSeen, TooManyJobs
@@ -62,6 +63,7 @@ __all__ = [
     "DeliveredMessage",
     "DispatcherSeen",
     "Escalation",
+    "Forecast",
     "Job",
     "JobSeen",
     "Outcome",

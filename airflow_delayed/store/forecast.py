@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
+from math import inf
 from shlex import quote
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, case, func, null, select
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import lookaheads
@@ -31,6 +34,8 @@ LEAST_MINUTES, MOST_MINUTES = 3, 10
 LEAST_MS = 1000
 #: The most rows that are read of either table: anybody with the right to INSERT can write more.
 MOST_ROWS = 100_000
+#: The most destinations whose rates are looked at.
+MOST_RATES = 500
 #: The least messages of a minute whose end is worth saying that it is not known.
 MANY = 10_000
 #: The longest time that a backlog takes in a forecast; a rate that was written by hand may be very small.
@@ -93,19 +98,21 @@ class Forecast:
         return f"{due}; at {self.speed}, the last is dispatched at {self.ends_at:%Y-%m-%d %H:%M:%S} UTC"
 
     def finding(self, store: str) -> Finding:
-        """Return the warning with its remedy.
+        """Return the warning with its remedy; what is not known yet is unknown.
 
         :param store: the store's name.
         """
-        limit = None if self.speed is None else self.speed.limit
+        resource = f"messages of store {store!r} for connection {self.conn_id!r}"
+        if self.speed is None:
+            return Finding(state=State.UNKNOWN, resource=resource, found=str(self), code="forecast")
         faster = {
             "rate": f"a higher rate: airflow delayed rates --store-conn-id {quote(store)}"
             f" {quote(self.destination or '')}=...",
             "max_rate": "a higher max_rate",
-        }.get(limit or "", "another dispatcher beside it")
+        }.get(self.speed.limit, "another dispatcher beside it")
         return Finding(
             state=State.WARNING,
-            resource=f"messages of store {store!r} for connection {self.conn_id!r}",
+            resource=resource,
             found=str(self),
             code="forecast",
             remedy=f"nothing, if they may be late; else spread= in their sends, or {faster}",
@@ -164,8 +171,8 @@ def forecasts(
             found += _late(shown, None, minutes, speed, now, window)
         elif (peak := max(minutes, key=lambda one: one.messages)).messages >= MANY:
             found.append(_forecast(shown, None, peak))
-        rates = {each.destination: each.rate for each in of_connection if each.destination is not None}
-        for destination, rate in rates.items():
+        limits = {each.destination: each.rate for each in of_connection if each.destination is not None}
+        for destination, rate in limits.items():
             minutes = _by_minute(each for each in of_connection if each.destination == destination)
             found += _late(shown, destination, minutes, Speed(rate, "rate"), now, window)
     return sorted(found, key=lambda one: (one.first_due, one.conn_id, one.destination or ""))
@@ -233,19 +240,20 @@ def _forecast(
 
 def _due(connection: Connection, tables: Tables, until: datetime) -> list[_Due]:
     """Count what falls due by connection and minute, and by destination where that has a rate."""
-    table, rates = tables.messages, tables.rates
+    table = tables.messages
+    limits = {one.destination: one.per_second for one in islice(rates.read(connection, tables), MOST_RATES)}
     minute = dialect_of(connection).truncated(table.c.Time, "minute").label("minute")
-    by = table.c.DeliverConnId, rates.c.Destination, rates.c.Rate, minute
+    limited = case((table.c.Destination.in_(list(limits)), table.c.Destination)) if limits else null()
+    by = table.c.DeliverConnId, limited.label("limited"), minute
     first, last = (of(table.c.Time, type_=UtcTime()) for of in (func.min, func.max))
     counted = (
-        select(*by[:3], func.count().label("many"), first.label("first"), last.label("last"))
-        .select_from(table.outerjoin(rates, rates.c.Destination == table.c.Destination))
-        .where(table.c.Time < until)
-        .group_by(*by)
+        select(*by, func.count().label("many"), first.label("first"), last.label("last"))
+        .where(table.c.Time <= until)
+        .group_by(table.c.DeliverConnId, *(["limited"] if limits else []), minute)
         .limit(MOST_ROWS)
     )
     return [
-        _Due(row.DeliverConnId, row.Destination, row.Rate, row.first, row.last, int(row.many))
+        _Due(row.DeliverConnId, row.limited, limits.get(row.limited, inf), row.first, row.last, int(row.many))
         for row in connection.execute(counted)
     ]
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import Column, Connection, func, select
 from typing_extensions import Unpack
 
+from airflow_delayed.delivery import Finding
 from airflow_delayed.identity import typed_key_ids
 from airflow_delayed.store import counts, queries
 from airflow_delayed.store.counts import DispatcherSeen
@@ -196,6 +197,11 @@ class StoreOverview(StoreTransport):
         """
         with self._ready():
             return forecasts(self.engine, self.tables, self.conn_id, until)
+
+    def forecast_findings(self, until: datetime) -> Sequence[Finding]:
+        """Return the forecast of the connection that delivers what this stores, as findings."""
+        delivers = self.deliver_conn_id or self.conn_id
+        return [one.finding(self.conn_id) for one in self.forecast(until) if one.conn_id == delivers]
 
     def _filter(self, filters: FilterArgs) -> MessageFilter:
         return filter_of(filters, own_conn_id=self.conn_id)

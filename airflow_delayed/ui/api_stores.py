@@ -10,7 +10,8 @@ the user's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Annotated, Any, TypeVar
@@ -21,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
-from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, hash_of, of_ids
+from airflow_delayed.store.api import MAX_COUNTED, Forecast, Outcome, Outcomes, hash_of, of_ids
 from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
@@ -30,6 +31,7 @@ from airflow_delayed.ui.models import (
     AuditEntryResponse,
     AuditPage,
     ChangeResponse,
+    FindingResponse,
     MessageBody,
     MessageDetail,
     MessageOutcome,
@@ -66,6 +68,8 @@ change_router = APIRouter(
 
 #: A message that is due for longer than this is overdue.
 OVERDUE = timedelta(minutes=1)
+#: Seconds that the figures wait for the forecast.
+FORECAST_SECONDS = 0.5
 #: Entries of a message's history that come from the audit.
 MAX_AUDIT_ENTRIES = 50
 #: Messages that one change by filter looks at.
@@ -112,8 +116,30 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
         counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
         return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.health())
 
-    made, age = await pool.store_figures(connection_id, make)
-    return made.model_copy(update={"age_seconds": age})
+    (made, age), late = await asyncio.gather(pool.store_figures(connection_id, make), forecast(connection_id, pool))
+    longest = max((one.late for one in late), default=timedelta(0))
+    update = {"age_seconds": age, "forecast_late_seconds": longest.total_seconds()}
+    return _with_forecast(made, connection_id, late).model_copy(update=update)
+
+
+async def forecast(connection_id: str, pool: HookPool) -> Sequence[Forecast]:
+    """Return what will be late within a day; the last answer, or none, if there is no new one within half a second.
+
+    It reads all that falls due within a day, and must not hold up what is late already.
+    """
+    asked = pool.store_figures(connection_id, lambda hook: hook.forecast(), name="forecast")
+    try:
+        found, _ = await asyncio.wait_for(asked, FORECAST_SECONDS)
+    except Exception:
+        last = pool.last_figures(f"forecast {connection_id}")
+        return () if last is None else last[0]
+    return found
+
+
+def _with_forecast(health: H, connection_id: str, late: Sequence[Forecast]) -> H:
+    """Add what will be late to the findings of a store."""
+    known = [FindingResponse.of(one.finding(connection_id)) for one in late if one.speed is not None]
+    return health.model_copy(update={"findings": [*health.findings, *known]})
 
 
 async def health(connection_id: str, pool: HookPool, user: security.User) -> StoreHealth:
@@ -122,8 +148,9 @@ async def health(connection_id: str, pool: HookPool, user: security.User) -> Sto
     def make(hook: DelayedStoreHook) -> StoreHealth:
         return StoreHealth.of_findings(hook.next_due(), hook.dispatchers(), hook.health())
 
-    made, _ = await pool.store_figures(connection_id, make, name="health")
-    return await for_user(made, connection_id, user)
+    asked = pool.store_figures(connection_id, make, name="health")
+    (made, _), late = await asyncio.gather(asked, forecast(connection_id, pool))
+    return await for_user(_with_forecast(made, connection_id, late), connection_id, user)
 
 
 @router.get("/messages")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +12,7 @@ from pydantic import Field
 
 from airflow_delayed.store.api import Timeline
 from airflow_delayed.ui import security
+from airflow_delayed.ui.api_stores import forecast
 from airflow_delayed.ui.hook_pool import HookPoolDep
 from airflow_delayed.ui.models import ApiModel
 
@@ -47,6 +50,18 @@ class FutureStepResponse(ApiModel):
     by_destination: list[int] = Field(description="In the order of ``destinations``")
 
 
+class ForecastResponse(ApiModel):
+    """Messages that will be more than a minute late, or of which that is not known."""
+
+    conn_id: str
+    destination: str | None = Field(description="The destination whose rate limits them; null: the connection does")
+    messages: int
+    first_due: datetime
+    last_due: datetime
+    ends_at: datetime | None = Field(description="When the last is dispatched; null: not known yet")
+    text: str
+
+
 class HistoryResponse(ApiModel):
     """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 10 s."""
 
@@ -55,6 +70,7 @@ class HistoryResponse(ApiModel):
     destinations: list[str] = Field(description="The 20 largest; last an empty name for all others, if there are any")
     past: list[PastStepResponse]
     future: list[FutureStepResponse]
+    forecast: list[ForecastResponse] = Field(default=[], description="Of a day, the first by due time first")
 
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
@@ -92,7 +108,9 @@ async def history(
     connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400", "604800"], Query()] = "3600"
 ) -> HistoryResponse:
     """Return what was dispatched in the last hour, day or week, and what falls due in the next; some seconds old."""
-    answer, _ = await pool.store_figures(
+    asked = pool.store_figures(
         connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
     )
-    return answer
+    (answer, _), late = await asyncio.gather(asked, forecast(connection_id, pool))
+    texts = [ForecastResponse.model_validate({**asdict(one), "text": str(one)}) for one in late]
+    return answer.model_copy(update={"forecast": texts})

@@ -9,6 +9,8 @@ metric                                      value
 ``delayed_page_findings``                   1 for each finding of the verdict, by ``code`` and ``severity``
 ``delayed_page_messages``                   messages of a store by ``state``: due, overdue, failed, ...
 ``delayed_page_oldest_due_seconds``         how long the oldest message of a store has been due; 0: none is due
+``delayed_page_forecast_late_seconds``      how late the latest message will be that falls due within a day; 0: none
+                                            is more than a minute late, or the dispatchers' speed is not known yet
 =========================================== ========================================================================
 
 Each has the labels ``store_conn_id`` or ``conn_id``, ``kind`` and, of SQS, ``queue``: the other ones are empty.
@@ -73,6 +75,7 @@ def _text(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[by
     findings = gauge("findings", "Findings of the verdict", "code", "severity")
     messages = gauge("messages", "Messages of a store", "state")
     oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
+    forecast = gauge("forecast_late_seconds", "How late the latest message will be that falls due within a day")
     for connection, summary in answers:
         name, kind = connection.connection_id, connection.kind
         labels = (name if kind == "store" else "", "" if kind == "store" else name, kind, connection.queue or "")
@@ -86,4 +89,5 @@ def _text(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[by
                 messages.labels(*labels, state).set(getattr(summary, state))
             late = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
             oldest.labels(*labels).set(late)
+            forecast.labels(*labels).set(summary.forecast_late_seconds)
     return generate_latest(registry), CONTENT_TYPE_LATEST

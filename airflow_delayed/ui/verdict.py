@@ -47,6 +47,7 @@ _STATES = {
     "connection-fails": ["due", "retrying"],
     "overdue": ["due", "retrying"],
     "throttled": ["due", "retrying"],
+    "forecast": ["waiting"],
     "failed": ["failed"],
 }
 #: The codes of findings for a connection that gave an error, as airflow delayed doctor has them.

@@ -39,9 +39,10 @@ class Timeline {
     this.buttons = SPANS.map(([seconds, name]) => h("button", { type: "button", "data-key": `${key} ${name}`, "aria-pressed": seconds === this.seconds, onclick: () => this.choose(seconds) }, name));
     this.chart = h("div", { class: "bars", tabindex: 0, role: "group", "aria-label": "Chart; arrow keys move over its bars, Enter shows the messages of one", "data-key": `${key} chart`, onkeydown: (event) => this.key(event) });
     this.said = h("p", { class: "muted", role: "status" });
+    this.forecast = h("ul", { class: "forecast", "aria-label": "Forecast", hidden: true });
     this.table = h("div", {});
     this.element = h("figure", { class: "timeline" },
-      h("figcaption", {}, "Dispatched, and due", h("span", { class: "spans" }, this.buttons)), this.chart, this.said,
+      h("figcaption", {}, "Dispatched, and due", h("span", { class: "spans" }, this.buttons)), this.chart, this.said, this.forecast,
       h("details", { "data-key": `${key} table` }, h("summary", { "data-key": `${key} table summary` }, "As a table"), this.table));
     new ResizeObserver(() => this.plot?.setSize({ width: this.width(), height: HEIGHT })).observe(this.chart);
   }
@@ -107,6 +108,8 @@ class Timeline {
     this.plot.over.addEventListener("dblclick", () => this.pick());
     this.chart.setAttribute("aria-busy", "false");
     show(this.table, this.asTable());
+    this.forecast.hidden = !found.forecast.length;
+    show(this.forecast, found.forecast.map((one) => h("li", { class: one.ends_at ? "late" : "muted" }, one.text)));
     this.tell(null);
   }
 
