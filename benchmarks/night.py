@@ -1,6 +1,7 @@
 """A night: Spark computes reminders, half of them due at one second; they are stored, dispatched and counted.
 
-    python benchmarks/night.py [--messages 100000 1000000] [--way operator spark] [--minutes 2] [--failover]
+    python benchmarks/night.py [--messages 100000 1000000] [--way operator spark] [--minutes 2]
+        [--fault failover | kill | freeze]
 
 Each night has a private PostgreSQL (fsync on), a RabbitMQ, a standalone Spark with one worker, and an Airflow home, all
 fresh. A SparkSubmitOperator computes the rows into Parquet, with Spark's default settings. DelayedSendOperator stores
@@ -9,8 +10,9 @@ them (way "operator"), or Spark's executors by DelayedSparkSendOperator (way "sp
 messages are due at "nine o'clock", the others evenly within the minutes after it. A plain pika consumer counts each by
 its number.
 
-With --failover the PostgreSQL freezes at nine o'clock (SIGSTOP to all its processes), and its synchronous standby is
-promoted 5 s later.
+With a fault, something happens at nine o'clock. "failover": the PostgreSQL freezes (SIGSTOP to all its processes), and
+its synchronous standby is promoted 5 s later. "kill": a dispatcher is killed (SIGKILL) and another begun in its place,
+ten times, every 8 s. "freeze": a dispatcher stands still for 45 s, longer than its leases (30 s), and then goes on.
 
 Each task runs by ``airflow dags test`` in a process of its own; its CPU is that of the process, of all that it started,
 and of Spark's cluster. CPU is user and system time, of a message; where few and many messages are compared, less that
@@ -55,6 +57,9 @@ QUEUE = "reminders"
 DISPATCHERS = 3
 #: Seconds between the freeze of the PostgreSQL and the promotion of its standby.
 PROMOTED_AFTER = 5
+#: How often a dispatcher is killed, and seconds between two kills; seconds for which one stands still.
+KILLS, KILLED_EVERY = 10, 8
+FROZEN = 45
 #: Seconds without an arrival after which what has not come counts as lost.
 STUCK = 120
 #: Rows a second that are computed and stored at least, from which nine o'clock is planned.
@@ -222,7 +227,7 @@ def consume(host: VirtualHost, count: int, nine: int, answer: Connection) -> Non
 class Parts:
     """The servers and Airflow's home of one night."""
 
-    def __init__(self, stack: ExitStack, failover: bool) -> None:
+    def __init__(self, stack: ExitStack, *, failover: bool) -> None:
         self._airflow = str(Path(sys.executable).with_name("airflow"))
         #: The processes that belong to no task: the consumer and the dispatchers.
         self.others: set[int] = set()
@@ -304,9 +309,8 @@ class Parts:
         night.stages[name] = Stage(time.perf_counter() - start, *spent)
 
 
-def freeze(parts: Parts, nine: int) -> None:
-    """Freeze the PostgreSQL at nine o'clock, and promote its standby some seconds later."""
-    time.sleep(max(0.0, nine - time.time()))
+def fail_over(parts: Parts, dispatchers: list[psutil.Process], stack: ExitStack) -> None:
+    """Freeze the PostgreSQL, and promote its standby some seconds later."""
     primary = server(parts.primary.url)
     assert primary is not None
     assert parts.standby is not None
@@ -316,10 +320,29 @@ def freeze(parts: Parts, nine: int) -> None:
     parts.standby.promote()
 
 
-def play(way: str, count: int, seconds: int, lead: float, failover: bool) -> Night:
+def kill(parts: Parts, dispatchers: list[psutil.Process], stack: ExitStack) -> None:
+    """Kill a dispatcher after the other, the oldest first, and begin one in place of each."""
+    for _ in range(KILLS):
+        dispatchers.pop(0).kill()
+        dispatchers.append(psutil.Process(stack.enter_context(service(parts.home)).pid))
+        time.sleep(KILLED_EVERY)
+
+
+def freeze(parts: Parts, dispatchers: list[psutil.Process], stack: ExitStack) -> None:
+    """Let a dispatcher stand still for longer than its leases."""
+    dispatchers[0].suspend()
+    time.sleep(FROZEN)
+    dispatchers[0].resume()
+
+
+FAULTS = {"failover": fail_over, "kill": kill, "freeze": freeze}
+
+
+def play(way: str, count: int, seconds: int, lead: float, fault: str | None) -> Night:
     night, nine = Night(way, count), int(time.time() + lead) + 1
+    failover = fault == "failover"
     with ExitStack() as stack:
-        parts = Parts(stack, failover)
+        parts = Parts(stack, failover=failover)
         with pika.BlockingConnection(parts.host.parameters) as connection:
             apply(connection, plan(DELAYED, [QUEUE]))
         # before there are threads
@@ -353,11 +376,14 @@ def play(way: str, count: int, seconds: int, lead: float, failover: bool) -> Nig
         note(night, f"{parts.sql('SELECT count(*) FROM delayed_messages'):,} stored, {left:.0f} s before nine")
         night.sizes["WAL of storing"] = parts.sql("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn") - log_before
         night.sizes["tables, stored"], night.sizes["indexes, stored"] = parts.table_bytes()
-        if failover:
-            threading.Thread(target=freeze, args=(parts, nine), daemon=True).start()
+        if fault is not None:
+            due = threading.Timer(nine - time.time(), FAULTS[fault], (parts, dispatchers, stack))
+            due.daemon = True
+            due.start()
         before, spent = parts.used(), -sum(map(cpu, dispatchers))
         night.arrivals = here.recv()
-        after, spent = parts.used(), spent + sum(map(cpu, dispatchers))
+        # of a dispatcher that was killed nobody knows it any more
+        after, spent = parts.used(), 0.0 if fault == "kill" else spent + sum(map(cpu, dispatchers))
         night.stages["dispatch"] = Stage(night.arrivals.seconds, spent, after[1] - before[1], after[2] - before[2])
         if not failover:
             night.sizes["tables, dispatched"], night.sizes["indexes, dispatched"] = parts.table_bytes()
@@ -420,7 +446,7 @@ def main() -> int:
     parser.add_argument("--way", nargs="+", choices=("operator", "spark"), default=["operator", "spark"])
     parser.add_argument("--minutes", type=float, default=2, help="within which the other half is due")
     parser.add_argument("--lead", type=float, help="seconds from a night's begin to nine o'clock")
-    parser.add_argument("--failover", action="store_true", help="the store freezes at nine, its standby is promoted")
+    parser.add_argument("--fault", choices=FAULTS, help="what happens at nine o'clock")
     options = parser.parse_args()
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     # ends the servers too
@@ -430,10 +456,10 @@ def main() -> int:
         nights = []
         for count in options.messages:
             lead = options.lead or 120 + count / SLOWEST
-            night = play(way, count, seconds, lead, options.failover)
+            night = play(way, count, seconds, lead, options.fault)
             report(night, seconds)
             arrivals = night.arrivals
-            exact = arrivals.count == count and not arrivals.early and (options.failover or not arrivals.twice)
+            exact = arrivals.count == count and not arrivals.early and (options.fault or not arrivals.twice)
             lean = all(peak - idle <= MOST_MEMORY for peak, idle in night.memory.values() if idle)
             good = good and exact and lean
             nights.append(night)
