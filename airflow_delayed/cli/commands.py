@@ -20,7 +20,7 @@ from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
-from airflow_delayed.store.policy import DispatchPolicy, check_connections
+from airflow_delayed.store.policy import DispatchPolicy, breaker_times, check_connections
 from airflow_delayed.store.schema import LEFT
 
 #: More than a store remembers.
@@ -196,9 +196,11 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
             "--deliver-conn-ids is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
             " configuration is empty; name the connections that messages may be delivered through"
         )
-    defaults = {"auto_lookahead": config.lookahead(), "remember": config.remember()}
+    spans = {"auto_lookahead": config.lookahead(), "remember": config.remember()}
+    if args.give_up_after is not None:
+        spans |= breaker_times(timedelta(seconds=args.give_up_after))
     given = {name: value for name, value in vars(args).items() if value is not None}
-    policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in defaults.items()}, **given})
+    policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in spans.items()}, **given})
     check_connections(args.store_conn_id, names, policy.consistency)
     return names, policy
 

@@ -117,23 +117,10 @@ _NUMBER_OF_RETRIES = _policy("number_of_retries", "Retries of a message that its
 _ERROR_DESTINATION = _policy(
     "error_destination", "Receives messages after their last try", "none, but the table of failed messages"
 )
-_BREAKERS = tuple(
-    _policy(
-        f"time_to_trigger_{name}_circuit_breaker",
-        f"Seconds for which {what} may fail, until the connection's dispatcher begins again",
-        "30",
-        type=float,
-    )
-    for name, what in (
-        ("store", "writing to the store"),
-        ("fetch", "claiming messages"),
-        ("dispatch", "a delivering connection"),
-    )
-)
-_RECOVERY_FAILURES = _policy(
-    "maximum_recovery_failures_per_second",
-    "How often a second recording a failure in the store, or sending to the error destination, may fail, over 30 s",
-    "1",
+_GIVE_UP_AFTER = _policy(
+    "give_up_after",
+    "Seconds for which the store or a delivering connection may fail, until the connection's dispatcher begins again",
+    "30",
     type=float,
 )
 _MAX_RATE = _policy("max_rate", "Messages a second at most, of all connections together", "no limit", type=float)
@@ -217,7 +204,7 @@ _SENDS_NOTHING = Arg(("--dry-run",), help="Check everything, and send nothing", 
 
 _STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
-    *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, *_BREAKERS, _RECOVERY_FAILURES),
+    *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, _GIVE_UP_AFTER),
     *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),
 )
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)

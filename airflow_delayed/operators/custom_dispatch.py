@@ -52,9 +52,7 @@ class CustomStoreDispatchOperator(BaseOperator):
 
     Safety:
 
-    :param number_of_retries: as StoreDispatchOperator's; so are ``error_destination``,
-        ``time_to_trigger_store_circuit_breaker``, ``time_to_trigger_fetch_circuit_breaker``,
-        ``time_to_trigger_dispatch_circuit_breaker`` and ``maximum_recovery_failures_per_second``.
+    :param number_of_retries: as StoreDispatchOperator's; so are ``error_destination`` and ``give_up_after``.
 
     Result:
 
@@ -77,10 +75,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         set_up: bool = True,
         number_of_retries: int = 7,
         error_destination: str | None = None,
-        time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME,
-        time_to_trigger_fetch_circuit_breaker: timedelta = BREAKER_TIME,
-        time_to_trigger_dispatch_circuit_breaker: timedelta = BREAKER_TIME,
-        maximum_recovery_failures_per_second: float = 1,
+        give_up_after: timedelta = BREAKER_TIME,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -96,10 +91,7 @@ class CustomStoreDispatchOperator(BaseOperator):
         self.set_up = set_up
         self.number_of_retries = number_of_retries
         self.error_destination = error_destination
-        self.time_to_trigger_store_circuit_breaker = time_to_trigger_store_circuit_breaker
-        self.time_to_trigger_fetch_circuit_breaker = time_to_trigger_fetch_circuit_breaker
-        self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
-        self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
+        self.give_up_after = give_up_after
         DispatchPolicy.of(vars(self))
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -96,12 +96,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     :param remember: how long the ids of dispatched and cancelled messages are remembered; by default
         ``[delayed] remember``, 14 days.
     :param claim_timeout: how long the claims of a dispatcher that has stopped responding stay in force.
-    :param time_to_trigger_store_circuit_breaker: how long writing to the store may fail, until the task fails.
-    :param time_to_trigger_fetch_circuit_breaker: how long claiming messages may fail, until the task fails.
-    :param time_to_trigger_dispatch_circuit_breaker: how long a delivering connection may fail, until the task fails;
-        before that, messages due on the other connections are dispatched.
-    :param maximum_recovery_failures_per_second: how often recording a failure in the store, or sending to the error
-        destination, may fail, over 30 s, until the task fails.
+    :param give_up_after: how long the store, or a delivering connection, may fail until the task fails; before that,
+        messages due on the other connections are dispatched. It also fails if failures cannot be recorded, or sent to
+        the error destination, more often than once a second, over 30 s.
 
     Result:
 
@@ -125,10 +122,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
         number_of_retries: int = 7,
         error_destination: str | None = None,
-        time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME,
-        time_to_trigger_fetch_circuit_breaker: timedelta = BREAKER_TIME,
-        time_to_trigger_dispatch_circuit_breaker: timedelta = BREAKER_TIME,
-        maximum_recovery_failures_per_second: float = 1,
+        give_up_after: timedelta = BREAKER_TIME,
         max_rate: float | None = None,
         remember: timedelta | None = None,
         claim_timeout: timedelta = LEASE,
@@ -150,10 +144,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         self.consistency = consistency
         self.number_of_retries = number_of_retries
         self.error_destination = error_destination
-        self.time_to_trigger_store_circuit_breaker = time_to_trigger_store_circuit_breaker
-        self.time_to_trigger_fetch_circuit_breaker = time_to_trigger_fetch_circuit_breaker
-        self.time_to_trigger_dispatch_circuit_breaker = time_to_trigger_dispatch_circuit_breaker
-        self.maximum_recovery_failures_per_second = maximum_recovery_failures_per_second
+        self.give_up_after = give_up_after
         self.max_rate = max_rate
         self.remember = config.remember() if remember is None else remember
         self.claim_timeout = claim_timeout

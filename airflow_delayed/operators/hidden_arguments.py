@@ -86,9 +86,9 @@ def _is_xcom(mapped: MappedOperator, name: str) -> bool:
     return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)
 
 
-def masked(headers: Any, *, show: bool) -> Any:
+def masked(headers: Any) -> Any:
     """Return an operator's headers as its template field."""
-    return headers if show or headers is None or isinstance(headers, MaskedHeaders) else MaskedHeaders(headers)
+    return headers if headers is None or isinstance(headers, MaskedHeaders) else MaskedHeaders(headers)
 
 
 def headers_of(headers: Any) -> Any:

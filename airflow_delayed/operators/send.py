@@ -75,11 +75,10 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param source_format: "parquet", "json" or "csv"; by default by the files' endings.
     :param require_success: refuse a folder without ``_SUCCESS``.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
-    :param value: one message's body (text, bytes, or a list or dictionary for JSON). ``body`` is the same. Treated
-        as ``messages`` is.
+    :param value: one message's body (text, bytes, or a list or dictionary for JSON). Treated as
+        ``messages`` is.
     :param headers: a dictionary of text to text, joined with the row's own. The UI shows their names; all other
-        arguments but ``messages``, ``value`` and ``body`` it shows as they are.
-    :param show_headers: let the UI show the values of ``headers`` too, among the rendered templates.
+        arguments but ``messages`` and ``value`` it shows as they are.
     :param message_id: the id of the message with the body ``value``.
     :param id_columns: columns whose values name a message, whatever its run: the id is a hash of them. Without, and
         without a column ``message_id``, it is a hash of the run, the map index and all that the message says.
@@ -204,13 +203,11 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         messages: Sequence[Any] | XComArg | None = None,
         source: str | PurePath | ObjectStoragePath | TemplatedSource | None = None,
         value: Any = None,
-        body: Any = None,
         destination: str | None = None,
         delay: timedelta | float | str | None = None,
         delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
-        show_headers: bool = False,
         message_id: str | None = None,
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
@@ -248,13 +245,11 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         # tasks that are mapped share the object that their DAG has, and rendering changes it
         self.source = source = copy(path_text(source))
         self.value = value
-        self.body = body
         self.destination = destination
         self.delay = delay
         self.delay_from = delay_from
         self.due_at = due_at
-        self.headers = masked(headers, show=show_headers)
-        self.show_headers = show_headers
+        self.headers = masked(headers)
         self.message_id = message_id
         self.id_columns = id_columns
         self.tag = tag
@@ -296,7 +291,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             self.template_ext = source.template_ext
             # Airflow looks for other tasks' results in lists and dictionaries alone
             XComArg.apply_upstream_relationship(self, vars(source))
-        for hidden in (messages, value, body, headers):
+        for hidden in (messages, value, headers):
             # an argument that is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
 

@@ -261,7 +261,6 @@ class SendArguments(CommonArguments):
 
     messages: Any
     value: Any
-    body: Any
     message_id: str | None
     invalid_rows: str
     rejects: str | None
@@ -286,10 +285,10 @@ class SendArguments(CommonArguments):
             object.__setattr__(self, "lead", span_of("lead", self.lead))
 
     def _check_content(self) -> None:
-        sources = [name for name in ("messages", "source", "value", "body") if getattr(self, name) is not None]
+        sources = [name for name in ("messages", "source", "value") if getattr(self, name) is not None]
         if len(sources) != 1:
             names = ", ".join(sources) or "none"
-            raise ValueError(f"give one of messages=, source= and value= (or body=); given: {names}")
+            raise ValueError(f"give one of messages=, source= and value=; given: {names}")
         if isinstance(self.source, TemplatedSource) and (self.source_format is not None or not self.require_success):
             raise ValueError(
                 "source_format= and require_success= go with a path; a source that is an object has its own"
@@ -359,7 +358,7 @@ class SendArguments(CommonArguments):
     def rows(self, content: Callable[[str], Any], spool: Spool) -> Source:
         """Return the rows of ``source``, ``messages`` or ``value``.
 
-        :param content: renders ``messages``, ``value`` or ``body``.
+        :param content: renders ``messages`` or ``value``.
         :param spool: takes rows that cannot be read twice.
         :raises SourceError: they are not there, or no rows.
         """
@@ -376,8 +375,7 @@ class SendArguments(CommonArguments):
                     " has that run before? In .partial() an XComArg makes no dependency"
                 )
             return ListSource(list(messages))
-        name = "value" if self.value is not None else "body"
-        return ListSource([{name: content(name)}], "parameters")
+        return ListSource([{"value": content("value")}], "parameters")
 
     def rejects_file(self, context: Context) -> Rejects:
         """Return the file of ``rejects``; a map index and the iteration of a task loop come before its ending.

@@ -65,7 +65,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param query: Spark SQL.
     :param headers: as DelayedSendOperator's. spark-submit distributes them as a file (see ``connections``), so that
         neither its command line nor Spark shows their values.
-    :param show_headers: let Airflow's UI show the values of ``headers`` too, among the rendered templates.
     :param id_columns: as DelayedSendOperator's; so are ``tag`` and ``unknown_columns``.
 
     When:
@@ -164,7 +163,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         delay_from: datetime | str | None = None,
         due_at: datetime | str | None = None,
         headers: Mapping[str, str] | None = None,
-        show_headers: bool = False,
         id_columns: Sequence[str] | str | None = None,
         tag: str | None = None,
         expires_at: datetime | str | None = None,
@@ -207,8 +205,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.delay = delay
         self.delay_from = delay_from
         self.due_at = due_at
-        self.headers = masked(headers, show=show_headers)
-        self.show_headers = show_headers
+        self.headers = masked(headers)
         self.id_columns = id_columns
         self.tag = tag
         self.expires_at = expires_at

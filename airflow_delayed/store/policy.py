@@ -27,6 +27,8 @@ MAX_QUEUE_NAME = 63
 LEASE = timedelta(seconds=30)
 #: How long a part of the work may fail until its circuit breaker trips.
 BREAKER_TIME = timedelta(seconds=30)
+#: What has a circuit breaker: writing to the store, claiming, and sending through a connection.
+_BREAKERS = ("store", "fetch", "dispatch")
 
 #: How a store treats a message whose id it knows with other content.
 OnConflict = Literal["error", "keep", "replace"]
@@ -98,7 +100,7 @@ class DispatchPolicy:
             raise ValueError(f"consistency={self.consistency!r} must be 'at_least_once' or 'exactly_once'")
         if self.number_of_retries < 0:
             raise ValueError(f"number_of_retries={self.number_of_retries} must be 0 or more")
-        for name in ("store", "fetch", "dispatch"):
+        for name in _BREAKERS:
             span = getattr(self, f"time_to_trigger_{name}_circuit_breaker")
             if span < timedelta(0):
                 raise ValueError(f"time_to_trigger_{name}_circuit_breaker={span} must not be negative")
@@ -152,9 +154,12 @@ class DispatchPolicy:
     def of(cls, attributes: Mapping[str, Any]) -> DispatchPolicy:
         """Return the policy from an operator's attributes; missing ones have their defaults.
 
+        :param attributes: with ``give_up_after`` as the time of all three breakers.
         :raises ValueError: a value is not allowed.
         """
-        return cls(**{each.name: attributes[each.name] for each in fields(cls) if each.name in attributes})
+        values = {each.name: attributes[each.name] for each in fields(cls) if each.name in attributes}
+        values |= breaker_times(attributes.get("give_up_after", BREAKER_TIME))
+        return cls(**values)
 
     def state(self) -> dict[str, Any]:
         """Return the parameters as JSON values; durations in seconds."""
@@ -175,6 +180,16 @@ class DispatchPolicy:
             if name in known
         }
         return cls(**given)
+
+
+def breaker_times(give_up_after: timedelta) -> dict[str, timedelta]:
+    """Return the parameters of a policy whose three breakers trip after the same time.
+
+    :raises ValueError: the time is negative.
+    """
+    if give_up_after < timedelta(0):
+        raise ValueError(f"give_up_after={give_up_after} must not be negative")
+    return dict.fromkeys((f"time_to_trigger_{name}_circuit_breaker" for name in _BREAKERS), give_up_after)
 
 
 def check_connections(conn_id: str, deliver_conn_ids: Sequence[str], consistency: str) -> None:

@@ -150,14 +150,13 @@ def test_values_of_headers_are_rendered_and_not_shown(database, run_dag):
 
         common = {"conn_id": "reminders_db", "value": "x", "delay": 0}
         yield DelayedSendOperator(task_id="plain", headers=HEADERS, destination="plain", **common)
-        yield DelayedSendOperator(task_id="open", headers=HEADERS, show_headers=True, destination="open", **common)
         yield DelayedSendOperator(task_id="returned", headers=compute(), destination="returned", **common)
         mapped = DelayedSendOperator.partial(task_id="partial", headers=HEADERS, **common)
         yield mapped.expand(destination=["partial"])
         mapped = DelayedSendOperator.partial(task_id="expanded", destination="expanded", **common)
         yield mapped.expand(headers=[HEADERS])
 
-    queues = ("plain", "open", "returned", "partial", "expanded")
+    queues = ("plain", "returned", "partial", "expanded")
     with DAG("headers", schedule=None) as dag:
         install(*queues) >> list(sends()) >> dispatch()
     # what another task returns makes it come first
@@ -171,7 +170,6 @@ def test_values_of_headers_are_rendered_and_not_shown(database, run_dag):
         found = rendered_headers(run)
         assert {name: found[name] for name in queues if name != "returned"} == {
             **dict.fromkeys(("plain", "partial", "expanded"), hidden),
-            "open": {**shown, "token": "***"},  # of itself Airflow masks what is called so
         }
         assert found["returned"] == {"token": "***"}
         for queue in queues:

@@ -49,11 +49,7 @@ def operator(store: Store, **options) -> StoreDispatchOperator:
         ({"allowed_destinations": ["q", ""]}, "allowed_destinations is empty, or has an empty name"),
         ({"claim_timeout": SECOND / 2}, "claim_timeout=.* must be a second or more"),
         ({"remember": -SECOND}, "remember=.* must not be negative"),
-        (
-            {"time_to_trigger_fetch_circuit_breaker": -SECOND},
-            "time_to_trigger_fetch_circuit_breaker=.* not be negative",
-        ),
-        ({"maximum_recovery_failures_per_second": 0}, "maximum_recovery_failures_per_second=0 must be more than 0"),
+        ({"give_up_after": -SECOND}, "give_up_after=.* must not be negative"),
         ({"error_destination": ""}, "error_destination is empty"),
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
     ],
@@ -340,7 +336,7 @@ def test_a_broker_that_is_down(store: Store, connect, kind, monkeypatch):
     hook = store.installed()
     hook.send([message("a", hook.now() - SECOND)])
     with pytest.raises(DispatchFailed, match="connection 'broker' is not available") as caught:
-        operator(store, deliver_conn_ids="broker", time_to_trigger_dispatch_circuit_breaker=SECOND / 2).execute({})
+        operator(store, deliver_conn_ids="broker", give_up_after=SECOND / 2).execute({})
     assert re.search(r"dispatching has failed since 20.* UTC \(limit 0.5 s\), last with: ", str(caught.value))
     assert "hush" not in str(caught.value)
     assert caught.value.failures == {}

@@ -212,7 +212,7 @@ def test_a_broker_that_is_away_holds_up_no_other(store: Store, replicas: Replica
     away = tmp_path / "away"
     away.touch()
     store.hook("broker").send([message("waits", hook.now() - SECOND)])
-    words = ["--time-to-trigger-dispatch-circuit-breaker", "0"]
+    words = ["--give-up-after", "0"]
     names = (store.conn_id, "broker")
     replica = replicas.start(store.conn_id, None, *words, names=names, away={"broker": str(away)})
     replica.become("/ready", 200)

@@ -29,8 +29,7 @@ with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret"
     DelayedSendOperator(
         task_id="sent",
         messages=[ROW],
-        headers={"shown": "{{ dag_run.conf.shown }}"},
-        show_headers=True,
+        tag="{{ dag_run.conf.shown }}",
         outlets=[Asset("told")],
         **common,
     )
