@@ -370,6 +370,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         if route.store is not None:
             stored, hold_over = summary["stored"], arguments.hold_over or config.hold_over()
             reporting.warn_without_dispatcher(self.log, route.store, arguments.conn_id, stored, hold_over)
-            if summary["last_due"]:
-                last_due = parse_moment("last_due", summary["last_due"])
+            if last := summary.get("last_due"):
+                last_due = parse_moment("last_due", last)
                 reporting.log_forecast(self.log, route.store, stored, last_due)

@@ -66,14 +66,18 @@ def unreleased(store: Store, hook: DelayedStoreHook) -> None:
             connection.execute(insert(getattr(hook.tables, name)), written)
 
 
+#: Columns that the tables from before the first release lack.
+ADDED = ("Reaches", "MaxRate", "Full", "FullMs")
+
+
 def contents_of(hook: DelayedStoreHook) -> dict[str, list[tuple[object, ...]]]:
-    """All rows of all tables but that of the version, without the column that the upgrade adds."""
+    """All rows of all tables but that of the version, without the columns that the upgrade adds."""
     with hook.engine.connect() as connection:
         return {
             table.name: [
                 tuple(row)
                 for row in connection.execute(
-                    select(*(one for one in table.columns if one.name != "Reaches")).order_by(*table.primary_key)
+                    select(*(one for one in table.columns if one.name not in ADDED)).order_by(*table.primary_key)
                 )
             ]
             for table in hook.tables
