@@ -7,7 +7,7 @@ destination's rate. It was measured while more was due than the dispatchers sent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -23,7 +23,6 @@ from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import lookaheads
 from airflow_delayed.store.health import LATE
 from airflow_delayed.store.history import KEPT, MINUTE
-from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.schema import Tables, UtcTime
 
 #: How far ahead a forecast looks, unless it is asked to look farther; and at most.
@@ -139,14 +138,7 @@ class _Due:
         return replace(self, first=first, last=last, messages=self.messages + other.messages)
 
 
-def forecasts(
-    engine: Engine,
-    tables: Tables,
-    conn_id: str,
-    until: datetime | None = None,
-    *,
-    database_time: DatabaseTime = database_time,
-) -> list[Forecast]:
+def forecasts(engine: Engine, tables: Tables, conn_id: str, until: datetime | None = None) -> list[Forecast]:
     """Return what will be more than a minute late, the first by due time first, and what is not known.
 
     It is as if each connection worked, and a dispatcher was at work. It reads all that falls due until then.
@@ -161,8 +153,7 @@ def forecasts(
         measured = _measured(connection, tables)
         due = _due(connection, tables, now + AHEAD if until is None else min(until, now + FARTHEST))
     found: list[Forecast] = []
-    for name in {each.deliver_conn_id for each in due}:
-        of_connection = [each for each in due if each.deliver_conn_id == name]
+    for name, of_connection in _grouped(due, lambda one: one.deliver_conn_id).items():
         shown, window = conn_id if name is None else name, ahead.get(name, timedelta(0))
         known = filter(None, (measured.get(shown), _max_rate(seen, name)))
         speed = min(known, key=lambda one: one.per_second, default=None)
@@ -171,11 +162,17 @@ def forecasts(
             found += _late(shown, None, minutes, speed, now, window)
         elif (peak := max(minutes, key=lambda one: one.messages)).messages >= MANY:
             found.append(_forecast(shown, None, peak))
-        limits = {each.destination: each.rate for each in of_connection if each.destination is not None}
-        for destination, rate in limits.items():
-            minutes = _by_minute(each for each in of_connection if each.destination == destination)
-            found += _late(shown, destination, minutes, Speed(rate, "rate"), now, window)
+        for destination, rows in _grouped(of_connection, lambda one: one.destination).items():
+            if destination is not None:
+                found += _late(shown, destination, _by_minute(rows), Speed(rows[0].rate, "rate"), now, window)
     return sorted(found, key=lambda one: (one.first_due, one.conn_id, one.destination or ""))
+
+
+def _grouped(rows: Iterable[_Due], key: Callable[[_Due], str | None]) -> dict[str | None, list[_Due]]:
+    groups: dict[str | None, list[_Due]] = {}
+    for one in rows:
+        groups.setdefault(key(one), []).append(one)
+    return groups
 
 
 def _by_minute(rows: Iterable[_Due]) -> list[_Due]:
