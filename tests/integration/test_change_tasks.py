@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from support.examples import result
 from support.send_runs import log_fixture  # noqa: F401 - a fixture
 from support.standing import give_up
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -55,6 +55,7 @@ def hook(store: Store) -> DelayedStoreHook:
     return made
 
 
+@on_postgres_too
 @pytest.mark.parametrize(
     "selection, expected",
     [

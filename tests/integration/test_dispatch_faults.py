@@ -24,7 +24,7 @@ from support.dispatching import dispatch
 from support.forked import Child
 from support.lengths import length
 from support.proxy import proxy
-from support.rabbitmq import virtual_host
+from support.rabbitmq import VirtualHost
 from support.stores import (  # noqa: F401 - a fixture
     Store,
     Transport,
@@ -357,11 +357,11 @@ def test_three_dispatchers_one_of_them_killed_again_and_again_and_the_database_r
 
 
 @on_postgres_only
-def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Store, rabbitmq_url, connect):
+def test_a_broker_that_hangs_holds_up_neither_the_store_nor_a_message(store: Store, vhost: VirtualHost, connect):
     """For more than twice as long as a lease: nobody else may send what it has, and nothing waits for it."""
-    with virtual_host(rabbitmq_url) as vhost, proxy(vhost.port, vhost.parameters.host) as between:
+    with proxy(vhost.port, vhost.parameters.host) as between:
         connect("broker", **{**vhost.connection, "host": "127.0.0.1", "port": between.port})
-        RabbitMQDelayHook("broker").install(["q"], create_destinations=True)
+        vhost.declare("q")
         hook = store.installed()
         names = [f"m{n}" for n in range(200)]
         hook.send(message(name, hook.now() - SECOND) for name in names)

@@ -13,11 +13,10 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from support.rabbitmq import virtual_host
+from support.rabbitmq import VirtualHost
 from support.sqs import World
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
-from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.store.dispatch.report import DispatchFailed
@@ -286,24 +285,23 @@ def test_sigterm_ends_it_in_order(store: Store, monkeypatch, connect, until):
     assert sorted(transport.ids) == sorted(f"m{n}" for n in range(40))
 
 
-def test_through_rabbitmq(store: Store, rabbitmq_url, connect):
-    with virtual_host(rabbitmq_url) as vhost:
-        connect("broker", **vhost.connection)
-        RabbitMQDelayHook("broker").install(["q"], create_destinations=True)
-        hook = store.installed()
-        now = hook.now()
-        hook.send(message(f"m{n}", now + n * SECOND / 10) for n in range(30))
-        # a queue that is not there, among the others, and one message for later
-        hook.send([message("bad", now + SECOND, destination="gone"), message("later", now + 3600 * SECOND)])
-        with pytest.raises(AirflowFailException) as caught:
-            operator(store, deliver_conn_ids=["broker"]).execute({})
-        assert list(caught.value.__cause__.failures) == ["bad"]
-        assert caught.value.__cause__.report.by_connection == {"broker": 30}
-        assert store.failures_of(hook) == {"later": 0}
-        assert set(store.given_up(hook)) == {"bad"}
-        arrivals = vhost.collect("q", enough=30)
-        assert sorted(one.message_id for one in arrivals) == sorted(f"m{n}" for n in range(30))
-        assert all(one.received_at >= now + int(one.message_id[1:]) * SECOND / 10 for one in arrivals)
+def test_through_rabbitmq(store: Store, vhost: VirtualHost, connect):
+    connect("broker", **vhost.connection)
+    vhost.declare("q")
+    hook = store.installed()
+    now = hook.now()
+    hook.send(message(f"m{n}", now + n * SECOND / 10) for n in range(30))
+    # a queue that is not there, among the others, and one message for later
+    hook.send([message("bad", now + SECOND, destination="gone"), message("later", now + 3600 * SECOND)])
+    with pytest.raises(AirflowFailException) as caught:
+        operator(store, deliver_conn_ids=["broker"]).execute({})
+    assert list(caught.value.__cause__.failures) == ["bad"]
+    assert caught.value.__cause__.report.by_connection == {"broker": 30}
+    assert store.failures_of(hook) == {"later": 0}
+    assert set(store.given_up(hook)) == {"bad"}
+    arrivals = vhost.collect("q", enough=30)
+    assert sorted(one.message_id for one in arrivals) == sorted(f"m{n}" for n in range(30))
+    assert all(one.received_at >= now + int(one.message_id[1:]) * SECOND / 10 for one in arrivals)
 
 
 def test_through_sqs(store: Store, sqs_endpoint, connect):

@@ -12,11 +12,15 @@ from support.etl import broker_fixture as broker_fixture
 from support.etl import etl_fixture as etl_fixture
 from support.etl import reachable_fixture as reachable_fixture
 from support.forked import Child
+from support.lengths import length
 from support.stores import DATABASES, Store, Transport, on_postgres_too
 from support.stores import plain_store_fixture as plain_store_fixture
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.records import StoredMessage
+
+#: More than a message names, and fewer.
+CROWDS = length("failures at the same moment", (16,), (4, 16))
 
 
 def of(reachable: Store, **options: object) -> Etl:
@@ -277,7 +281,7 @@ def test_two_tasks_of_one_run_are_one_message_that_names_both(reachable: Store, 
 
 
 @pytest.mark.parametrize("store", DATABASES, indirect=True)
-@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("size", CROWDS)
 def test_failures_at_the_same_moment_are_one_message(reachable: Store, broker: str, size: int) -> None:
     etl = of(reachable, per="run")
     begun = utcnow()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.own_store import FileStore
-from support.rabbitmq import virtual_host
+from support.rabbitmq import VirtualHost
 from support.stores import Transport, message
 
 from airflow_delayed.errors import DelayedError
-from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators.custom_dispatch import CustomStoreDispatchOperator
 from airflow_delayed.store.dispatch.custom import CustomDispatcher
@@ -362,19 +361,18 @@ def operator(**options) -> CustomStoreDispatchOperator:
     )
 
 
-def test_by_the_operator_through_rabbitmq(tmp_path, monkeypatch, rabbitmq_url, connect):
+def test_by_the_operator_through_rabbitmq(tmp_path, monkeypatch, vhost: VirtualHost, connect):
     monkeypatch.setenv("OWN_STORE", str(tmp_path / "own.db"))
     store = FileStore(str(tmp_path / "own.db"))
     store.set_up_infrastructure()
-    with virtual_host(rabbitmq_url) as vhost:
-        connect("b", **vhost.connection)
-        RabbitMQDelayHook("b").install(["q"], create_destinations=True)
-        now = utcnow()
-        for n in range(30):
-            store.store(message(f"m{n}", now + n * SECOND / 10))
-        store.store(message("later", now + 3600 * SECOND))
-        assert operator().execute({})["dispatched"] == 30
-        arrivals = vhost.collect("q", enough=30)
+    connect("b", **vhost.connection)
+    vhost.declare("q")
+    now = utcnow()
+    for n in range(30):
+        store.store(message(f"m{n}", now + n * SECOND / 10))
+    store.store(message("later", now + 3600 * SECOND))
+    assert operator().execute({})["dispatched"] == 30
+    arrivals = vhost.collect("q", enough=30)
     assert sorted(one.message_id for one in arrivals) == sorted(f"m{n}" for n in range(30))
     assert all(one.received_at >= now + int(one.message_id[1:]) * SECOND / 10 for one in arrivals)
     assert store.next_due() == now + 3600 * SECOND

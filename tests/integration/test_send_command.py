@@ -29,12 +29,11 @@ on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
-def broker(rabbitmq_url: str, connect: Callable[..., str]) -> Iterator[VirtualHost]:
+def broker(vhost: VirtualHost, connect: Callable[..., str]) -> VirtualHost:
     """The connection ``broker``, with the delay levels."""
-    with virtual_host(rabbitmq_url) as host:
-        connect("broker", **host.connection)
-        RabbitMQDelayHook("broker").install(["orders"], create_destinations=True)
-        yield host
+    connect("broker", **vhost.connection)
+    vhost.declare("orders")
+    return vhost
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from support.rabbitmq import VirtualHost, make_virtual_host
 
 #: So many are made before a test waits for one that was used.
 _MOST = 2
-#: The statistics of a queue, which alone count what is stuck in dead-lettering, are a second old at most on a broker
+#: The statistics of a queue, which alone count what is stuck in dead-lettering, are two seconds old at most on a broker
 #: of ours, and five on others.
-_STATISTICS_SECONDS = 1.5
+_STATISTICS_SECONDS = 2.5
 _PATIENCE_SECONDS = 6
 
 Definitions = dict[str, list[str]]

@@ -157,9 +157,8 @@ def test_no_rule_pays_for_another(package, tmp_path, capsys):
     assert "1 of rule 'word', and counts.txt allows 0" in run(package({"a.py": "told = 1"}), counts, capsys, "--lower")
 
 
-def test_the_package_keeps_to_its_numbers(capsys):
-    assert guards.main([]) == 0, capsys.readouterr().out
-    # what is allowed is sorted, so that branches that lower different numbers merge
+def test_what_is_allowed_is_sorted():
+    """So that branches that lower different numbers merge; that the package keeps to them is checked by `make lint`."""
     lines = guards.COUNTS.read_text().splitlines()
     assert lines == sorted(lines)
     assert Counter(guards.read(guards.COUNTS).values())[0] == 0

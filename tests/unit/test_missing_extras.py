@@ -33,11 +33,46 @@ SQL = (
 )
 
 
-def answers(hidden: list[str], *questions: str) -> list[Any]:
-    """What a Python without some modules answers: values, and the texts of errors."""
+#: What is asked of a Python that has none of these modules: one start for all.
+HIDDEN = (
+    "pika",
+    "airflow.providers.amazon.aws.hooks.sqs",
+    "airflow.providers.apache.spark.operators.spark_submit",
+    "airflow.providers.mysql.hooks.mysql",
+)
+QUESTIONS = {
+    "rabbitmq": (
+        "delivery('broker').verify(['orders'])",
+        "delivery('broker').send([])",
+        "delivery('broker').consumer('orders', prefetch=1)",
+        "delivery('broker').test_connection()",
+        "import_module('airflow_delayed.triggers.rabbitmq_message')",
+        "command('doctor', '--conn-id', 'broker')",
+        "command('bridge', '--conn-id', 'broker', '--exchange', 'a', '--target', 'b')",
+        "command('redrive', '--conn-id', 'broker', '--dry-run')",
+        "delivery('broker').horizon.days",
+    ),
+    "sqs": (
+        "delivery('cloud')",
+        "import_module('airflow_delayed.sensors.fifo_cycle').FifoCycleSensor(task_id='t', conn_id='cloud',"
+        " destination='d').execute({})",
+        "command('doctor', '--conn-id', 'cloud')",
+        "command('install', '--conn-id', 'cloud')",
+    ),
+    "spark": ("import_module('airflow_delayed.operators.spark')",),
+    "database": (
+        "command('list', '--store-conn-id', 'database')",
+        "command('doctor', '--conn-id', 'database')",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[Any]]:
+    """The answers by the subject of their questions: values, and the texts of errors."""
     code = f"""
 import contextlib, io, json, sys
-sys.modules.update(dict.fromkeys({hidden}))
+sys.modules.update(dict.fromkeys({HIDDEN}))
 from importlib import import_module
 
 def command(*words):
@@ -55,12 +90,13 @@ def delivery(conn_id):
     from airflow_delayed.delivery import delivery_for
     return delivery_for(conn_id)
 
-found = []
-for question in {questions}:
+def answer(question):
     try:
-        found.append(eval(question))
+        return eval(question)
     except Exception as error:
-        found.append(f"{{type(error).__name__}}: {{error}}")
+        return f"{{type(error).__name__}}: {{error}}"
+
+found = {{subject: [answer(one) for one in asked] for subject, asked in {QUESTIONS}.items()}}
 print("the answers: " + json.dumps(found))
 """
     done = subprocess.run(
@@ -72,23 +108,12 @@ print("the answers: " + json.dumps(found))
     )
     assert done.returncode == 0, done.stderr[-5000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("the answers: "))
-    found: list[Any] = json.loads(line.removeprefix("the answers: "))
+    found: dict[str, list[Any]] = json.loads(line.removeprefix("the answers: "))
     return found
 
 
-def test_rabbitmq() -> None:
-    verify, send, watched, tested, triggered, doctor, bridge, redrive, horizon = answers(
-        ["pika"],
-        "delivery('broker').verify(['orders'])",
-        "delivery('broker').send([])",
-        "delivery('broker').consumer('orders', prefetch=1)",
-        "delivery('broker').test_connection()",
-        "import_module('airflow_delayed.triggers.rabbitmq_message')",
-        "command('doctor', '--conn-id', 'broker')",
-        "command('bridge', '--conn-id', 'broker', '--exchange', 'a', '--target', 'b')",
-        "command('redrive', '--conn-id', 'broker', '--dry-run')",
-        "delivery('broker').horizon.days",
-    )
+def test_rabbitmq(answers: dict[str, list[Any]]) -> None:
+    verify, send, watched, tested, triggered, doctor, bridge, redrive, horizon = answers["rabbitmq"]
     assert verify == send == watched == triggered == f"MissingExtra: {RABBITMQ}"
     # what Airflow's UI shows
     assert tested == [False, RABBITMQ]
@@ -98,26 +123,16 @@ def test_rabbitmq() -> None:
     assert horizon == 3106
 
 
-def test_amazon_sqs() -> None:
-    made, cycled, doctor, installed = answers(
-        ["airflow.providers.amazon.aws.hooks.sqs"],
-        "delivery('cloud')",
-        "import_module('airflow_delayed.sensors.fifo_cycle').FifoCycleSensor(task_id='t', conn_id='cloud',"
-        " destination='d').execute({})",
-        "command('doctor', '--conn-id', 'cloud')",
-        "command('install', '--conn-id', 'cloud')",
-    )
+def test_amazon_sqs(answers: dict[str, list[Any]]) -> None:
+    made, cycled, doctor, installed = answers["sqs"]
     assert made == f"MissingExtra: {SQS}"
     assert SQS in cycled
     assert SQS in doctor
     assert installed == SQS
 
 
-def test_spark() -> None:
-    (found,) = answers(
-        ["airflow.providers.apache.spark.operators.spark_submit"], "import_module('airflow_delayed.operators.spark')"
-    )
-    assert found == f"MissingExtra: {SPARK}"
+def test_spark(answers: dict[str, list[Any]]) -> None:
+    assert answers["spark"] == [f"MissingExtra: {SPARK}"]
 
 
 @pytest.fixture
@@ -125,7 +140,7 @@ def no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ProvidersManagerTaskRuntime().hooks, "mysql", None)
 
 
-def test_a_database(connect: Callable[..., str], no_provider: None) -> None:
+def test_a_database(answers: dict[str, list[Any]], connect: Callable[..., str], no_provider: None) -> None:
     connect("database", CONNECTIONS["database"])
     with pytest.raises(Exception, match="Unknown hook type"):
         BaseHook.get_connection("database").get_hook()
@@ -134,11 +149,7 @@ def test_a_database(connect: Callable[..., str], no_provider: None) -> None:
         with pytest.raises(MissingExtra) as found:
             call()
         assert str(found.value) == SQL
-    listed, examined = answers(
-        ["airflow.providers.mysql.hooks.mysql"],
-        "command('list', '--store-conn-id', 'database')",
-        "command('doctor', '--conn-id', 'database')",
-    )
+    listed, examined = answers["database"]
     assert listed == SQL
     # its name once
     assert f" {SQL}" in examined
