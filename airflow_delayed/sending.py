@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from itertools import islice
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_delayed.collector import relaxed_gc
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage
 from airflow_delayed.identity import digest_of
@@ -415,34 +413,3 @@ class Sending:
             if self._logged_at:
                 self.log.info("%s %s%s rows", done, f"{count:,}", "" if total is None else f" of {total:,}")
             self._logged_at = time.monotonic()
-
-
-#: A threshold of the garbage collector above the number of objects that the waiting messages of a chunk keep alive.
-_ALIVE = 25_000
-_lock = Lock()
-_senders = 0
-_before = (0, 0, 0)
-
-
-@contextmanager
-def relaxed_gc() -> Iterator[None]:
-    """Raise the threshold of Python's garbage collector, so that it does not run while a chunk's messages are alive.
-
-    Otherwise, every few thousand messages, the collector scans all objects of the process. With Airflow loaded that
-    costs more than reading the rows. The threshold is the process's: the first of several senders raises it, and the
-    last restores it.
-    """
-    global _senders, _before
-    with _lock:
-        _senders += 1
-        if _senders == 1:
-            first, second, third = _before = gc.get_threshold()
-            if 0 < first < _ALIVE:
-                gc.set_threshold(_ALIVE, second, third)
-    try:
-        yield
-    finally:
-        with _lock:
-            _senders -= 1
-            if _senders == 0:
-                gc.set_threshold(*_before)

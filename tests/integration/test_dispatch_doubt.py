@@ -91,6 +91,6 @@ def test_what_was_moved_to_the_failed_messages_stays_there_when_it_is_moved_agai
     first = [(row, "odd") for row in rows if row["Id"] == "a"]
     for failed in (first, [(row, "odd") for row in rows]):
         with hook.engine.begin() as connection:
-            settle.write_outcome(connection, hook.tables, settle.BatchOutcome(failed=failed), "me", now)
+            settle.write_outcomes(connection, hook.tables, {"me": settle.BatchOutcome(failed=failed)}, now)
     assert store.given_up(hook) == dict.fromkeys("ab", ("failed", 1, "odd"))
     assert hook.count() == 0

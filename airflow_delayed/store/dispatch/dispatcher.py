@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import Connection, Engine
 
+from airflow_delayed.collector import relaxed_gc
 from airflow_delayed.delivery import Clock, Delivery, with_defaults
 from airflow_delayed.errors import DelayedError, explained
 from airflow_delayed.identity import MAX_NAME
@@ -189,6 +190,7 @@ class Dispatcher:
         """
         return self._pass([worker for worker in self._open() if worker.unavailable is None], most)
 
+    @relaxed_gc()
     def _pass(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> DispatchReport:
         assert self._threads is not None
         self._repository.begin_pass(most)

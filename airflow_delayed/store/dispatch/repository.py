@@ -283,12 +283,14 @@ class DispatchRepository:
         with self._engine.begin() as connection:
             dialect_of(connection).go_by_indexes(connection)
             now = self.now(connection)
+            outcomes: dict[str, BatchOutcome] = {}
             for batch in batches:
                 outcome = batch.outcome or BatchOutcome(released=list(batch.rows))
                 if batch.doubt or batch.lease_lost or self.monotonic() >= batch.deadline:
                     # messages that were settled before have no lease any more
                     outcome = outcome.only(leases.still_claimed(connection, self.tables, batch.rows, batch.holder))
-                settle.write_outcome(connection, self.tables, outcome, batch.holder, now)
+                outcomes[batch.holder] = outcome
+            settle.write_outcomes(connection, self.tables, outcomes, now)
             if not limit:
                 return [], turns
             return self._claim_batches(connection, now, turns, limit, began + self._lease.total_seconds())
@@ -298,7 +300,7 @@ class DispatchRepository:
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
-        dialect_of(connection).join_by_hash(connection)
+        joins = False
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -306,6 +308,10 @@ class DispatchRepository:
             cursor, wanted = turn
             began = self.monotonic()
             since = cursor.since if began < cursor.restart_at else None
+            alone = since is not None and cursor.untouched and began >= self._others_until
+            if not alone and not joins:
+                joins = True
+                dialect_of(connection).join_by_hash(connection)
             holder = f"{self.dispatcher}.{next(self._claims)}"
             rows = claim.claim_due(
                 connection,
@@ -318,7 +324,7 @@ class DispatchRepository:
                     limit=wanted,
                     most_bytes=claim.MOST_BYTES - size,
                     since=since,
-                    alone=since is not None and cursor.untouched and began >= self._others_until,
+                    alone=alone,
                     passed="" if since is None else cursor.passed,
                 ),
                 now=now,

@@ -6,7 +6,7 @@ its id is remembered. For every other message the row in ``_past`` is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -118,19 +118,21 @@ class BatchOutcome:
         )
 
 
-def write_outcome(
-    connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
-) -> None:
-    """Write the outcomes of messages of which this dispatcher has leases.
+def write_outcomes(connection: Connection, tables: Tables, outcomes: Mapping[str, BatchOutcome], now: datetime) -> None:
+    """Write the outcomes of messages of which a dispatcher has leases.
 
     Where a lease may have ended, pass only messages that :func:`airflow_delayed.store.leases.still_claimed` returns.
+
+    :param outcomes: by the name under which each batch is leased.
     """
-    remove(connection, tables, outcome.removed)
-    for ids in slices(sorted(row["Id"] for row in outcome.dead_lettered)):
-        leased = dialect_of(connection).update_rows(tables.past, ids).where(tables.past.c.Dispatcher == dispatcher)
-        connection.execute(leased.values(Outcome=leases.DEAD_LETTERED))
-    _note_failures(connection, tables, outcome, now)
-    leases.release(connection, tables, [row["Id"] for row in outcome.others], dispatcher)
+    # in one statement: for each answer of the database this thread waits also for the one that sends
+    remove(connection, tables, [row for outcome in outcomes.values() for row in outcome.removed])
+    for holder, outcome in outcomes.items():
+        for ids in slices(sorted(row["Id"] for row in outcome.dead_lettered)):
+            leased = dialect_of(connection).update_rows(tables.past, ids).where(tables.past.c.Dispatcher == holder)
+            connection.execute(leased.values(Outcome=leases.DEAD_LETTERED))
+        _note_failures(connection, tables, outcome, now)
+        leases.release(connection, tables, [row["Id"] for row in outcome.others], holder)
 
 
 def write_delivered(
