@@ -59,6 +59,11 @@ CLOSE = timedelta(milliseconds=20)
 MARGIN = 1 / 6
 #: Seconds until a destination that takes no messages is tried again, at first and at most.
 FIRST_REST, LONGEST_REST = 1.0, 60.0
+#: Seconds after which a destination that confirms nothing moves to a second connection, which such destinations share;
+#: and after which that one gives up waiting for its confirms. They are few there, so each may be slow.
+SILENCE, PATIENT_SILENCE = 1.0, 10.0
+#: No claim for a destination that has moved.
+_MOVED = datetime.max.replace(tzinfo=UTC)
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
 
@@ -122,6 +127,8 @@ class ConnectionWorker:
 
     :param reach: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
+    :param suspects: of another worker of this connection: this one dispatches only what is for these destinations, over
+        a connection of its own, and removes those that confirm in time again.
     """
 
     def __init__(
@@ -131,7 +138,12 @@ class ConnectionWorker:
         transport: Delivery,
         reach: Reach,
         ahead: timedelta = timedelta(0),
+        suspects: set[str] | None = None,
     ) -> None:
+        #: Destinations that have not confirmed messages in time.
+        self.suspects: set[str] = set() if suspects is None else suspects
+        #: Whether it dispatches what is for the suspects, not what is for the others.
+        self.for_suspects = suspects is not None
         self.conn_id = conn_id = counter.conn_id
         self.counter = counter
         self._look(reach.now, ahead)
@@ -145,6 +157,8 @@ class ConnectionWorker:
         self._repository = repository
         self._policy = repository.policy
         self._transport = transport
+        transport.patient = False
+        transport.silence = PATIENT_SILENCE if self.for_suspects else SILENCE
         self._backoff = Backoff()
         self._send_size = repository.policy.batch_size
         #: Batches that are claimed and not finished.
@@ -193,7 +207,11 @@ class ConnectionWorker:
             raise
         finally:
             self._open.clear()
-            self.turns = replace(self.turns, resting=self._rests())
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Let the turns know what rests, and what is suspect, between two runs."""
+        self.turns = self._with_rests()
 
     def close(self) -> None:
         """Close the transport."""
@@ -250,8 +268,7 @@ class ConnectionWorker:
             return []
         began = self._repository.monotonic()
         try:
-            turns = replace(self.turns, resting=self._rests())
-            claimed, self.turns = self._repository.settle_and_claim(sent, turns, limit)
+            claimed, self.turns = self._repository.settle_and_claim(sent, self._with_rests(), limit)
         finally:
             self._count([batch for batch in sent if batch.finished])
         self._open += claimed
@@ -286,9 +303,13 @@ class ConnectionWorker:
             refused = self._policy.refused(row["Destination"] for row in rows)
             closed = {**self._closed_destinations, **result.closed_destinations, **refused}
             resting = {name: rest.reason for name, rest in self._resting.items() if rest.until > now}
+            if not self.for_suspects:
+                resting |= dict.fromkeys(list(self.suspects), "it has not confirmed messages in time")
             messages = decode_rows(rows, closed, now, result, {**resting, **result.refusing})
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
+            if self.for_suspects and repository.monotonic() - began < SILENCE:
+                self._clear_of_suspicion(rows, result)
             # a send that waits for due times says nothing of the transport's speed
             if not result.stopped and (not self._ahead or rows[-1]["Time"] <= now):
                 self._adapt(repository.monotonic() - began)
@@ -317,7 +338,19 @@ class ConnectionWorker:
             for name in {row["Destination"] for batch in batches for row in batch.rows if row["Id"] in confirmed}:
                 if name not in result.refusing and self._resting.pop(name, None) is not None:
                     log.warning("connection %r: destination %r takes messages again", self.conn_id, name)
+        silent = set() if self.for_suspects else result.silent
+        for name in sorted(silent - self.suspects):
+            log.warning(
+                "connection %r: destination %r has not confirmed messages for %g s; from now on they go over a second"
+                " connection, so that others do not wait for it",
+                self.conn_id,
+                name,
+                SILENCE,
+            )
+        self.suspects |= silent
         for name, reason in result.refusing.items():
+            if name in silent:
+                continue
             before = self._resting.get(name)
             refusals = 1 if before is None else before.refusals + 1
             until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=LONGEST_REST))
@@ -331,8 +364,24 @@ class ConnectionWorker:
                     reason,
                 )
 
+    def _clear_of_suspicion(self, rows: Sequence[Row], result: DeliveryResult) -> None:
+        """Let destinations return to the first connection that have confirmed all their messages in time."""
+        confirmed = set(result.confirmed)
+        failed = {row["Destination"] for row in rows if row["Id"] not in confirmed}
+        for name in sorted({row["Destination"] for row in rows} - failed):
+            self._resting.pop(name, None)
+            self.suspects.discard(name)
+            log.warning("connection %r: destination %r confirms messages in time again", self.conn_id, name)
+
     def _rests(self) -> dict[str, datetime]:
         return {name: rest.until for name, rest in self._resting.items()}
+
+    def _with_rests(self) -> ClaimTurns:
+        """Return the turns without destinations that rest, and without or with only the suspects."""
+        names = sorted(self.suspects)
+        if self.for_suspects:
+            return replace(self.turns, resting=self._rests(), only=tuple(names))
+        return replace(self.turns, resting={**self._rests(), **dict.fromkeys(names, _MOVED)})
 
     def _adapt(self, took: float) -> None:
         """Send more at a time if the last send was fast, and less if it took too long."""
