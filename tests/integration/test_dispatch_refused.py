@@ -162,3 +162,28 @@ def test_a_queue_that_confirms_nothing_holds_up_no_other(
     assert arrived == {f"{name}{n}" for n in range(100) for name in ("frozen", "orders")} | {
         f"next{n}" for n in range(3)
     }
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_a_locked_queue_table_holds_up_no_other_and_uses_up_no_retry(store: Store, caplog: pytest.LogCaptureFixture):
+    hook = store.installed("locked", "orders", deliver_conn_id=None)
+    due = hook.now() - SECOND
+    hook.send(message(f"{name}{n}", due, destination=name) for n in range(20) for name in ("locked", "orders"))
+    time = Time(hook)
+    made = store.dispatcher(hook, **time.options(), batch_size=10, number_of_retries=0)
+    table = ".".join(map(hook.engine.dialect.identifier_preparer.quote_identifier, (store.schema, "locked")))
+    lock, unlock = {
+        "postgresql": (f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", "SELECT 1"),
+        "mysql": (f"LOCK TABLES {table} WRITE", "UNLOCK TABLES"),
+    }[hook.engine.dialect.name]
+    with hook.engine.begin() as other:
+        other.exec_driver_sql(lock)
+        assert made.once().dispatched == 20
+        assert {(one.destination, one.retry_count) for one in hook.list()} == {("locked", 0)}
+        assert made.next_due() is not None
+        assert made.next_due() <= SECOND
+        other.exec_driver_sql(unlock)
+    time.seconds += 2
+    assert made.once().dispatched == 20
+    assert [len(store.rows(hook, queue)) for queue in ("locked", "orders")] == [20, 20]
+    assert caplog.text.count("destination 'locked' takes no messages: table 'locked' is locked") == 1

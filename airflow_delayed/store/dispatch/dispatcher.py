@@ -76,8 +76,8 @@ class Dispatcher:
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
-    :meth:`stop` may be called from any thread. A dispatcher has two threads for each connection, and one each for the
-    leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
+    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, and one each
+    for the leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: returns the transport for the name of a connection and the clock that the transport uses.
