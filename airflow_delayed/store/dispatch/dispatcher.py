@@ -42,7 +42,7 @@ from airflow_delayed.store.dispatch.report import (
     staying,
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
+from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.notify import POLL, Poller, Waiter
@@ -489,6 +489,10 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = with_defaults(self._transports(conn_id, self._clock))
+        transport.patient = False
+        if self._stays:
+            # who does not stay would leave the messages to its next run, though a broker hangs for a moment only
+            transport.silence = SILENCE if suspects is None else PATIENT_SILENCE
         ahead = AHEAD if self._stays else timedelta(0)
         return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
 

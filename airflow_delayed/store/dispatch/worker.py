@@ -204,8 +204,6 @@ class ConnectionWorker:
         self._repository = repository
         self._policy = repository.policy
         self._transport = transport
-        transport.patient = False
-        transport.silence = PATIENT_SILENCE if self.for_suspects else SILENCE
         self._backoff = Backoff()
         self._send_size = repository.policy.batch_size
         #: Batches that are claimed and not finished.
