@@ -99,6 +99,9 @@ class Delivery(ABC):
     #: Whether a send goes on trying, for a while, what a destination refuses, such as a full queue. A dispatcher sets
     #: False, and tries the messages of that destination again later, so that those of others do not wait.
     patient: bool = True
+    #: Seconds after which a send that is not patient gives up the messages of a destination that confirms none, though
+    #: they may still arrive; None: it waits as long as a patient one.
+    silence: float | None = None
 
     @property
     @abstractmethod
@@ -293,7 +296,17 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
 
 #: Attributes that a transport may lack; and attributes that a store may lack.
 _DEFAULTS = (
-    *("is_store", "sooner_when_due", "patient", "fits", "advice", "receiver_warning", "kept_open", "dataset"),
+    *(
+        "is_store",
+        "sooner_when_due",
+        "patient",
+        "silence",
+        "fits",
+        "advice",
+        "receiver_warning",
+        "kept_open",
+        "dataset",
+    ),
     *("temporary_queue", "replies"),
 )
 _STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "forecast_findings", "gauges")

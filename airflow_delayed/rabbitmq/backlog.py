@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import SendReport
@@ -40,8 +40,10 @@ class Backlog:
     published: bool = False
     #: The messages that the broker refuses, the first of them first, each with the second of the send since when.
     refused: dict[Entry, float] = field(default_factory=dict)
-    #: Destinations that refuse messages, in a send that does not try them again.
+    #: Destinations that refuse messages, or do not confirm them, in a send that does not try them again.
     refusing: set[str] = field(default_factory=set)
+    #: Those of them that confirm nothing.
+    silent: set[str] = field(default_factory=set)
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -84,7 +86,7 @@ class Backlog:
             self._cause = cause
 
     def refuse(self, entry: Entry, reason: str) -> None:
-        """Give up a message that its destination refuses at present."""
+        """Give up a message that its destination refuses, or does not confirm, at present."""
         self.refusing.add(entry.message.destination)
         self.fail(entry, reason)
 
@@ -111,7 +113,7 @@ class Backlog:
         if self._cause is not None and (self._from_source or not self.published or not self._failures):
             raise self._cause
         if self._failures:
-            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing) from self._cause
+            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing, self.silent) from self._cause
         return self.report
 
 
@@ -159,6 +161,15 @@ class Unconfirmed:
         if not self._returned:
             return [(entry, None) for entry in entries]
         return [(entry, self._returned.get(entry.message.message_id)) for entry in entries]
+
+    def up_to(self, last: int) -> list[Entry]:
+        """Return the entries that were published up to a tag, the oldest first."""
+        return [self._entries[tag] for tag in self._up_to(last)]
+
+    def take_out(self, destinations: Collection[str]) -> list[Entry]:
+        """Take out the entries of destinations; a confirm that comes for one later is ignored."""
+        tags = [tag for tag, entry in self._entries.items() if entry.message.destination in destinations]
+        return [self._entries.pop(tag) for tag in tags]
 
     def clear(self) -> list[Entry]:
         """Take out all entries, in their order."""

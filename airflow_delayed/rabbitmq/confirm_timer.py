@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
+from math import ceil
+
+from airflow_delayed.rabbitmq.backlog import Unconfirmed
 
 #: Seconds without a confirm until the first warning; each further one comes after twice as many.
 FIRST_WARNING = 10.0
@@ -19,6 +23,65 @@ class ConfirmTimeout(Exception):
 
 class QuorumLost(ConfirmTimeout):
     """No confirm will come soon, from any host: queues have lost their quorum, or the nodes that they need hang."""
+
+
+class SilentDestination(Exception):
+    """A destination that confirms nothing blocks the connection, and is given up; the others need a new one."""
+
+
+class SilenceWatch:
+    """Finds destinations that have confirmed nothing for a while, by looks at regular intervals.
+
+    It counts looks, not seconds, because a source of messages may keep a session from reading confirms between two.
+
+    :param seconds: how long a destination may confirm nothing.
+    :param interval: seconds between two looks.
+    """
+
+    def __init__(self, seconds: float, interval: float) -> None:
+        self._looks = max(1, ceil(seconds / interval))
+        self._now = 0
+        #: By look, the last delivery tag then, and how many were settled; of twice as many looks as are counted.
+        self._marks: deque[tuple[int, int]] = deque(maxlen=2 * self._looks + 1)
+        #: By destination, the look before which it last confirmed or refused a message.
+        self._answered: dict[str, int] = {}
+        self._bound_since: tuple[str, int] | None = None
+
+    def answered(self, destination: str) -> None:
+        """Note that a destination confirmed or refused a message."""
+        self._answered[destination] = self._now
+
+    def look(self, unconfirmed: Unconfirmed, binding: str | None, *, blocked: bool) -> tuple[Collection[str], bool]:
+        """Return destinations that are silent for too long, and whether they block the whole connection.
+
+        If nothing at all is confirmed, the destination of the oldest message may be what the broker waits for; that
+        takes twice as long, for it may be the broker that is slow.
+
+        :param binding: the destination that is being bound.
+        :param blocked: the broker's alarm blocks the connection.
+        """
+        self._now += 1
+        self._marks.append((unconfirmed.last, unconfirmed.settled))
+        if binding is None or self._bound_since is None or self._bound_since[0] != binding:
+            self._bound_since = None if binding is None else (binding, self._now)
+        if blocked:
+            self._marks.clear()
+            self._bound_since = None
+            return (), False
+        if self._bound_since is not None and self._now - self._bound_since[1] >= self._looks:
+            return {self._bound_since[0]}, True
+        if len(self._marks) <= self._looks:
+            return (), False
+        last, settled = self._marks[-1 - self._looks]
+        late = unconfirmed.up_to(last)
+        if late and settled == unconfirmed.settled:
+            if len(self._marks) < self._marks.maxlen or self._marks[0][1] != settled:  # type: ignore[operator]
+                return (), False
+            oldest = unconfirmed.up_to(self._marks[0][0])[:1]
+            return {entry.message.destination for entry in oldest if entry.at_once}, True
+        since = self._now - self._looks
+        destinations = {entry.message.destination for entry in late if entry.at_once}
+        return {name for name in destinations if self._answered.get(name, since - 1) < since}, False
 
 
 class ConfirmTimer:

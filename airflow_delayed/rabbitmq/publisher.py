@@ -19,7 +19,7 @@ from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
-from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer, QuorumLost
+from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer, QuorumLost, SilentDestination
 from airflow_delayed.rabbitmq.connection import confirm_timeout, describe_error, muted_pika
 from airflow_delayed.rabbitmq.hosts import HostFailover, host_name
 from airflow_delayed.rabbitmq.properties import PropertiesWriter
@@ -48,6 +48,7 @@ class Publisher:
     :param keep: keep the connection from one send to the next, until :meth:`close`. It sends no heartbeat in between,
         so sends must follow each other within seconds.
     :param patient: False: a destination's refusal (nack) is final in this send, and costs the others no time.
+    :param silence: seconds after which a send that is not patient gives up a destination that confirms nothing.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Publisher:
         on_confirm: Callable[[DelayedMessage], None] | None = None,
         keep: bool = False,
         patient: bool = True,
+        silence: float | None = None,
     ) -> None:
         self._hosts = [parameters] if isinstance(parameters, Parameters) else list(parameters)
         self._conn_id = conn_id
@@ -78,6 +80,7 @@ class Publisher:
         self._on_confirm = on_confirm
         self._keep = keep
         self._patient = patient
+        self._silence = silence
         self._kept: Session | None = None
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
@@ -127,6 +130,7 @@ class Publisher:
                         writer=self._writer,
                         keep=self._keep,
                         patient=self._patient,
+                        silence=None if self._patient else self._silence,
                     )
                 else:
                     session.again(backlog)
@@ -134,8 +138,9 @@ class Publisher:
             if reason is None:
                 self._kept = session if session.kept else None
                 return backlog.outcome()
-            if again and not isinstance(reason, ConfirmTimeout):
-                # the kept connection may have been lost between two sends, where nothing noticed it
+            if isinstance(reason, SilentDestination) or (again and not isinstance(reason, ConfirmTimeout)):
+                # a destination blocked the connection, and its messages are given up; or the kept connection was lost
+                # between two sends, where nothing noticed it
                 continue
             if backlog.report.sent > confirmed:
                 failover.succeeded()

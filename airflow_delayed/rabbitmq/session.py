@@ -21,7 +21,14 @@ from airflow_delayed.errors import DelayedError, some
 from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry, Unconfirmed
 from airflow_delayed.rabbitmq.cluster import SilenceCheck
-from airflow_delayed.rabbitmq.confirm_timer import FIRST_WARNING, ConfirmTimeout, ConfirmTimer, QuorumLost
+from airflow_delayed.rabbitmq.confirm_timer import (
+    FIRST_WARNING,
+    ConfirmTimeout,
+    ConfirmTimer,
+    QuorumLost,
+    SilenceWatch,
+    SilentDestination,
+)
 from airflow_delayed.rabbitmq.declare import refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
 from airflow_delayed.rabbitmq.hosts import host_name
@@ -48,6 +55,7 @@ _TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
 #: How many addresses are kept: many messages of a batch have the same destination and second.
 _ADDRESSES = 5000
 _SILENT = "Have queues lost their quorum, or is the host frozen?"
+_SLOW = "it has confirmed nothing for"
 _REFUSED = "Is a queue full, or without a leader?"
 
 
@@ -62,6 +70,7 @@ class Session:
     :param hosts: all hosts of the connection, to ask them why no confirm comes.
     :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
     :param patient: False: give up at once what a destination refuses; what a level refuses is sent again all the same.
+    :param silence: seconds after which a destination that confirms nothing is given up; None: only the whole send is.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class Session:
         writer: PropertiesWriter | None = None,
         keep: bool = False,
         patient: bool = True,
+        silence: float | None = None,
     ) -> None:
         self.opened = False
         #: The broker's reason why it takes no messages, from the start of its alarm to the end.
@@ -87,6 +97,8 @@ class Session:
         self._window = window
         self._keep = keep
         self._patient = patient
+        self._silence = silence
+        self._watch: SilenceWatch | None = None
         self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
         #: Messages that the broker refused, until they are sent again; the others go on meanwhile.
@@ -129,6 +141,9 @@ class Session:
         """
         self._timer = timer
         timer.connect(self._unconfirmed.settled)
+        if self._silence is not None:
+            # twice as long must be less than a host's share
+            self._watch = SilenceWatch(min(self._silence, timer.host_timeout / 4), timer.interval)
         self._look = self._loop.call_later(timer.interval, self._look_at_timer)
         try:
             self._loop.start()
@@ -232,6 +247,8 @@ class Session:
         timer = self._timer
         awaits = bool(self._unconfirmed) or self._waiting is not None or not self._ready
         timer.advance(self._unconfirmed.settled, awaits=awaits, blocked=self.blocked is not None)
+        if self._watch is not None and self._give_up_silent(self._watch):
+            return
         # pika's own timeout ends a connection that does not open
         if timer.host_over and self._connection.is_open:
             self._end(ConfirmTimeout(f"no confirm for {timer.silent:.0f} s, while {self._awaited()}"))
@@ -258,6 +275,25 @@ class Session:
             return
         self._look = self._loop.call_later(timer.interval, self._look_at_timer)
 
+    def _give_up_silent(self, watch: SilenceWatch) -> bool:
+        """Give up messages of destinations that confirm nothing; return whether the connection ends for it."""
+        binding = None if self._waiting is None else self._waiting.message.destination
+        silent, blocking = watch.look(self._unconfirmed, binding, blocked=self.blocked is not None)
+        if not silent:
+            return False
+        entries = self._unconfirmed.take_out(silent)
+        if self._waiting is not None and binding in silent:
+            entries.append(self._waiting)
+            self._waiting = None
+        for entry in entries:
+            self._backlog.silent.add(entry.message.destination)
+            self._backlog.refuse(entry, f"{_SLOW} {self._silence:g} s.")
+        if blocking and self._connection.is_open:
+            self._end(SilentDestination())
+            return True
+        self._pump()
+        return False
+
     def _why_silent(self, seconds: float) -> ConfirmTimeout | None:
         """Return why to end a connection that has confirmed nothing for some seconds; None to go on."""
         timer, refused = self._timer, self._backlog.refused
@@ -274,7 +310,7 @@ class Session:
             return ConfirmTimeout(f"{problem}; it takes no login any more, and other hosts do")
         return None
 
-    def _end(self, reason: ConfirmTimeout) -> None:
+    def _end(self, reason: ConfirmTimeout | SilentDestination) -> None:
         self._reason = reason
         self._paused = True
         self._connection.close()
@@ -381,6 +417,8 @@ class Session:
         method = frame.method
         refused = method.NAME == "Basic.Nack"
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
+            if self._watch is not None:
+                self._watch.answered(entry.message.destination)
             if refused and entry.at_once and entry.address and not self._patient:
                 self._backlog.refuse(entry, f"{entry.address.target} refuses messages at present. {_REFUSED}")
             elif refused:

@@ -222,6 +222,7 @@ class RabbitMQTransport(Delivery):
             window=self._window or WINDOW,
             keep=self._keeps,
             patient=self.patient,
+            silence=self.silence,
         )
         if self._keeps:
             self._kept = publisher

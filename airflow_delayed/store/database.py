@@ -94,6 +94,8 @@ class Dialect:
     lock_limits: ClassVar[tuple[str | None, str | None]] = (None, None)
     #: The driver's codes of a deadlock, a lock timeout, and a serialization failure.
     contention_codes: ClassVar[frozenset[object]] = frozenset()
+    #: Those of them that mean that a statement has waited too long for a lock; the rest of its transaction stands.
+    lock_timeout_codes: ClassVar[frozenset[object]] = frozenset()
     #: Whether a claim is one statement, which returns the place of each row (PostgreSQL's ``ctid``), and so is the
     #: removal of messages whose ids are remembered.
     claims_at_once: ClassVar[bool] = False

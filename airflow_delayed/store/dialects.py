@@ -94,6 +94,7 @@ class PostgreSQL(Dialect):
     locks_rows = True
     lock_limits = ("SET LOCAL lock_timeout = '500ms'", None)
     contention_codes = frozenset({"40P01", "55P03", "40001"})
+    lock_timeout_codes = frozenset({"55P03"})
     claims_at_once = reads_by_run = notifies = True
     # not now(), which stands still during a transaction
     _clock = "SELECT clock_timestamp()"
@@ -255,6 +256,7 @@ class MySQL(Dialect):
     _waits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
     lock_limits = (_waits.format(1), _waits.format("DEFAULT"))
     contention_codes = frozenset({1213, 1205})
+    lock_timeout_codes = frozenset({1205})
     locks_examined_rows = True
     indexes_within = True
     _clock = "SELECT UTC_TIMESTAMP(6)"

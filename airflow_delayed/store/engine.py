@@ -118,7 +118,7 @@ def retried(
     while True:
         tries += 1
         try:
-            with engine.begin() as connection, _impatient(connection):
+            with engine.begin() as connection, impatient(connection):
                 return work(connection)
         except Overtaken as error:
             if monotonic() >= end:
@@ -135,14 +135,24 @@ def retried(
 
 def in_the_way(engine: Engine, error: DBAPIError) -> bool:
     """Return whether the error is a deadlock or another conflict of transactions, so that a repetition may succeed."""
+    return bool(_codes(error) & dialect_of(engine).contention_codes)
+
+
+def is_locked(connection: Connection, error: DBAPIError) -> bool:
+    """Return whether a statement has waited too long for a lock, so that its transaction may go on without it."""
+    return bool(_codes(error) & dialect_of(connection).lock_timeout_codes)
+
+
+def _codes(error: DBAPIError) -> set[object]:
     cause = error.orig
     codes: set[object] = {getattr(cause, name, None) for name in ("sqlstate", "pgcode", "errno")}
     codes.update(getattr(cause, "args", ())[:1])
-    return bool(codes & dialect_of(engine).contention_codes)
+    return codes
 
 
 @contextmanager
-def _impatient(connection: Connection) -> Iterator[None]:
+def impatient(connection: Connection) -> Iterator[None]:
+    """Wait only briefly for locks within the block (``Dialect.lock_limits``); on PostgreSQL in its transaction."""
     begin, end = dialect_of(connection).lock_limits
     if begin:
         connection.execute(text(begin))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from support.rabbitmq import VirtualHost
+from support.rabbitmq import VirtualHost, eventually
 from support.sleeping import Time
 from support.stores import Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from services import rabbitmq
 
 SECOND = timedelta(seconds=1)
 FULL = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
 
 
 @pytest.fixture
-def broker(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+def rabbit(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
     """A broker with the queue "orders", and "full", which has room for one message."""
     vhost.declare("orders")
     vhost.declare("full", **FULL)
@@ -30,14 +31,14 @@ def broker(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook
 
 @on_postgres_too
 def test_a_full_queue_holds_up_no_other_and_uses_up_no_retry(
-    store: Store, vhost: VirtualHost, broker: RabbitMQDelayHook, caplog: pytest.LogCaptureFixture
+    store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook, caplog: pytest.LogCaptureFixture
 ):
     hook = store.installed()
     time = Time(hook)
     due = time.start - SECOND
     mixed = [message(f"{name}{n}", due, destination=name) for n in range(40) for name in ("full", "orders")]
     hook.send(mixed)
-    made = store.dispatcher(hook, broker, **time.options(), batch_size=10, number_of_retries=0)
+    made = store.dispatcher(hook, rabbit, **time.options(), batch_size=10, number_of_retries=0)
     with caplog.at_level(logging.WARNING):
         assert made.once().dispatched == 41
     assert len(vhost.collect("orders", enough=40)) == 40
@@ -67,7 +68,7 @@ def test_a_full_queue_holds_up_no_other_and_uses_up_no_retry(
     (kept,) = vhost.collect("full", enough=1)
     vhost.manage("DELETE", "queues/{vhost}/full")
     vhost.declare("full")
-    broker.install(["full"])
+    rabbit.install(["full"])
     time.seconds += 61
     assert made.once().dispatched == 39
     arrived = Counter(one.message_id for one in [kept, *vhost.collect("full", enough=39)])
@@ -76,32 +77,113 @@ def test_a_full_queue_holds_up_no_other_and_uses_up_no_retry(
     assert not list(hook.list())
 
 
-def test_a_queue_that_is_gone_holds_up_no_other(store: Store, vhost: VirtualHost, broker: RabbitMQDelayHook):
+def test_a_queue_that_is_gone_holds_up_no_other(store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook):
     """Its messages are given up at once, as before."""
     hook = store.installed()
     time = Time(hook)
     hook.send(
         message(f"{name}{n}", time.start - SECOND, destination=name) for n in range(20) for name in ("gone", "orders")
     )
-    made = store.dispatcher(hook, broker, **time.options(), batch_size=10)
+    made = store.dispatcher(hook, rabbit, **time.options(), batch_size=10)
     report = made.once()
     assert (report.dispatched, report.failed, time.seconds) == (20, 20, 0)
     assert len(vhost.collect("orders", enough=20)) == 20
 
 
 def test_a_full_queue_with_a_rate_is_emptied_when_there_is_room(
-    store: Store, vhost: VirtualHost, broker: RabbitMQDelayHook
+    store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook
 ):
     hook = store.installed()
     time = Time(hook)
     hook.set_rates({"full": 100})
     hook.send(message(f"full{n}", time.start - SECOND, destination="full") for n in range(5))
-    made = store.dispatcher(hook, broker, **time.options())
+    made = store.dispatcher(hook, rabbit, **time.options())
     # until there are tokens
     time.seconds += 1
     assert made.once().dispatched == 1
     vhost.manage("DELETE", "queues/{vhost}/full")
     vhost.declare("full")
-    broker.install(["full"])
+    rabbit.install(["full"])
     time.seconds += 61
     assert made.once().dispatched == 4
+
+
+@pytest.fixture
+def frozen(own_vhost: VirtualHost, broker: rabbitmq.Broker) -> Iterator[Callable[[], None]]:
+    """Freezes the process of the queue "frozen", which confirms nothing then; the function lets it go on."""
+    own_vhost.declare("orders", "frozen")
+    process = f"'{own_vhost.name}_frozen'"
+    broker.eval(f"sys:suspend({process})")
+    thawed = False
+
+    def thaw() -> None:
+        nonlocal thawed
+        if not thawed:
+            thawed = True
+            broker.eval(f"sys:resume({process})")
+
+    yield thaw
+    thaw()
+
+
+def test_a_queue_that_confirms_nothing_holds_up_no_other(
+    store: Store,
+    own_vhost: VirtualHost,
+    frozen: Callable[[], None],
+    connect: Callable[..., str],
+    caplog: pytest.LogCaptureFixture,
+):
+    """More messages for it than the broker takes from a connection before it reads nothing more from it."""
+    conn_id = connect("rabbit", **own_vhost.connection)
+    RabbitMQDelayHook(conn_id).install([])
+    hook = store.installed()
+    due = hook.now() - SECOND
+    hook.send(message(f"{name}{n}", due, destination=name) for n in range(100) for name in ("frozen", "orders"))
+    made = store.dispatcher(
+        hook,
+        transports=lambda _, clock: RabbitMQDelayHook(conn_id, clock=clock),
+        deliver_conn_ids=["broker"],
+        stays=True,
+        number_of_retries=0,
+    )
+    with caplog.at_level(logging.WARNING):
+        assert made.once(60).dispatched == 100
+        assert "destination 'frozen' has not confirmed messages for 1 s" in caplog.text
+        for number in range(3):
+            hook.send([message(f"next{number}", due, destination="orders")])
+            assert made.once(60).dispatched == 1
+        assert {one.retry_count for one in hook.list()} == {0}
+        assert len(list(hook.list())) == 100
+        frozen()
+        eventually(lambda: made.once(60) is not None and "confirms messages in time again" in caplog.text)
+    made.finish()
+    assert not list(hook.list())
+    arrived = {one.message_id for one in own_vhost.collect("orders", "frozen", enough=203)}
+    assert arrived == {f"{name}{n}" for n in range(100) for name in ("frozen", "orders")} | {
+        f"next{n}" for n in range(3)
+    }
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_a_locked_queue_table_holds_up_no_other_and_uses_up_no_retry(store: Store, caplog: pytest.LogCaptureFixture):
+    hook = store.installed("locked", "orders", deliver_conn_id=None)
+    due = hook.now() - SECOND
+    hook.send(message(f"{name}{n}", due, destination=name) for n in range(20) for name in ("locked", "orders"))
+    time = Time(hook)
+    made = store.dispatcher(hook, **time.options(), batch_size=10, number_of_retries=0)
+    table = ".".join(map(hook.engine.dialect.identifier_preparer.quote_identifier, (store.schema, "locked")))
+    lock, unlock = {
+        "postgresql": (f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", "SELECT 1"),
+        "mysql": (f"LOCK TABLES {table} WRITE", "UNLOCK TABLES"),
+    }[hook.engine.dialect.name]
+    with hook.engine.begin() as other:
+        other.exec_driver_sql(lock)
+        assert made.once().dispatched == 20
+        assert {(one.destination, one.retry_count) for one in hook.list()} == {("locked", 0)}
+        assert made.next_due() is not None
+        assert made.next_due() <= SECOND
+        other.exec_driver_sql(unlock)
+    time.seconds += 2
+    assert made.once().dispatched == 20
+    assert [len(store.rows(hook, queue)) for queue in ("locked", "orders")] == [20, 20]
+    assert caplog.text.count("destination 'locked' takes no messages: table 'locked' is locked") == 1

@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from datetime import datetime, timedelta
 from math import inf
@@ -43,7 +43,7 @@ from airflow_delayed.store.dispatch.report import (
     staying,
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.dispatch.worker import ConnectionWorker, QueueTableWorker
+from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.notify import POLL, Poller, Waiter
@@ -62,6 +62,8 @@ HEARTBEAT = 10.0
 AHEAD = timedelta(seconds=0.2)
 #: The longest time between two passes, in seconds.
 PASS_EVERY = 60.0
+#: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
+BESIDE = 0.01
 #: Seconds within which a dispatcher that stays hands over at its end what falls due next.
 HAND_OVER = 20.0
 
@@ -75,8 +77,8 @@ class Dispatcher:
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
-    :meth:`stop` may be called from any thread. A dispatcher has two threads for each connection, and one each for the
-    leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
+    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, and one each
+    for the leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: returns the transport for the name of a connection and the clock that the transport uses.
@@ -153,6 +155,12 @@ class Dispatcher:
         )
         self._workers: list[ConnectionWorker | QueueTableWorker] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        #: What is at work, in this pass or since an earlier one.
+        self._running: dict[ConnectionWorker | QueueTableWorker, Future[Any]] = {}
+        #: Those that have another one beside them for their suspects.
+        self._with_second: set[ConnectionWorker] = set()
+        #: When the last pass began.
+        self._began = datetime.min
         self._failures: dict[str, str] = {}
         self._unavailable: dict[str, tuple[str, BaseException | None]] = {}
         #: Writes signs of life, and logs progress, also while a pass waits for the database.
@@ -192,26 +200,45 @@ class Dispatcher:
 
     @relaxed_gc()
     def _pass(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> DispatchReport:
+        self._begin(workers, most)
+        return self._reap(workers, together=not self._stays)
+
+    def _begin(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> None:
+        """Start the workers that are not still at work."""
         assert self._threads is not None
         self._repository.begin_pass(most)
-        began = self._clock()
+        self._began = self._clock()
         self._begin_heartbeat()
-        report = DispatchReport()
-        running: list[Future[Any]] = []
-        try:
-            for worker in workers:
+        for worker in workers:
+            if worker not in self._running:
                 # in the caller's context, so that it logs where the caller does
-                running.append(self._threads.submit(copy_context().run, worker.run, self._threads))
+                run = self._threads.submit(copy_context().run, worker.run, self._threads)
+                self._running[worker] = run
+
+    def _reap(self, workers: Sequence[ConnectionWorker | QueueTableWorker], *, together: bool) -> DispatchReport:
+        """Wait for workers, and return what those have done that have ended.
+
+        :param together: wait for all; False: who takes much longer than another goes on beside the next passes.
+        """
+        assert self._threads is not None
+        report, ended = DispatchReport(), Future[None]()
+        running = [self._running[worker] for worker in workers if worker in self._running]
+        try:
             self._passing = True
             counters = [worker.counter.report for worker in workers]
             pruning = self._threads.submit(
                 copy_context().run,
                 self._pruner.run,
-                list(running),
+                [ended],
                 lambda: sum(counter.dispatched for counter in counters),
                 self._nothing_due,
             )
-            wait(running)
+            try:
+                if not together:
+                    wait(running, return_when=FIRST_COMPLETED)
+                wait(running, timeout=None if together else BESIDE)
+            finally:
+                ended.set_result(None)
             report.forgotten = pruning.result()
         except BaseException:
             # the workers end what they are sending, and settle it
@@ -220,18 +247,27 @@ class Dispatcher:
             raise
         finally:
             self._passing = False
-            for worker in workers:
-                counted, failures = worker.counter.take()
-                report.merge(counted)
-                self._failures.update(list(failures.items())[: KEPT_REASONS - len(self._failures)])
-                if worker.unavailable is not None:
-                    self._unavailable[worker.conn_id] = worker.unavailable, worker.cause
-            self.report.merge(report)
-        for future in running:
+            futures = self._count(report)
+        for future in futures:
             future.result()
         moved = report.dispatched or report.retried or report.failed or report.expired
-        self._idle = None if moved else began
+        self._idle = None if moved else self._began
         return report
+
+    def _count(self, report: DispatchReport) -> list[Future[Any]]:
+        """Add what workers have done that have ended, and return their futures."""
+        finished = [worker for worker in self._running if not self._at_work(worker)]
+        for worker in finished:
+            counted, failures = worker.counter.take()
+            report.merge(counted)
+            self._failures.update(list(failures.items())[: KEPT_REASONS - len(self._failures)])
+            if worker.unavailable is not None:
+                self._unavailable[worker.conn_id] = worker.unavailable, worker.cause
+        self.report.merge(report)
+        return [self._running.pop(worker) for worker in finished]
+
+    def _at_work(self, worker: ConnectionWorker | QueueTableWorker) -> bool:
+        return worker in self._running and not self._running[worker].done()
 
     def next_due(self) -> timedelta | None:
         """Return how long to sleep until the next pass, by the database's clock; None: there are no messages.
@@ -240,11 +276,12 @@ class Dispatcher:
         """
 
         def look(connection: Connection, now: datetime) -> timedelta | None:
-            moments = [
-                self._repository.next_claim(connection, now, worker.turns)
-                for worker in self._open()
-                if worker.unavailable is None
-            ]
+            workers = [one for one in self._open() if one.unavailable is None]
+            idle = [one for one in workers if not self._at_work(one)]
+            moments = [self._repository.next_claim(connection, now, worker.turns) for worker in idle]
+            if len(idle) < len(workers):
+                # to learn that they have ended
+                moments.append(now + LEASED_SLEEP)
             first = min((moment for moment in moments if moment is not None), default=None)
             if first is None:
                 return None
@@ -292,6 +329,8 @@ class Dispatcher:
 
         :raises DispatchFailed: see :meth:`check`.
         """
+        if self._running:
+            self._reap(list(self._running), together=True)
         self.report.left_to_others = self._repository.reading(
             lambda connection, now: claim.count_others(
                 connection, self._tables, self._delivers, now + self.policy.farthest
@@ -350,7 +389,8 @@ class Dispatcher:
         if not workers:
             return
         repository.paused = False
-        report = self._pass(workers, HAND_OVER)
+        self._begin(workers, HAND_OVER)
+        report = self._reap(workers, together=True)
         for worker in workers:
             self._log_handed_over(worker, report.by_connection.get(worker.conn_id, 0))
 
@@ -415,6 +455,7 @@ class Dispatcher:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+            self._count(DispatchReport())
         for worker in self._workers or ():
             worker.close()
         if self._heartbeat is not None:
@@ -435,17 +476,27 @@ class Dispatcher:
                     # an undefined connection, or one of an unknown type, does not hold up the others
                     self._unavailable[conn_id] = explained(error), error
                     log.error("connection %r cannot be used: %s", conn_id, explained(error))
-            self._threads = ThreadPoolExecutor(2 * len(self._workers) + 1, "delayed-dispatch")
+            # two for each connection, and two for its suspects
+            self._threads = ThreadPoolExecutor(4 * len(self._workers) + 1, "delayed-dispatch")
+        for worker in [one for one in self._workers if isinstance(one, ConnectionWorker)]:
+            if worker.suspects and not worker.for_suspects and worker not in self._with_second:
+                self._with_second.add(worker)
+                self._workers.append(self._worker(worker.conn_id, worker.suspects))
+            if not self._at_work(worker):
+                worker.refresh()
         return self._workers
 
-    def _worker(self, conn_id: str) -> ConnectionWorker | QueueTableWorker:
+    def _worker(self, conn_id: str, suspects: set[str] | None = None) -> ConnectionWorker | QueueTableWorker:
         counter = DispatchCounter(conn_id, *self._meters)
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = with_defaults(self._transports(conn_id, self._clock))
         transport.patient = False
+        if self._stays:
+            # who does not stay would leave the messages to its next run, though a broker hangs for a moment only
+            transport.silence = SILENCE if suspects is None else PATIENT_SILENCE
         ahead = AHEAD if self._stays else timedelta(0)
-        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead)
+        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
 
     def _reach(self, conn_id: str, transport: Delivery) -> Reach:
         """Return how far ahead the messages of a connection are dispatched.

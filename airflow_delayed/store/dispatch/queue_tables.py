@@ -40,7 +40,7 @@ from airflow_delayed.message import TRACE_HEADERS, DelayedMessage, traced_header
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.attempt import Failure
-from airflow_delayed.store.engine import first_line, retried
+from airflow_delayed.store.engine import first_line, impatient, is_locked, retried
 from airflow_delayed.store.notify import announce_rows
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import queue_table
@@ -156,11 +156,14 @@ def delete_delivered(engine: Engine, schema: str | None, ids: Sequence[str], *, 
 def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
     try:
         # a savepoint: a destination that fails must not undo the deliveries to others
-        with connection.begin_nested():
+        with connection.begin_nested(), impatient(connection):
             return _insert_new(connection, table, messages)
-    except OperationalError:
-        raise
     except DBAPIError as error:
+        if is_locked(connection, error):
+            reason = f"table {table.name!r} is locked by another transaction."
+            return {message.message_id: Failure(reason, refused=True) for message in messages}
+        if isinstance(error, OperationalError):
+            raise
         if error.connection_invalidated:
             raise
         return {message.message_id: Failure(f"table {table.name!r}: {first_line(error)}") for message in messages}

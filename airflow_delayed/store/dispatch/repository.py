@@ -320,6 +320,7 @@ class DispatchRepository:
                     deliver_conn_id=cursor.deliver_conn_id,
                     destination=cursor.destination,
                     excluded=cursor.excluded,
+                    only=cursor.only,
                     due_by=now + cursor.window,
                     limit=wanted,
                     most_bytes=claim.MOST_BYTES - size,

@@ -43,6 +43,7 @@ class ClaimTurns:
         those of destinations with a rate.
     :param throttled: destinations with a rate had due messages and no tokens at the last claim.
     :param resting: destinations that take no messages at present, and until when none is claimed for them.
+    :param only: no other destinations than these; None: any.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
     """
@@ -50,6 +51,7 @@ class ClaimTurns:
     cursors: Sequence[ClaimCursor]
     throttled: bool = False
     resting: Mapping[str, datetime] = field(default_factory=dict)
+    only: Sequence[str] | None = None
     looked_up_to: str = ""
     look_at: float = 0.0
 
@@ -74,13 +76,15 @@ class ClaimTurns:
         """
         rest = {name for name, until in self.resting.items() if until > now}
         limited = {limit.destination: limit for limit in limits if limit.destination not in rest}
+        if self.only is not None:
+            limited = {name: limit for name, limit in limited.items() if name in self.only}
         main, names = self.main, sorted(limited.keys() | rest)
         there = {one.destination for one in self.cursors}
-        if list(main.excluded) == names and limited.keys() <= there and not rest & there:
+        if list(main.excluded) == names and main.only == self.only and limited.keys() <= there and not rest & there:
             return self
         kept = [one for one in self.cursors if one.destination not in {None, *names, *main.excluded}]
         own = [_limited(main, limit) for limit in limited.values()]
-        every = replace(main, excluded=names, since=None, passed="", untouched=False)
+        every = replace(main, excluded=names, only=self.only, since=None, passed="", untouched=False)
         return replace(self, cursors=(*own, *kept, every))
 
 
@@ -196,6 +200,8 @@ class ClaimRound:
             return
         served = {row["Destination"] for row in rows} | {one.destination for one in self._turns.cursors}
         after = self._turns.looked_up_to
+        if main.only is not None:
+            return
         names, after = late_destinations(self._connection, self._tables, self._now, after, {*served, *main.excluded})
         begin = replace(main, since=None, passed="", untouched=False, excluded=())
         self._waiting.extendleft(replace(begin, destination=name) for name in reversed(names))
@@ -243,6 +249,8 @@ def next_claim(
     moments += [until for until in turns.resting.values() if until > now]
     for limit in limits:
         if turns.resting.get(limit.destination, now) > now:
+            continue
+        if turns.only is not None and limit.destination not in turns.only:
             continue
         first = limit.first_due
         if first is not None and first <= now:

@@ -9,7 +9,7 @@ one transaction of the store's own database.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -59,6 +59,11 @@ CLOSE = timedelta(milliseconds=20)
 MARGIN = 1 / 6
 #: Seconds until a destination that takes no messages is tried again, at first and at most.
 FIRST_REST, LONGEST_REST = 1.0, 60.0
+#: Seconds after which a destination that confirms nothing moves to a second connection, which such destinations share;
+#: and after which that one gives up waiting for its confirms. They are few there, so each may be slow.
+SILENCE, PATIENT_SILENCE = 1.0, 10.0
+#: No claim for a destination that has moved.
+_MOVED = datetime.max.replace(tzinfo=UTC)
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
 
@@ -117,11 +122,60 @@ class _Rest:
     reason: str
 
 
+class _Resting:
+    """Destinations that take no messages: what is for them waits in the store, and holds up no other."""
+
+    def __init__(self, conn_id: str) -> None:
+        self._conn_id = conn_id
+        self._rests: dict[str, _Rest] = {}
+
+    def until(self) -> dict[str, datetime]:
+        """Return by destination when it is tried again."""
+        return {name: rest.until for name, rest in self._rests.items()}
+
+    def reasons(self, now: datetime) -> dict[str, str]:
+        """Return why destinations rest at a time."""
+        return {name: rest.reason for name, rest in self._rests.items() if rest.until > now}
+
+    def forget(self, name: str) -> None:
+        """Let a destination rest no longer."""
+        self._rests.pop(name, None)
+
+    def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime, *, moved: Collection[str] = ()) -> None:
+        """Let destinations rest that refused messages, each time longer, until one is confirmed.
+
+        :param rows: of the attempt.
+        :param moved: destinations that are tried otherwise.
+        """
+        if self._rests:
+            confirmed = set(result.confirmed)
+            for name in {row["Destination"] for row in rows if row["Id"] in confirmed}:
+                if name not in result.refusing and self._rests.pop(name, None) is not None:
+                    log.warning("connection %r: destination %r takes messages again", self._conn_id, name)
+        for name, reason in result.refusing.items():
+            if name in moved:
+                continue
+            before = self._rests.get(name)
+            refusals = 1 if before is None else before.refusals + 1
+            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=LONGEST_REST))
+            self._rests[name] = _Rest(until, refusals, reason)
+            if before is None:
+                log.warning(
+                    "connection %r: destination %r takes no messages: %s Its messages wait in the store, are tried"
+                    " again after 1 s to 1 min, and use up no retries; other destinations go on",
+                    self._conn_id,
+                    name,
+                    reason,
+                )
+
+
 class ConnectionWorker:
     """Dispatches the messages of one connection.
 
     :param reach: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
+    :param suspects: of another worker of this connection: this one dispatches only what is for these destinations, over
+        a connection of its own, and removes those that confirm in time again.
     """
 
     def __init__(
@@ -131,7 +185,12 @@ class ConnectionWorker:
         transport: Delivery,
         reach: Reach,
         ahead: timedelta = timedelta(0),
+        suspects: set[str] | None = None,
     ) -> None:
+        #: Destinations that have not confirmed messages in time.
+        self.suspects: set[str] = set() if suspects is None else suspects
+        #: Whether it dispatches what is for the suspects, not what is for the others.
+        self.for_suspects = suspects is not None
         self.conn_id = conn_id = counter.conn_id
         self.counter = counter
         self._look(reach.now, ahead)
@@ -152,7 +211,7 @@ class ConnectionWorker:
         #: Destinations that could not receive in this pass, and why.
         self._closed_destinations: dict[str, str] = {}
         #: Destinations that take no messages at present: their messages wait in the store, and cost nobody else time.
-        self._resting: dict[str, _Rest] = {}
+        self._resting = _Resting(conn_id)
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
 
@@ -193,7 +252,11 @@ class ConnectionWorker:
             raise
         finally:
             self._open.clear()
-            self.turns = replace(self.turns, resting=self._rests())
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Let the turns know what rests, and what is suspect, between two runs."""
+        self.turns = self._with_rests()
 
     def close(self) -> None:
         """Close the transport."""
@@ -260,8 +323,7 @@ class ConnectionWorker:
             return []
         began = self._repository.monotonic()
         try:
-            turns = replace(self.turns, resting=self._rests())
-            claimed, self.turns = self._repository.settle_and_claim(sent, turns, limit)
+            claimed, self.turns = self._repository.settle_and_claim(sent, self._with_rests(), limit)
         finally:
             self._count([batch for batch in sent if batch.finished])
         self._open += claimed
@@ -295,10 +357,14 @@ class ConnectionWorker:
             now = repository.clock()
             refused = self._policy.refused(row["Destination"] for row in rows)
             closed = {**self._closed_destinations, **result.closed_destinations, **refused}
-            resting = {name: rest.reason for name, rest in self._resting.items() if rest.until > now}
+            resting = self._resting.reasons(now)
+            if not self.for_suspects:
+                resting |= dict.fromkeys(list(self.suspects), "it has not confirmed messages in time")
             messages = decode_rows(rows, closed, now, result, {**resting, **result.refusing})
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
+            if self.for_suspects and repository.monotonic() - began < SILENCE:
+                self._clear_of_suspicion(rows, result)
             # a send that waits for due times says nothing of the transport's speed
             if not result.stopped and (not self._ahead or rows[-1]["Time"] <= now):
                 self._adapt(repository.monotonic() - began)
@@ -311,7 +377,7 @@ class ConnectionWorker:
         error, error_destination = result.connection_error, self._policy.error_destination
         now = repository.clock()
         self._rest(batches, result, now)
-        retries, rests = self._policy.number_of_retries, self._rests()
+        retries, rests = self._policy.number_of_retries, self._resting.until()
         outcomes = decide([batch.rows for batch in batches], result, retries, now, rests=rests)
         for batch, outcome in zip(batches, outcomes, strict=True):
             batch.outcome = outcome
@@ -321,28 +387,34 @@ class ConnectionWorker:
         return error
 
     def _rest(self, batches: Sequence[ClaimedBatch], result: DeliveryResult, now: datetime) -> None:
-        """Let destinations rest that refused messages, each time longer, until one is confirmed."""
-        if self._resting:
-            confirmed = set(result.confirmed)
-            for name in {row["Destination"] for batch in batches for row in batch.rows if row["Id"] in confirmed}:
-                if name not in result.refusing and self._resting.pop(name, None) is not None:
-                    log.warning("connection %r: destination %r takes messages again", self.conn_id, name)
-        for name, reason in result.refusing.items():
-            before = self._resting.get(name)
-            refusals = 1 if before is None else before.refusals + 1
-            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=LONGEST_REST))
-            self._resting[name] = _Rest(until, refusals, reason)
-            if before is None:
-                log.warning(
-                    "connection %r: destination %r takes no messages: %s Its messages wait in the store, are tried"
-                    " again after 1 s to 1 min, and use up no retries; other destinations go on",
-                    self.conn_id,
-                    name,
-                    reason,
-                )
+        """Let destinations rest that refused messages, and move those that did not confirm in time."""
+        silent = set() if self.for_suspects else result.silent
+        for name in sorted(silent - self.suspects):
+            log.warning(
+                "connection %r: destination %r has not confirmed messages for %g s; from now on they go over a second"
+                " connection, so that others do not wait for it",
+                self.conn_id,
+                name,
+                SILENCE,
+            )
+        self.suspects |= silent
+        self._resting.note([row for batch in batches for row in batch.rows], result, now, moved=silent)
 
-    def _rests(self) -> dict[str, datetime]:
-        return {name: rest.until for name, rest in self._resting.items()}
+    def _clear_of_suspicion(self, rows: Sequence[Row], result: DeliveryResult) -> None:
+        """Let destinations return to the first connection that have confirmed all their messages in time."""
+        confirmed = set(result.confirmed)
+        failed = {row["Destination"] for row in rows if row["Id"] not in confirmed}
+        for name in sorted({row["Destination"] for row in rows} - failed):
+            self._resting.forget(name)
+            self.suspects.discard(name)
+            log.warning("connection %r: destination %r confirms messages in time again", self.conn_id, name)
+
+    def _with_rests(self) -> ClaimTurns:
+        """Return the turns without destinations that rest, and without or with only the suspects."""
+        names = sorted(self.suspects)
+        if self.for_suspects:
+            return replace(self.turns, resting=self._resting.until(), only=tuple(names))
+        return replace(self.turns, resting={**self._resting.until(), **dict.fromkeys(names, _MOVED)})
 
     def _adapt(self, took: float) -> None:
         """Send more at a time if the last send was fast, and less if it took too long."""
@@ -413,6 +485,7 @@ class QueueTableWorker:
         self._repository = repository
         self._policy = repository.policy
         self._queues = QueueTables(schema)
+        self._resting = _Resting(self.conn_id)
 
     def run(self, threads: Executor) -> None:
         """Deliver what is due, until nothing more is due.
@@ -441,14 +514,17 @@ class QueueTableWorker:
 
     def _move(self, limit: int, connection: Connection, now: datetime) -> tuple[BatchOutcome, int, ClaimTurns]:
         repository = self._repository
-        rows, turns = repository.lock_due(connection, self.turns, limit, now)
+        turns = replace(self.turns, resting=self._resting.until())
+        rows, turns = repository.lock_due(connection, turns, limit, now)
         if rows:
             # on MySQL and MariaDB the claim may have waited, so that messages have expired
             now = repository.now(connection)
         result = DeliveryResult()
         closed = self._policy.refused(row["Destination"] for row in rows)
         self._deliver(connection, decode_rows(rows, closed, now, result), result)
-        (outcome,) = decide([rows], result, self._policy.number_of_retries, now)
+        self._resting.note(rows, result, now)
+        turns = replace(turns, resting=self._resting.until())
+        (outcome,) = decide([rows], result, self._policy.number_of_retries, now, rests=turns.resting)
         refused, error_destination = 0, self._policy.error_destination
         if outcome.failed and error_destination is not None:
             copied = DeliveryResult()
@@ -460,4 +536,8 @@ class QueueTableWorker:
     def _deliver(self, connection: Connection, messages: Sequence[DelayedMessage], result: DeliveryResult) -> None:
         failures = self._queues.deliver(connection, messages)
         result.failures.update(failures)
+        refused = {
+            message.destination: failures[message.message_id] for message in messages if message.message_id in failures
+        }
+        result.refusing.update((name, failure.reason) for name, failure in refused.items() if failure.refused)
         result.confirmed += [message.message_id for message in messages if message.message_id not in failures]
