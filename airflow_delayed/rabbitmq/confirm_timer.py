@@ -9,6 +9,8 @@ from math import ceil
 
 from airflow_delayed.rabbitmq.backlog import Unconfirmed
 
+#: Times as long as one destination alone, the whole connection may confirm nothing.
+ALL_SILENT = 5
 #: Seconds without a confirm until the first warning; each further one comes after twice as many.
 FIRST_WARNING = 10.0
 #: Seconds between two looks at the time, at most.
@@ -41,8 +43,8 @@ class SilenceWatch:
     def __init__(self, seconds: float, interval: float) -> None:
         self._looks = max(1, ceil(seconds / interval))
         self._now = 0
-        #: By look, the last delivery tag then, and how many were settled; of twice as many looks as are counted.
-        self._marks: deque[tuple[int, int]] = deque(maxlen=2 * self._looks + 1)
+        #: By look, the last delivery tag then, and how many were settled.
+        self._marks: deque[tuple[int, int]] = deque(maxlen=ALL_SILENT * self._looks + 1)
         #: By destination, the look before which it last confirmed or refused a message.
         self._answered: dict[str, int] = {}
         self._bound_since: tuple[str, int] | None = None
@@ -54,8 +56,9 @@ class SilenceWatch:
     def look(self, unconfirmed: Unconfirmed, binding: str | None, *, blocked: bool) -> tuple[Collection[str], bool]:
         """Return destinations that are silent for too long, and whether they block the whole connection.
 
-        If nothing at all is confirmed, the destination of the oldest message may be what the broker waits for; that
-        takes twice as long, for it may be the broker that is slow.
+        If nothing at all is confirmed, the broker may wait for the destination of the oldest message. Only after five
+        times as long it counts as silent, for a broker that is busy with its disk confirms nothing for seconds, and
+        messages that are given up then arrive twice.
 
         :param binding: the destination that is being bound.
         :param blocked: the broker's alarm blocks the connection.

@@ -22,6 +22,7 @@ from airflow_delayed.message import delay_seconds
 from airflow_delayed.rabbitmq.backlog import Backlog, Entry, Unconfirmed
 from airflow_delayed.rabbitmq.cluster import SilenceCheck
 from airflow_delayed.rabbitmq.confirm_timer import (
+    ALL_SILENT,
     FIRST_WARNING,
     ConfirmTimeout,
     ConfirmTimer,
@@ -142,8 +143,9 @@ class Session:
         self._timer = timer
         timer.connect(self._unconfirmed.settled)
         if self._silence is not None:
-            # twice as long must be less than a host's share
-            self._watch = SilenceWatch(min(self._silence, timer.host_timeout / 4), timer.interval)
+            # the silence of all must end before a host's share of the timeout
+            most = timer.host_timeout / (2 * ALL_SILENT)
+            self._watch = SilenceWatch(min(self._silence, most), timer.interval)
         self._look = self._loop.call_later(timer.interval, self._look_at_timer)
         try:
             self._loop.start()
