@@ -44,7 +44,7 @@ class Run:
             schema=self.store.schema,
             deliver_conn_ids=["broker"],
             lookahead=timedelta(0),
-            time_to_trigger_dispatch_circuit_breaker=timedelta(0),
+            give_up_after=timedelta(0),
         )
         return task.execute({"ti": self.ti, "task_state_store": self.states})
 

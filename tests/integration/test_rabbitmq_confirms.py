@@ -222,7 +222,8 @@ def test_what_is_refused_for_long_is_logged_and_ends_the_send_though_others_are_
     assert found, why
     assert message_id == "full0"
     assert int(found[1]) > 5
-    assert 50 <= int(found[2]) <= 60
+    # this clock jumps by three seconds
+    assert 50 <= int(found[2]) <= 63
     # that is no fault of the connection
     assert error.value.__cause__ is None
     assert error.value.report.by_destination == {"orders": vhost.count("orders")}
