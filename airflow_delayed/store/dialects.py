@@ -87,6 +87,11 @@ def _by_name(rows: Iterable[Sequence[str]]) -> dict[str, list[str]]:
     return found
 
 
+#: Not of the transaction, but of the session; a shorter limit stays.
+_END_IDLE = """SELECT set_config(name, '{milliseconds}', false) FROM pg_settings
+    WHERE name = 'idle_in_transaction_session_timeout' AND setting::int NOT BETWEEN 1 AND {milliseconds}"""
+
+
 class PostgreSQL(Dialect):
     """PostgreSQL, by psycopg, psycopg2 or another driver."""
 
@@ -114,6 +119,8 @@ class PostgreSQL(Dialect):
             cursor.execute("SET plan_cache_mode = force_custom_plan")
             # compiling takes ten times as long as the claim, and a wrong estimate of its cost would start it
             cursor.execute("SET jit = off")
+            # unless the user has a shorter one
+            cursor.execute(_END_IDLE.format(milliseconds=1000 * network.IDLE_SECONDS))
         connection.commit()
 
     def read_only(self, engine: Engine) -> Connection:
@@ -281,6 +288,8 @@ class MySQL(Dialect):
         cursor = connection.cursor()
         lenient = "REPLACE(REPLACE(@@sql_mode, 'NO_ZERO_IN_DATE', ''), 'NO_ZERO_DATE', '')"
         cursor.execute(f"SET SESSION sql_mode = CONCAT({lenient}, ',STRICT_ALL_TABLES')")
+        # MySQL has no such limit
+        cursor.execute(f"SET @delayed_idle = 1 /*M! , SESSION idle_transaction_timeout = {network.IDLE_SECONDS} */")
         cursor.close()
 
     def _server(self, connection: Connection) -> str:

@@ -34,6 +34,9 @@ KEEPALIVE_IDLE, KEEPALIVE_INTERVAL = 10, 3
 KEEPALIVE_COUNT = 3
 #: Seconds for which a host need not acknowledge what was sent.
 ACKNOWLEDGE_SECONDS = 15
+#: Seconds after which the server ends a transaction in which nothing is asked: a process that stands still in one keeps
+#: its rows locked, so that no other dispatcher can send them.
+IDLE_SECONDS = 30
 
 #: libpq's parameters beside connect_timeout; an extra of the connection overrides each.
 _LIBPQ: Mapping[str, Any] = {

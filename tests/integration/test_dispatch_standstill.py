@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
 from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
@@ -255,3 +256,16 @@ def test_a_frozen_database_ends_the_run(
     with pytest.raises(BreakerTripped, match=r"has failed since"):
         dispatcher.run()
     assert "has had no answer from the database for" in caplog.text
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
+def test_who_stands_still_within_a_transaction_keeps_no_message(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """As a dispatcher does that is frozen while it claims; its machine goes on to answer for it."""
+    monkeypatch.setattr("airflow_delayed.store.network.IDLE_SECONDS", 2)
+    hook, frozen = store.installed(), store.hook()
+    hook.send([message("m", hook.now() - SECOND)])
+    with closing(frozen.engine.connect()) as connection:
+        connection.execute(select(frozen.tables.messages).with_for_update())
+        eventually(lambda: store.dispatcher(hook, Transport()).run().dispatched == 1, 30)
+        with pytest.raises(DBAPIError):
+            connection.execute(select(1))
