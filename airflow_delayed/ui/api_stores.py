@@ -116,7 +116,8 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
         counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
         return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.health())
 
-    (made, age), late = await asyncio.gather(pool.store_figures(connection_id, make), forecast(connection_id, pool))
+    made, age = await pool.store_figures(connection_id, make)
+    late = await forecast(connection_id, pool)
     longest = max((one.late for one in late), default=timedelta(0))
     update = {"age_seconds": age, "forecast_late_seconds": longest.total_seconds()}
     return _with_forecast(made, connection_id, late).model_copy(update=update)
@@ -125,7 +126,8 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
 async def forecast(connection_id: str, pool: HookPool) -> Sequence[Forecast]:
     """Return what will be late within a day; the last answer, or none, if there is no new one within half a second.
 
-    It reads all that falls due within a day, and must not hold up what is late already.
+    It reads all that falls due within a day, and must not hold up what is late already. Ask a connection that has just
+    answered: one that hangs would keep one more call.
     """
     asked = pool.store_figures(connection_id, lambda hook: hook.forecast(), name="forecast")
     try:
@@ -148,8 +150,8 @@ async def health(connection_id: str, pool: HookPool, user: security.User) -> Sto
     def make(hook: DelayedStoreHook) -> StoreHealth:
         return StoreHealth.of_findings(hook.next_due(), hook.dispatchers(), hook.health())
 
-    asked = pool.store_figures(connection_id, make, name="health")
-    (made, _), late = await asyncio.gather(asked, forecast(connection_id, pool))
+    made, _ = await pool.store_figures(connection_id, make, name="health")
+    late = await forecast(connection_id, pool)
     return await for_user(_with_forecast(made, connection_id, late), connection_id, user)
 
 

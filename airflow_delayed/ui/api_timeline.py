@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -108,9 +107,9 @@ async def history(
     connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400", "604800"], Query()] = "3600"
 ) -> HistoryResponse:
     """Return what was dispatched in the last hour, day or week, and what falls due in the next; some seconds old."""
-    asked = pool.store_figures(
+    answer, _ = await pool.store_figures(
         connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
     )
-    (answer, _), late = await asyncio.gather(asked, forecast(connection_id, pool))
+    late = await forecast(connection_id, pool)
     texts = [ForecastResponse.model_validate({**asdict(one), "text": str(one)}) for one in late]
     return answer.model_copy(update={"forecast": texts})
