@@ -253,7 +253,7 @@ class DelayStore(Delivery):
         return None
 
     def forecast_findings(self, until: datetime) -> Sequence[Finding]:
-        """Return which of these messages will be late, of those that fall due until then; by default nothing."""
+        """Return what will be late of these messages that fall due until then; by default nothing."""
         return ()
 
     def gauges(self) -> None:

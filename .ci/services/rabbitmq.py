@@ -18,7 +18,7 @@ from services import packages, process
 PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # not the wrapper in /usr/sbin: it insists on /var/lib
 USER = "rabbitmq"
 #: Quorum queues tell how they are every two seconds: every five, as by default, tests would wait for; every second,
-#: hundreds of idle levels would cost twice the CPU. What a queue has not confirmed, such as one that still starts, a
+#: hundreds of idle levels would cost twice the CPU. What a queue has not confirmed, such as a queue still starting, a
 #: level sends again after 20 s; by default after 180, which tests would wait for too.
 _INTERVALS = (
     "[{rabbit, [{collect_statistics_interval, 1000}, {quorum_tick_interval, 2000},"

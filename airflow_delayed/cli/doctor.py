@@ -259,7 +259,7 @@ def _forecast(store: DelayedStoreHook) -> list[Finding]:
         Finding(
             state=State.UNKNOWN,
             resource=f"messages of store {store.conn_id!r}",
-            found=f"whether those that fall due within a day will be late was not known within {_FORECAST_SECONDS:g} s",
+            found=f"which of them will be late within a day was not known within {_FORECAST_SECONDS:g} s",
             code="forecast",
             remedy="ask again when the database has less to do",
         )

@@ -289,7 +289,7 @@ def _measured(connection: Connection, tables: Tables) -> dict[str, Speed]:
 
 
 def _max_rate(seen: Sequence[DispatcherSeen], deliver_conn_id: str | None) -> Speed | None:
-    """Return what the dispatchers at work may send together, or the one that ended last; None: they have no limit."""
+    """Return what the dispatchers at work may send together, or what the last one may; None: they have no limit."""
     serving = [one for one in seen if deliver_conn_id in one.conn_ids]
     limits = [one.max_rate for one in serving if one.at_work] or [one.max_rate for one in serving[:1]]
     known = [limit for limit in limits if limit is not None and limit > 0]

@@ -127,7 +127,7 @@ async def forecast(connection_id: str, pool: HookPool) -> Sequence[Forecast]:
     """Return what will be late within a day; the last answer, or none, if there is no new one within half a second.
 
     It reads all that falls due within a day, and must not hold up what is late already. Ask a connection that has just
-    answered: one that hangs would keep one more call.
+    answered: a connection that hangs would keep one more call.
     """
     asked = pool.store_figures(connection_id, lambda hook: hook.forecast(), name="forecast")
     try:

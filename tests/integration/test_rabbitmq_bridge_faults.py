@@ -42,7 +42,7 @@ def test_a_broker_that_restarts(hook: RabbitMQDelayHook, vhost: VirtualHost, bro
         eventually(lambda: made.counts.delayed)
         broker.stop()
         broker.start()
-        # a level sends again after some time what a queue has not confirmed, such as one that was still starting
+        # a level sends again after some time what a queue has not confirmed, such as a queue still starting
         eventually(lambda: made.counts.delivered >= 20, 120)
         # what was delivered twice is counted twice
         arrived: set[bytes] = set()

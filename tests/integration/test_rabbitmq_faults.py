@@ -61,7 +61,7 @@ def test_a_broker_that_restarts_in_the_middle_of_a_batch(
     assert waits >= 3
     assert report.sent == 3000
 
-    # a level sends again after some time what the next queue has not confirmed, such as one that was still starting
+    # a level sends again after some time what the next queue has not confirmed, such as a queue still starting
     arrivals = vhost.collect("orders", enough=3000, seconds=120)
     times = Counter(arrival.message_id for arrival in arrivals)
     lost = [message.message_id for message in batch if not times[message.message_id]]

@@ -157,7 +157,7 @@ class Dispatcher:
         self._threads: ThreadPoolExecutor | None = None
         #: What is at work, in this pass or since an earlier one.
         self._running: dict[ConnectionWorker | QueueTableWorker, Future[Any]] = {}
-        #: Those that have another one beside them for their suspects.
+        #: Workers that have a second worker for their suspects.
         self._with_second: set[ConnectionWorker] = set()
         #: When the last pass began.
         self._began = datetime.min
@@ -218,7 +218,7 @@ class Dispatcher:
     def _reap(self, workers: Sequence[ConnectionWorker | QueueTableWorker], *, together: bool) -> DispatchReport:
         """Wait for workers, and return what those have done that have ended.
 
-        :param together: wait for all; False: who takes much longer than another goes on beside the next passes.
+        :param together: wait for all; False: a worker that takes much longer goes on beside the next passes.
         """
         assert self._threads is not None
         report, ended = DispatchReport(), Future[None]()
@@ -493,7 +493,7 @@ class Dispatcher:
         transport = with_defaults(self._transports(conn_id, self._clock))
         transport.patient = False
         if self._stays:
-            # who does not stay would leave the messages to its next run, though a broker hangs for a moment only
+            # a dispatcher that ends would leave the messages to its next run, though a broker hangs for a moment only
             transport.silence = SILENCE if suspects is None else PATIENT_SILENCE
         ahead = AHEAD if self._stays else timedelta(0)
         return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)

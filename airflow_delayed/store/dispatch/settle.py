@@ -125,7 +125,7 @@ def write_outcomes(connection: Connection, tables: Tables, outcomes: Mapping[str
 
     :param outcomes: by the name under which each batch is leased.
     """
-    # in one statement: for each answer of the database this thread waits also for the one that sends
+    # in one statement: for each answer of the database this thread waits also for the thread that sends
     remove(connection, tables, [row for outcome in outcomes.values() for row in outcome.removed])
     for holder, outcome in outcomes.items():
         for ids in slices(sorted(row["Id"] for row in outcome.dead_lettered)):

@@ -175,7 +175,7 @@ class ConnectionWorker:
     :param reach: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
     :param suspects: of another worker of this connection: this one dispatches only what is for these destinations, over
-        a connection of its own, and removes those that confirm in time again.
+        a connection of its own, and removes destinations that confirm in time again.
     """
 
     def __init__(
@@ -387,7 +387,7 @@ class ConnectionWorker:
         return error
 
     def _rest(self, batches: Sequence[ClaimedBatch], result: DeliveryResult, now: datetime) -> None:
-        """Let destinations rest that refused messages, and move those that did not confirm in time."""
+        """Let destinations rest that refused messages, and move destinations that did not confirm in time."""
         silent = set() if self.for_suspects else result.silent
         for name in sorted(silent - self.suspects):
             log.warning(
