@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pika
@@ -51,6 +52,9 @@ from airflow_delayed.rabbitmq.declare import apply, plan
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import DELAYED, NSERVICEBUS, Topology
 from services import postgres, process, rabbitmq
+
+if TYPE_CHECKING:
+    from airflow_delayed.hooks.store import DelayedStoreHook
 
 STORE, BROKER = "benchmark_store", "benchmark_broker"
 #: Seconds for which no message may arrive until a measurement has failed.
@@ -132,28 +136,34 @@ def by_celery(host: VirtualHost, stack: ExitStack) -> Send:
 
 def store(dispatchers: int) -> Callable[[VirtualHost, ExitStack], Send]:
     def prepare(host: VirtualHost, stack: ExitStack) -> Send:
-        with pika.BlockingConnection(host.parameters) as connection:
-            apply(connection, plan(DELAYED, [QUEUE]))
-        url = stack.enter_context(postgres.running()).url
-        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="airflow-delayed-"))
-        os.environ.update({"AIRFLOW_HOME": home, f"AIRFLOW_CONN_{STORE.upper()}": url})
-        os.environ[f"AIRFLOW_CONN_{BROKER.upper()}"] = json.dumps(host.connection)
-        from airflow_delayed.hooks.store import DelayedStoreHook
-
-        hook = stack.enter_context(closing(DelayedStoreHook(STORE, BROKER)))
-        hook.install([])
-        _ = [stack.enter_context(service(Path(home))) for _ in range(dispatchers)]
+        hook = dispatched_store(host, stack, dispatchers)
         return lambda dues: hook.send(message(due, number) for number, due in enumerate(dues))
 
     return prepare
 
 
+def dispatched_store(host: VirtualHost, stack: ExitStack, dispatchers: int) -> DelayedStoreHook:
+    """Return a fresh store with dispatchers at work, which send to a broker that has the healthy queue."""
+    with pika.BlockingConnection(host.parameters) as connection:
+        apply(connection, plan(DELAYED, [QUEUE]))
+    url = stack.enter_context(postgres.running()).url
+    home = stack.enter_context(tempfile.TemporaryDirectory(prefix="airflow-delayed-"))
+    os.environ.update({"AIRFLOW_HOME": home, f"AIRFLOW_CONN_{STORE.upper()}": url})
+    os.environ[f"AIRFLOW_CONN_{BROKER.upper()}"] = json.dumps(host.connection)
+    from airflow_delayed.hooks.store import DelayedStoreHook
+
+    hook = stack.enter_context(closing(DelayedStoreHook(STORE, BROKER)))
+    hook.install([])
+    _ = [stack.enter_context(service(Path(home))) for _ in range(dispatchers)]
+    return hook
+
+
 @contextmanager
-def service(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+def service(home: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``airflow delayed dispatcher`` until the block ends; wait until it serves."""
     port = process.free_port()
     command = [str(Path(sys.executable).with_name("airflow")), "delayed", "dispatcher", "--store-conn-id", STORE]
-    command += ["--deliver-conn-ids", BROKER, "--port", str(port)]
+    command += ["--deliver-conn-ids", BROKER, "--port", str(port), *options]
     log = home / f"dispatcher-{port}.log"
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as child:
         try:

@@ -1,7 +1,7 @@
 """A night: Spark computes reminders, half of them due at one second; they are stored, dispatched and counted.
 
     python benchmarks/night.py [--messages 100000 1000000] [--way operator spark] [--minutes 2]
-        [--fault failover | kill | freeze]
+        [--fault failover | kill | freeze] [--lookahead 900]
 
 Each night has a private PostgreSQL (fsync on), a RabbitMQ, a standalone Spark with one worker, and an Airflow home, all
 fresh. A SparkSubmitOperator computes the rows into Parquet, with Spark's default settings. DelayedSendOperator stores
@@ -13,6 +13,8 @@ its number.
 With a fault, something happens at nine o'clock. "failover": the PostgreSQL freezes (SIGSTOP to all its processes), and
 its synchronous standby is promoted 5 s later. "kill": a dispatcher is killed (SIGKILL) and another begun in its place,
 ten times, every 8 s. "freeze": a dispatcher stands still for 45 s, longer than its leases (30 s), and then goes on.
+
+With --lookahead the dispatchers hand messages over to the broker so many seconds ahead, not when they are due.
 
 Each task runs by ``airflow dags test`` in a process of its own; its CPU is that of the process, of all that it started,
 and of Spark's cluster. CPU is user and system time, of a message; where few and many messages are compared, less that
@@ -35,7 +37,7 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -227,7 +229,9 @@ def consume(host: VirtualHost, count: int, nine: int, answer: Connection) -> Non
 class Parts:
     """The servers and Airflow's home of one night."""
 
-    def __init__(self, stack: ExitStack, *, failover: bool) -> None:
+    def __init__(self, stack: ExitStack, options: Sequence[str], *, failover: bool) -> None:
+        #: Of the dispatchers.
+        self.options = options
         self._airflow = str(Path(sys.executable).with_name("airflow"))
         #: The processes that belong to no task: the consumer and the dispatchers.
         self.others: set[int] = set()
@@ -324,7 +328,7 @@ def kill(parts: Parts, dispatchers: list[psutil.Process], stack: ExitStack) -> N
     """Kill a dispatcher after the other, the oldest first, and begin one in place of each."""
     for _ in range(KILLS):
         dispatchers.pop(0).kill()
-        dispatchers.append(psutil.Process(stack.enter_context(service(parts.home)).pid))
+        dispatchers.append(psutil.Process(stack.enter_context(service(parts.home, *parts.options)).pid))
         time.sleep(KILLED_EVERY)
 
 
@@ -338,11 +342,11 @@ def freeze(parts: Parts, dispatchers: list[psutil.Process], stack: ExitStack) ->
 FAULTS = {"failover": fail_over, "kill": kill, "freeze": freeze}
 
 
-def play(way: str, count: int, seconds: int, lead: float, fault: str | None) -> Night:
+def play(way: str, count: int, seconds: int, lead: float, fault: str | None, options: Sequence[str]) -> Night:
     night, nine = Night(way, count), int(time.time() + lead) + 1
     failover = fault == "failover"
     with ExitStack() as stack:
-        parts = Parts(stack, failover=failover)
+        parts = Parts(stack, options, failover=failover)
         with pika.BlockingConnection(parts.host.parameters) as connection:
             apply(connection, plan(DELAYED, [QUEUE]))
         # before there are threads
@@ -358,7 +362,9 @@ def play(way: str, count: int, seconds: int, lead: float, fault: str | None) -> 
             parts.airflow("dags", "test", "night_install")
         if failover:
             parts.commit_on_both()
-        dispatchers = [psutil.Process(stack.enter_context(service(parts.home)).pid) for _ in range(DISPATCHERS)]
+        dispatchers = [
+            psutil.Process(stack.enter_context(service(parts.home, *parts.options)).pid) for _ in range(DISPATCHERS)
+        ]
         parts.others |= {one.pid for one in dispatchers}
         time.sleep(1)  # until the memory of each was looked at
         idle = dict(memory.peaks)
@@ -447,7 +453,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2, help="within which the other half is due")
     parser.add_argument("--lead", type=float, help="seconds from a night's begin to nine o'clock")
     parser.add_argument("--fault", choices=FAULTS, help="what happens at nine o'clock")
+    parser.add_argument("--lookahead", help="seconds of the dispatchers; default: auto")
     options = parser.parse_args()
+    of_dispatchers = ["--lookahead", options.lookahead] if options.lookahead else []
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     # ends the servers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -456,7 +464,7 @@ def main() -> int:
         nights = []
         for count in options.messages:
             lead = options.lead or 120 + count / SLOWEST
-            night = play(way, count, seconds, lead, options.fault)
+            night = play(way, count, seconds, lead, options.fault, of_dispatchers)
             report(night, seconds)
             arrivals = night.arrivals
             exact = arrivals.count == count and not arrivals.early and (options.fault or not arrivals.twice)

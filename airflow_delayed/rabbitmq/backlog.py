@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.topology import PublishAddress
+
+#: How many unconfirmed messages a destination may have that has confirmed none, below a quorum queue's 32.
+FEW = 30
 
 
 @dataclass(slots=True, eq=False)
@@ -184,3 +187,73 @@ class Unconfirmed:
                 break
             tags.append(tag)
         return tags
+
+
+@dataclass(slots=True)
+class _Window:
+    """Of one destination.
+
+    :param most: unconfirmed messages.
+    :param peak: unconfirmed messages since there was none.
+    """
+
+    unconfirmed: int = 0
+    most: int = FEW
+    peak: int = 0
+    held: deque[Entry] = field(default_factory=deque)
+
+
+class DestinationWindows:
+    """How many unconfirmed messages a destination may have: few at first, twice as many each time it confirms them.
+
+    A queue that hangs would else hold up all others: a broker reads nothing more from a channel while one queue has
+    not taken so many messages of it, 32 if it is a quorum queue, 400 if it is a classic one.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+        #: How many messages wait until their destination confirms others.
+        self.held = 0
+
+    def allows(self, entry: Entry) -> bool:
+        """Return whether a message may be published now; otherwise hold it."""
+        name = entry.message.destination
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _Window()
+        if window.unconfirmed < window.most:
+            return True
+        self.hold(entry)
+        return False
+
+    def hold(self, entry: Entry) -> None:
+        """Keep a message until its destination is ready, or confirms others."""
+        self._windows.setdefault(entry.message.destination, _Window()).held.append(entry)
+        self.held += 1
+
+    def add(self, entry: Entry) -> None:
+        """Note that a message was published."""
+        window = self._windows[entry.message.destination]
+        window.unconfirmed += 1
+        window.peak = max(window.peak, window.unconfirmed)
+
+    def answered(self, entry: Entry) -> Sequence[Entry]:
+        """Note that a message was confirmed or refused, and return messages that need be held no longer."""
+        window = self._windows[entry.message.destination]
+        window.unconfirmed -= 1
+        if window.held:
+            window.most += 1
+            ready = [window.held.popleft() for _ in range(min(2, len(window.held)))]
+            self.held -= len(ready)
+            return ready
+        if not window.unconfirmed:
+            # as many as it has just needed
+            window.most, window.peak = max(FEW, window.peak), 0
+        return ()
+
+    def take_out(self, destinations: Collection[str] | None = None) -> list[Entry]:
+        """Forget destinations, or all, and return the messages that were held for them."""
+        names = list(self._windows) if destinations is None else destinations
+        held = [entry for name in names if name in self._windows for entry in self._windows.pop(name).held]
+        self.held -= len(held)
+        return held

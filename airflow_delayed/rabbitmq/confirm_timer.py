@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from math import ceil
 
-from airflow_delayed.rabbitmq.backlog import Unconfirmed
+from airflow_delayed.rabbitmq.backlog import FEW, Entry, Unconfirmed
 
 #: Times as long as one destination alone, the whole connection may confirm nothing.
 ALL_SILENT = 5
@@ -47,32 +47,34 @@ class SilenceWatch:
         self._marks: deque[tuple[int, int]] = deque(maxlen=ALL_SILENT * self._looks + 1)
         #: By destination, the look before which it last confirmed or refused a message.
         self._answered: dict[str, int] = {}
-        self._bound_since: tuple[str, int] | None = None
+        #: By destination whose first message is awaited, the first look that saw it.
+        self._introduced_at: dict[str, int] = {}
 
     def answered(self, destination: str) -> None:
         """Note that a destination confirmed or refused a message."""
         self._answered[destination] = self._now
 
-    def look(self, unconfirmed: Unconfirmed, binding: str | None, *, blocked: bool) -> tuple[Collection[str], bool]:
+    def look(
+        self, unconfirmed: Unconfirmed, introduced: Collection[str], *, blocked: bool
+    ) -> tuple[Collection[str], bool]:
         """Return destinations that are silent for too long, and whether they block the whole connection.
 
-        If nothing at all is confirmed, the broker may wait for the destination of the oldest message. Only after five
-        times as long it counts as silent, for a broker that is busy with its disk confirms nothing for seconds, and
-        messages that are given up then arrive twice.
+        If nothing at all is confirmed, the broker may wait for one destination before it reads the messages of others.
+        Only after five times as long those count as silent whose messages it has surely read, for a broker that is
+        busy with its disk confirms nothing for seconds, and messages that are given up then arrive twice.
 
-        :param binding: the destination that is being bound.
+        :param introduced: destinations whose first message is awaited.
         :param blocked: the broker's alarm blocks the connection.
         """
         self._now += 1
         self._marks.append((unconfirmed.last, unconfirmed.settled))
-        if binding is None or self._bound_since is None or self._bound_since[0] != binding:
-            self._bound_since = None if binding is None else (binding, self._now)
         if blocked:
             self._marks.clear()
-            self._bound_since = None
+            self._introduced_at.clear()
             return (), False
-        if self._bound_since is not None and self._now - self._bound_since[1] >= self._looks:
-            return {self._bound_since[0]}, True
+        self._introduced_at = {name: self._introduced_at.get(name, self._now) for name in introduced}
+        if slow := {name for name, since in self._introduced_at.items() if self._now - since >= self._looks}:
+            return slow, False
         if len(self._marks) <= self._looks:
             return (), False
         last, settled = self._marks[-1 - self._looks]
@@ -80,11 +82,22 @@ class SilenceWatch:
         if late and settled == unconfirmed.settled:
             if len(self._marks) < self._marks.maxlen or self._marks[0][1] != settled:  # type: ignore[operator]
                 return (), False
-            oldest = unconfirmed.up_to(self._marks[0][0])[:1]
-            return {entry.message.destination for entry in oldest if entry.at_once}, True
+            return _read(unconfirmed.up_to(self._marks[0][0])), True
         since = self._now - self._looks
         destinations = {entry.message.destination for entry in late if entry.at_once}
         return {name for name in destinations if self._answered.get(name, since - 1) < since}, False
+
+
+def _read(entries: Sequence[Entry]) -> set[str]:
+    """Return the destinations of the messages that the broker has read: it stops when one has enough of them."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        if not entry.at_once:
+            break
+        counts[entry.message.destination] += 1
+        if counts[entry.message.destination] > FEW:
+            break
+    return set(counts)
 
 
 class ConfirmTimer:

@@ -72,21 +72,38 @@ class SessionDestinations:
 
     def prepare(self, destination: str) -> None:
         """Bind a destination, which has to exist, and learn whether it takes a direct entry."""
+        self._bind(self._channel, destination, self._on_ready)
+
+    def introduce(
+        self,
+        destination: str,
+        on_ready: Callable[[Channel], None],
+        on_closed: Callable[[Channel, Exception], None],
+    ) -> None:
+        """Do the same on a channel of its own, beside others; the caller goes on with the channel."""
+
+        def opened(channel: Channel) -> None:
+            channel.add_on_close_callback(on_closed)
+            self._bind(channel, destination, lambda: on_ready(channel))
+
+        self._connection.channel(on_open_callback=opened)
+
+    def _bind(self, channel: Channel, destination: str, done: Callable[[], None]) -> None:
         conventional = self._topology.routing == "conventional"
-        bind = self._channel.exchange_bind if conventional else self._channel.queue_bind
+        bind = channel.exchange_bind if conventional else channel.queue_bind
         key = self._topology.binding_key(destination)
+
+        def ready(direct: bool) -> None:
+            self.direct[destination] = direct
+            done()
 
         def bound(_: object) -> None:
             if self._topology.entry == "direct" and self.default_exchange:
-                self._ask_dead_letters(Queue(destination), {}, _QUESTIONS)
+                self._ask_dead_letters(Queue(destination), {}, _QUESTIONS, ready)
             else:
-                self._ready(destination, direct=False)
+                ready(False)
 
         bind(destination, self._topology.delivery_exchange, key, callback=bound)
-
-    def _ready(self, destination: str, *, direct: bool) -> None:
-        self.direct[destination] = direct
-        self._on_ready()
 
     def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
         # the broker closes a channel with each refusal, so open another
@@ -110,7 +127,9 @@ class SessionDestinations:
 
         self._connection.channel(on_open_callback=opened)
 
-    def _ask_dead_letters(self, queue: Queue, known: dict[str, object], questions: int) -> None:
+    def _ask_dead_letters(
+        self, queue: Queue, known: dict[str, object], questions: int, ready: Callable[[bool], None]
+    ) -> None:
         """Learn a queue's dead-letter exchange, by a declaration of the queue that the broker can only refuse.
 
         A number is no name of an exchange, so no queue is made even if it has just been deleted.
@@ -129,10 +148,10 @@ class SessionDestinations:
             argument = found.argument if found and found.argument else ""
             if found and argument == _DEAD_LETTERS:
                 # None: no such argument; a policy may still set a dead-letter exchange, which AMQP does not show
-                self._ready(queue.name, direct=found.found != "")
+                ready(found.found != "")
             elif found and found.found is not None and argument.startswith("x-") and questions > 1:
-                self._ask_dead_letters(queue, {**known, argument: found.found}, questions - 1)
+                self._ask_dead_letters(queue, {**known, argument: found.found}, questions - 1, ready)
             else:
-                self._ready(queue.name, direct=False)
+                ready(False)
 
         self._connection.channel(on_open_callback=opened)

@@ -19,7 +19,7 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError, some
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq.backlog import Backlog, Entry, Unconfirmed
+from airflow_delayed.rabbitmq.backlog import Backlog, DestinationWindows, Entry, Unconfirmed
 from airflow_delayed.rabbitmq.cluster import SilenceCheck
 from airflow_delayed.rabbitmq.confirm_timer import (
     ALL_SILENT,
@@ -53,6 +53,8 @@ _FIRST_SLEEP, _LONGEST_SLEEP = 0.5, 4.0
 _CLOSE_SECONDS = 5.0
 #: A source is slow if a turn takes longer than the first, and also longer than the second for each of its messages.
 _TURN_SECONDS, _MESSAGE_SECONDS = 0.002, 0.0001
+#: How many destinations are introduced at a time; each needs a channel, of 2,047 that a broker allows by default.
+_INTRODUCED = 500
 #: How many addresses are kept: many messages of a batch have the same destination and second.
 _ADDRESSES = 5000
 _SILENT = "Have queues lost their quorum, or is the host frozen?"
@@ -100,6 +102,11 @@ class Session:
         self._patient = patient
         self._silence = silence
         self._watch: SilenceWatch | None = None
+        self._windows = None if silence is None else DestinationWindows()
+        #: By destination that is not known yet, its first message, which was sent over a channel of its own.
+        self._introduced: dict[str, Entry] = {}
+        #: How many of these messages were answered, and how many were given up, whose channels the broker may block.
+        self._introductions = self._blocked_channels = 0
         self._unconfirmed = Unconfirmed()
         self._waiting: Entry | None = None
         #: Messages that the broker refused, until they are sent again; the others go on meanwhile.
@@ -115,6 +122,7 @@ class Session:
         #: Why the connection ended; None while it is open, and when the backlog is done.
         self._reason: BaseException | None = None
         self._channel: Channel
+        self._frame_max: int
         self._write: WriteMessage
         self._services = buffered_services()
         self._host = host_name(parameters)
@@ -141,7 +149,7 @@ class Session:
         :param timer: ends the session with a ConfirmTimeout when the broker confirms nothing for too long.
         """
         self._timer = timer
-        timer.connect(self._unconfirmed.settled)
+        timer.connect(self._unconfirmed.settled + self._introductions)
         if self._silence is not None:
             # the silence of all must end before a host's share of the timeout
             most = timer.host_timeout / (2 * ALL_SILENT)
@@ -154,7 +162,9 @@ class Session:
             if not self.kept:
                 self._shut()
             waiting = [self._waiting] if self._waiting else []
-            self._backlog.put_back([*self._unconfirmed, *self._refused, *waiting])
+            held = self._windows.take_out() if self._windows is not None and self._windows.held else []
+            self._backlog.put_back([*self._unconfirmed, *self._refused, *waiting, *self._introduced.values(), *held])
+            self._introduced.clear()
             self._refused.clear()
         return self._reason
 
@@ -189,7 +199,8 @@ class Session:
 
     def _on_channel(self, channel: Channel) -> None:
         self._channel = channel
-        self._write = message_writer(channel, self._services, self._connection.params.frame_max)
+        self._frame_max = self._connection.params.frame_max
+        self._write = message_writer(channel, self._services, self._frame_max)
         channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_return_callback(self._on_return)
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
@@ -206,8 +217,9 @@ class Session:
             return
         if self._connection.is_open:
             self._connection.close()
-        # a broker that takes no messages reads no farewell either
-        self._loop.call_later(_CLOSE_SECONDS if self.blocked is None else 0, self._hang_up)
+        # a broker that takes no messages reads no farewell either, and one that has blocked a channel answers none
+        patient = self.blocked is None and not self._blocked_channels
+        self._loop.call_later(_CLOSE_SECONDS if patient else 0, self._hang_up)
 
     def _hang_up(self) -> None:
         if self._services is not None and self._services.connected:
@@ -247,8 +259,9 @@ class Session:
     def _look_at_timer(self) -> None:
         """Warn while the broker confirms nothing, or refuses a message; end the connection when it answers nothing."""
         timer = self._timer
-        awaits = bool(self._unconfirmed) or self._waiting is not None or not self._ready
-        timer.advance(self._unconfirmed.settled, awaits=awaits, blocked=self.blocked is not None)
+        awaits = bool(self._unconfirmed or self._introduced) or self._waiting is not None or not self._ready
+        answers = self._unconfirmed.settled + self._introductions
+        timer.advance(answers, awaits=awaits, blocked=self.blocked is not None)
         if self._watch is not None and self._give_up_silent(self._watch):
             return
         # pika's own timeout ends a connection that does not open
@@ -279,18 +292,18 @@ class Session:
 
     def _give_up_silent(self, watch: SilenceWatch) -> bool:
         """Give up messages of destinations that confirm nothing; return whether the connection ends for it."""
-        binding = None if self._waiting is None else self._waiting.message.destination
-        silent, blocking = watch.look(self._unconfirmed, binding, blocked=self.blocked is not None)
+        silent, blocking = watch.look(self._unconfirmed, self._introduced, blocked=self.blocked is not None)
         if not silent:
             return False
-        entries = self._unconfirmed.take_out(silent)
-        if self._waiting is not None and binding in silent:
-            entries.append(self._waiting)
-            self._waiting = None
+        introduced = [self._introduced.pop(name) for name in silent if name in self._introduced]
+        self._blocked_channels += len(introduced)
+        entries = [*self._unconfirmed.take_out(silent), *introduced]
+        if self._windows is not None:
+            entries += self._windows.take_out(silent)
         for entry in entries:
             self._backlog.silent.add(entry.message.destination)
             self._backlog.refuse(entry, f"{_SLOW} {self._silence:g} s.")
-        if blocking and self._connection.is_open:
+        if (blocking or self._blocked_channels > _INTRODUCED) and self._connection.is_open:
             self._end(SilentDestination())
             return True
         self._pump()
@@ -325,6 +338,8 @@ class Session:
             return f"{len(self._unconfirmed):,} messages are unconfirmed: {_targets(self._unconfirmed)}"
         if self._waiting is not None:
             return f"destination {self._waiting.message.destination!r} is being bound"
+        if self._introduced:
+            return f"{len(self._introduced):,} destinations have not confirmed their first message"
         return "the connection is being opened"
 
     # publishing
@@ -345,17 +360,19 @@ class Session:
             return
         began = time.monotonic()
         before = self._unconfirmed.last
-        while self._waiting is None and len(self._unconfirmed) + len(self._refused) < self._window:
+        while self._waiting is None and self._has_room:
             if self._paused or self.blocked is not None:
                 return
             entry = None if self._stopped else self._backlog.take()
             if entry is None:
-                if not self._unconfirmed and not self._refused:
+                if not self._unconfirmed and not self._refused and not self._introduced:
                     self._paused = True
                     self._finish()
                 return
             try:
-                if entry.message.destination in self._destinations.direct:
+                if self._windows is not None:
+                    self._publish_within(self._windows, entry)
+                elif entry.message.destination in self._destinations.direct:
                     self._publish(entry)
                 else:
                     self._destinations.prepare(entry.message.destination)
@@ -367,7 +384,7 @@ class Session:
                 self._backlog.put_back([entry])
                 return
             except AMQPError as error:
-                self._backlog.fail(entry, f"not to be written as AMQP: {type(error).__name__}")
+                self._backlog.fail(entry, _unwritable(error))
             enough = max(_TURN_SECONDS, _MESSAGE_SECONDS * (self._unconfirmed.last - before))
             if one or time.monotonic() - began > enough:
                 self._yields = True
@@ -375,22 +392,90 @@ class Session:
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
                 return
 
+    @property
+    def _has_room(self) -> bool:
+        held = 0 if self._windows is None else self._windows.held
+        taken = len(self._unconfirmed) + len(self._refused) + held + len(self._introduced)
+        return taken < self._window and len(self._introduced) < _INTRODUCED
+
+    def _publish_within(self, windows: DestinationWindows, entry: Entry) -> None:
+        """Publish a message, or hold it while its destination has not confirmed others."""
+        name = entry.message.destination
+        if name in self._introduced:
+            windows.hold(entry)
+        elif name not in self._destinations.direct:
+            self._introduce(windows, entry)
+        elif windows.allows(entry):
+            self._publish(entry)
+            windows.add(entry)
+
+    def _introduce(self, windows: DestinationWindows, entry: Entry) -> None:
+        """Bind a destination, and send it its first message over a channel of its own.
+
+        A broker does nothing more for a channel until a quorum queue that hangs has answered its first message.
+        """
+        name = entry.message.destination
+        self._introduced[name] = entry
+        returned: list[str] = []
+
+        def bound(channel: Channel) -> None:
+            channel.add_on_return_callback(lambda *frames: returned.append(_why_returned(*frames[1:3])))
+            channel.confirm_delivery(lambda frame: answered(channel, frame), callback=lambda _: publish(channel))
+
+        def publish(channel: Channel) -> None:
+            try:
+                self._publish_on(channel, message_writer(channel, self._services, self._frame_max), entry)
+            except (DelayedError, AMQPError) as error:
+                if self._await_no_longer(entry):
+                    self._backlog.fail(entry, _unwritable(error))
+                    go_on(channel)
+
+        def answered(channel: Channel, frame: Method[Basic.Ack | Basic.Nack]) -> None:
+            if self._await_no_longer(entry):
+                self._settle(entry, frame.method.NAME == "Basic.Nack", returned[0] if returned else None)
+                go_on(channel)
+
+        def go_on(channel: Channel) -> None:
+            channel.close()
+            self._backlog.put_back(windows.take_out([name]))
+            self._pump()
+
+        def closed(_: Channel, reason: Exception) -> None:
+            if isinstance(reason, ChannelClosedByBroker) and self._await_no_longer(entry):
+                cause = refusal_cause(self._backlog.conn_id, self._topology, reason, name)
+                for one in [entry, *windows.take_out([name])]:
+                    self._backlog.fail(one, cause)
+                self._pump()
+
+        self._destinations.introduce(name, bound, closed)
+
+    def _await_no_longer(self, entry: Entry) -> bool:
+        """Note that a destination's first message was answered; return False if it was given up before."""
+        if self._introduced.get(entry.message.destination) is not entry:
+            return False
+        del self._introduced[entry.message.destination]
+        self._introductions += 1
+        return True
+
     def _go_on(self) -> None:
         self._yields = False
         self._pump()
 
     def _publish(self, entry: Entry) -> None:
+        self._publish_on(self._channel, self._write, entry)
+        self._unconfirmed.add(entry)
+
+    def _publish_on(self, channel: Channel, write: WriteMessage, entry: Entry) -> None:
         message, now = entry.message, self._clock()
         delay = delay_seconds(message.due_at, now)
         check_headers(message, self._topology.headers, delay)
         address = self._address(message.destination, delay)
         sent = self._writer.properties(message, now, delay, address.level)
-        if not self._channel.is_open:
+        if not channel.is_open:
             raise ChannelWrongStateError("the channel is closed")
-        self._write(address.exchange, address.key, message.body, sent)
+        write(address.exchange, address.key, message.body, sent)
         entry.address, entry.at_once = address, delay <= 0
         self._backlog.published = True
-        self._unconfirmed.add(entry)
 
     def _address(self, destination: str, delay: int) -> PublishAddress:
         known = self._addresses.get((destination, delay))
@@ -407,29 +492,28 @@ class Session:
         return known
 
     def _on_return(self, _: Channel, method: Basic.Return, sent: BasicProperties, __: bytes) -> None:
-        if method.exchange:
-            where = f"through exchange {method.exchange!r}"
-        elif method.routing_key == (sent.headers or {}).get(DESTINATION):
-            where = "queue is gone"
-        else:
-            where = "a delay level's queue is gone; TopologyInstallOperator makes it again"
-        self._unconfirmed.returned(sent.message_id or "", f"returned by the broker as {method.reply_text} ({where})")
+        self._unconfirmed.returned(sent.message_id or "", _why_returned(method, sent))
 
     def _on_confirm(self, frame: Method[Basic.Ack | Basic.Nack]) -> None:
         method = frame.method
         refused = method.NAME == "Basic.Nack"
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
-            if self._watch is not None:
-                self._watch.answered(entry.message.destination)
-            if refused and entry.at_once and entry.address and not self._patient:
-                self._backlog.refuse(entry, f"{entry.address.target} refuses messages at present. {_REFUSED}")
-            elif refused:
-                self._send_again(entry)
-            elif returned:
-                self._backlog.fail(entry, returned)
-            else:
-                self._backlog.confirm(entry)
+            if self._windows is not None:
+                self._backlog.put_back(self._windows.answered(entry))
+            self._settle(entry, refused, returned)
         self._pump()
+
+    def _settle(self, entry: Entry, refused: bool, returned: str | None) -> None:
+        if self._watch is not None:
+            self._watch.answered(entry.message.destination)
+        if refused and entry.at_once and entry.address and not self._patient:
+            self._backlog.refuse(entry, f"{entry.address.target} refuses messages at present. {_REFUSED}")
+        elif refused:
+            self._send_again(entry)
+        elif returned:
+            self._backlog.fail(entry, returned)
+        else:
+            self._backlog.confirm(entry)
 
     def _send_again(self, entry: Entry) -> None:
         """Send a message again that the broker refused (nack), after a growing pause, until confirm_timeout is over."""
@@ -456,8 +540,10 @@ class Session:
             return
         # the broker does not name the message that it refused
         cause = refusal_cause(self._backlog.conn_id, self._topology, reason)
-        for entry in self._unconfirmed.clear():
+        held = [] if self._windows is None else self._windows.take_out()
+        for entry in [*self._unconfirmed.clear(), *self._introduced.values(), *held]:
             self._backlog.fail(entry, cause)
+        self._introduced.clear()
         if self._waiting:
             self._backlog.fail(self._waiting, cause)
             self._waiting = None
@@ -484,6 +570,20 @@ class Session:
             self._backlog.fail(entry, cause)
         # also if the broker closed the channel by itself: a message may have come before there was another channel
         self._pump()
+
+
+def _unwritable(error: DelayedError | AMQPError) -> DelayedError | str:
+    return error if isinstance(error, DelayedError) else f"not to be written as AMQP: {type(error).__name__}"
+
+
+def _why_returned(method: Basic.Return, sent: BasicProperties) -> str:
+    if method.exchange:
+        where = f"through exchange {method.exchange!r}"
+    elif method.routing_key == (sent.headers or {}).get(DESTINATION):
+        where = "queue is gone"
+    else:
+        where = "a delay level's queue is gone; TopologyInstallOperator makes it again"
+    return f"returned by the broker as {method.reply_text} ({where})"
 
 
 def _targets(entries: Iterable[Entry]) -> str:

@@ -67,9 +67,13 @@ class EntryOutcome(Generic[T]):
 
 
 class BatchSender:
-    """Sends items in batches. Each is addressed again at every try, so that its delay is right at that moment."""
+    """Sends items in batches. Each is addressed again at every try, so that its delay is right at that moment.
 
-    def __init__(self, client: SQSClient, sleep: Callable[[float], None]) -> None:
+    :param patient: False: an item is not sent again while its queue is too busy.
+    """
+
+    def __init__(self, client: SQSClient, sleep: Callable[[float], None], *, patient: bool = True) -> None:
+        self.patient = patient
         self._client = client
         self._sleep = sleep
         #: Requests so far, as SQS bills them, by the queue's URL.
@@ -88,7 +92,7 @@ class BatchSender:
             # a fault of the whole batch may be caused by one entry
             for url, batch in _batches(pairs, 1 if last else MAX_ENTRIES):
                 for outcome in self._request(url, batch):
-                    if not last and outcome.fault and not outcome.fault.final:
+                    if not last and outcome.fault and not (outcome.fault.final or self.refuses(outcome.fault)):
                         again.append(outcome.item)
                     else:
                         yield outcome
@@ -96,6 +100,10 @@ class BatchSender:
                 return
             self.pause(tries)
             pairs = [(item, address(item)) for item in again]
+
+    def refuses(self, fault: EntryFault) -> bool:
+        """Return whether a fault means that a queue takes no messages at present, and that this sender gives up."""
+        return not self.patient and fault.code in BUSY
 
     def pause(self, failures: int) -> None:
         """Sleep after so many failures in a row."""
@@ -110,7 +118,7 @@ class BatchSender:
             fault = fault_of(error)
             if fault is None:
                 raise
-            if len(batch) > 1 and fault.final and fault.code not in NO_QUEUE:
+            if len(batch) > 1 and fault.final and fault.code not in NO_QUEUE and not self.refuses(fault):
                 # one entry may be at fault; this finds out which
                 for single in batch:
                     yield from self._request(url, [single])
@@ -176,6 +184,8 @@ class MessageSender:
         self._began = False
         self._report = SendReport()
         self._failures: list[tuple[str, str]] = []
+        #: Destinations whose queues are too busy.
+        self._refusing: dict[str, str] = {}
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send all messages, in batches of their queue, and return when all are confirmed.
@@ -199,10 +209,13 @@ class MessageSender:
         for url in list(self._batches):
             self._flush(url)
         if self._failures:
-            raise SendFailed(self._conn_id, self._report, self._failures)
+            raise SendFailed(self._conn_id, self._report, self._failures, self._refusing)
         return self._report
 
     def _put(self, message: DelayedMessage) -> None:
+        if (why := self._refusing.get(message.destination)) is not None:
+            self._failures.append((message.message_id, why))
+            return
         parcel = pack(message, self._form)
         now = self._clock()
         # a message in a delay queue needs its destination as well
@@ -243,8 +256,11 @@ class MessageSender:
                 for outcome in self._sender.send_each(batch.parcels, self._address):
                     if outcome.fault is None:
                         self._report.add(outcome.item.message)
-                    else:
-                        self._failures.append((outcome.item.message.message_id, str(outcome.fault)))
+                        continue
+                    message, why = outcome.item.message, str(outcome.fault)
+                    if self._sender.refuses(outcome.fault):
+                        why = self._refusing[message.destination] = f"SQS is too busy for its queue: {why}."
+                    self._failures.append((message.message_id, why))
         except TransportUnavailable as error:
             error.report = self._report
             raise

@@ -96,6 +96,11 @@ def retries() -> _RetryDict:
     return cast("_RetryDict", options)
 
 
+def not_repeated(client: SQSClient) -> None:
+    """Have botocore repeat no request, which takes seconds: the caller does, and looks after others meanwhile."""
+    client.meta.events.unregister("needs-retry.sqs", unique_id="retry-config-sqs")
+
+
 @dataclass(frozen=True, slots=True)
 class QueueUrls:
     """The names and URLs of queues, by destination; with ``fifo`` those of its delay queue. SQS is asked once."""

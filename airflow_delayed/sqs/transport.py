@@ -29,7 +29,7 @@ from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.sqs import queues, redrive, stats
 from airflow_delayed.sqs.admin import InstallMode, QueueAdmin
 from airflow_delayed.sqs.batch import BatchSender, MessageSender, change_visibility, visibility_seconds
-from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, translated
+from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, not_repeated, translated
 from airflow_delayed.sqs.delay_loop import never
 from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
@@ -349,7 +349,10 @@ class SqsTransport(Delivery):
 
     @cached_property
     def _client(self) -> SQSClient:
-        return self._new_client()
+        client = self._new_client()
+        if not self.patient:
+            not_repeated(client)
+        return client
 
     @cached_property
     def _prefix(self) -> str:
@@ -357,7 +360,7 @@ class SqsTransport(Delivery):
 
     @cached_property
     def _sender(self) -> BatchSender:
-        return BatchSender(self._client, self._sleep)
+        return BatchSender(self._client, self._sleep, patient=self.patient)
 
     @cached_property
     def _admin(self) -> QueueAdmin:

@@ -90,7 +90,7 @@ class Dialect:
     keeps_zone: ClassVar[bool] = False
     #: Whether a query can lock single rows.
     locks_rows: ClassVar[bool] = False
-    #: The statements that limit a transaction's wait for locks, and that end this limit.
+    #: The statements that limit a transaction's wait for locks to the milliseconds ``{0}``, and that end this limit.
     lock_limits: ClassVar[tuple[str | None, str | None]] = (None, None)
     #: The driver's codes of a deadlock, a lock timeout, and a serialization failure.
     contention_codes: ClassVar[frozenset[object]] = frozenset()

@@ -97,7 +97,7 @@ class PostgreSQL(Dialect):
 
     keeps_zone = True
     locks_rows = True
-    lock_limits = ("SET LOCAL lock_timeout = '500ms'", None)
+    lock_limits = ("SET LOCAL lock_timeout = '{0}ms'", None)
     contention_codes = frozenset({"40P01", "55P03", "40001"})
     lock_timeout_codes = frozenset({"55P03"})
     claims_at_once = reads_by_run = notifies = True
@@ -259,7 +259,7 @@ class MySQL(Dialect):
     """MySQL and MariaDB. SQLAlchemy's dialect mysql serves both, and learns from the server which of them it is."""
 
     locks_rows = True
-    # in whole seconds
+    # they take whole seconds, at least one
     _waits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
     lock_limits = (_waits.format(1), _waits.format("DEFAULT"))
     contention_codes = frozenset({1213, 1205})

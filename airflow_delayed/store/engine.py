@@ -95,6 +95,10 @@ def first_line(error: Exception) -> str:
     return reason.splitlines()[0] if reason else type(error).__name__
 
 
+#: Milliseconds for which a statement waits for a lock, where the database can wait for less than a second.
+_LOCK_WAIT = 500
+
+
 class Overtaken(Exception):
     """Another transaction has changed the rows that this transaction has read."""
 
@@ -118,7 +122,7 @@ def retried(
     while True:
         tries += 1
         try:
-            with engine.begin() as connection, impatient(connection):
+            with engine.begin() as connection, impatient(connection, _LOCK_WAIT):
                 return work(connection)
         except Overtaken as error:
             if monotonic() >= end:
@@ -151,11 +155,11 @@ def _codes(error: DBAPIError) -> set[object]:
 
 
 @contextmanager
-def impatient(connection: Connection) -> Iterator[None]:
+def impatient(connection: Connection, milliseconds: int) -> Iterator[None]:
     """Wait only briefly for locks within the block (``Dialect.lock_limits``); on PostgreSQL in its transaction."""
     begin, end = dialect_of(connection).lock_limits
     if begin:
-        connection.execute(text(begin))
+        connection.execute(text(begin.format(milliseconds)))
     try:
         yield
     except BaseException:

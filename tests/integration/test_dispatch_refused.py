@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from botocore.awsrequest import AWSResponse
 from support.rabbitmq import VirtualHost, eventually
 from support.sleeping import Time
+from support.sqs import World
 from support.stores import Store, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from services import rabbitmq
+from services import rabbitmq, sqs
 
 SECOND = timedelta(seconds=1)
+FROZEN = [f"frozen{number}" for number in range(12)]
 FULL = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
 
 
@@ -77,6 +82,36 @@ def test_a_full_queue_holds_up_no_other_and_uses_up_no_retry(
     assert not list(hook.list())
 
 
+def test_what_was_due_long_ago_is_found_while_a_queue_is_full(
+    store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook
+):
+    hook = store.installed()
+    time = Time(hook)
+    hook.send(message(f"full{n}", time.start - SECOND, destination="full") for n in range(30))
+    made = store.dispatcher(hook, rabbit, **time.options(), batch_size=10)
+    made.once()
+    hook.send(message(f"late{n}", time.start - 3600 * SECOND, destination="orders") for n in range(30))
+    due = made.next_due()
+    assert due is not None
+    assert due <= SECOND
+    time.seconds += 1
+    assert made.once().dispatched == 30
+    assert len(list(hook.list())) == 29
+
+
+def test_a_full_queue_without_messages_is_no_longer_tried(store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook):
+    hook = store.installed()
+    time = Time(hook)
+    hook.send(message(f"full{n}", time.start - SECOND, destination="full") for n in range(3))
+    made = store.dispatcher(hook, rabbit, **time.options())
+    made.once()
+    assert made.next_due() is not None
+    hook.cancel([f"full{n}" for n in range(3)])
+    time.seconds += 61
+    assert made.once().dispatched == 0
+    assert made.next_due() is None
+
+
 def test_a_queue_that_is_gone_holds_up_no_other(store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook):
     """Its messages are given up at once, as before."""
     hook = store.installed()
@@ -110,35 +145,36 @@ def test_a_full_queue_with_a_rate_is_emptied_when_there_is_room(
 
 @pytest.fixture
 def frozen(own_vhost: VirtualHost, broker: rabbitmq.Broker) -> Iterator[Callable[[], None]]:
-    """Freezes the process of the queue "frozen", which confirms nothing then; the function lets it go on."""
-    own_vhost.declare("orders", "frozen")
-    process = f"'{own_vhost.name}_frozen'"
-    broker.eval(f"sys:suspend({process})")
+    """Freezes the processes of the queues FROZEN, which confirm nothing then; the function lets them go on."""
+    own_vhost.declare("orders", *FROZEN)
+    processes = ", ".join(f"'{own_vhost.name}_{name}'" for name in FROZEN)
+    broker.eval(f"[sys:suspend(Name) || Name <- [{processes}]]")
     thawed = False
 
     def thaw() -> None:
         nonlocal thawed
         if not thawed:
             thawed = True
-            broker.eval(f"sys:resume({process})")
+            broker.eval(f"[sys:resume(Name) || Name <- [{processes}]]")
 
     yield thaw
     thaw()
 
 
-def test_a_queue_that_confirms_nothing_holds_up_no_other(
+def test_queues_that_confirm_nothing_hold_up_no_other(
     store: Store,
     own_vhost: VirtualHost,
     frozen: Callable[[], None],
     connect: Callable[..., str],
     caplog: pytest.LogCaptureFixture,
 ):
-    """More messages for it than the broker takes from a connection before it reads nothing more from it."""
+    """More messages for each than a broker takes of a channel before it reads nothing more from it."""
     conn_id = connect("rabbit", **own_vhost.connection)
     RabbitMQDelayHook(conn_id).install([])
     hook = store.installed()
     due = hook.now() - SECOND
-    hook.send(message(f"{name}{n}", due, destination=name) for n in range(100) for name in ("frozen", "orders"))
+    names = (*FROZEN, "orders")
+    hook.send(message(f"{name}-{n}", due, destination=name) for n in range(50) for name in names)
     made = store.dispatcher(
         hook,
         transports=lambda _, clock: RabbitMQDelayHook(conn_id, clock=clock),
@@ -147,21 +183,23 @@ def test_a_queue_that_confirms_nothing_holds_up_no_other(
         number_of_retries=0,
     )
     with caplog.at_level(logging.WARNING):
-        assert made.once(60).dispatched == 100
-        assert "destination 'frozen' has not confirmed messages for 1 s" in caplog.text
+        assert made.once(60).dispatched == 50
+        # all at the same time
+        assert (hook.now() - due).total_seconds() < 10
+        for name in FROZEN:
+            assert f"destination '{name}' has not confirmed messages for 1 s" in caplog.text
         for number in range(3):
-            hook.send([message(f"next{number}", due, destination="orders")])
+            hook.send([message(f"next{number}", hook.now() - SECOND, destination="orders")])
             assert made.once(60).dispatched == 1
         assert {one.retry_count for one in hook.list()} == {0}
-        assert len(list(hook.list())) == 100
+        assert len(list(hook.list())) == 50 * len(FROZEN)
         frozen()
-        eventually(lambda: made.once(60) is not None and "confirms messages in time again" in caplog.text)
+        again = "confirms messages in time again"
+        eventually(lambda: made.once(60) is not None and caplog.text.count(again) == len(FROZEN))
     made.finish()
     assert not list(hook.list())
-    arrived = {one.message_id for one in own_vhost.collect("orders", "frozen", enough=203)}
-    assert arrived == {f"{name}{n}" for n in range(100) for name in ("frozen", "orders")} | {
-        f"next{n}" for n in range(3)
-    }
+    arrived = {one.message_id for one in own_vhost.collect(*names, enough=50 * len(names) + 3)}
+    assert arrived == {f"{name}-{n}" for n in range(50) for name in names} | {f"next{n}" for n in range(3)}
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
@@ -187,3 +225,47 @@ def test_a_locked_queue_table_holds_up_no_other_and_uses_up_no_retry(store: Stor
     assert made.once().dispatched == 20
     assert [len(store.rows(hook, queue)) for queue in ("locked", "orders")] == [20, 20]
     assert caplog.text.count("destination 'locked' takes no messages: table 'locked' is locked") == 1
+
+
+def test_a_throttled_queue_of_sqs_holds_up_no_other_and_uses_up_no_retry(
+    store: Store, sqs_endpoint: str, connect: Callable[..., str], caplog: pytest.LogCaptureFixture
+):
+    connect("broker", **sqs.connection(sqs_endpoint))
+    throttled, orders = (World(sqs_endpoint, "broker").install() for _ in range(2))
+    hook = store.installed()
+    due, both = hook.now() - SECOND, (throttled.destination, orders.destination)
+    hook.send(message(f"{name}{n}", due, destination=name) for n in range(30) for name in both)
+    time = Time(hook)
+    busy = True
+
+    def refuse(request, **_):
+        asked.append(json.loads(request.body)["QueueUrl"].rpartition("/")[2])
+        if busy and asked[-1] == throttled.queue:
+            raw = SimpleNamespace(stream=lambda: [b'{"__type": "RequestThrottled"}'])
+            return AWSResponse(request.url, 403, {}, raw)
+        return None
+
+    asked: list[str] = []
+    orders.hook.close()
+    orders.hook.patient = False
+    orders.on("before-send.sqs.SendMessageBatch", refuse)
+    made = store.dispatcher(
+        hook,
+        transports=lambda *_: orders.hook,
+        deliver_conn_ids=["broker"],
+        **time.options(),
+        batch_size=100,
+        number_of_retries=0,
+    )
+    assert made.once().dispatched == 30
+    # nobody waited, and the queue was not asked again
+    assert (time.seconds, orders.slept, asked.count(throttled.queue)) == (0, [], 1)
+    assert {(one.destination, one.retry_count) for one in hook.list()} == {(throttled.destination, 0)}
+    assert (
+        caplog.text.count(f"destination '{throttled.destination}' takes no messages: SQS is too busy for its queue")
+        == 1
+    )
+    busy = False
+    time.seconds += 61
+    assert made.once().dispatched == 30
+    assert [len(world.ids()) for world in (orders, throttled)] == [30, 30]

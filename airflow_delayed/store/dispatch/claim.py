@@ -66,7 +66,6 @@ class ClaimCursor:
     :param window: how long before its due time a message is claimed.
     :param destination: the only destination; None: all of them, without the excluded ones.
     :param excluded: destinations that have cursors of their own.
-    :param only: no other destinations than these; None: any.
     :param since: the due time of the last message; None: there were no more.
     :param restart_at: when to begin with the oldest message again, by the monotonic clock.
     :param passed: on PostgreSQL, the place (``ctid``) up to which messages due at ``since`` were claimed; an index has
@@ -79,7 +78,6 @@ class ClaimCursor:
     window: timedelta = timedelta(0)
     destination: str | None = None
     excluded: Sequence[str] = ()
-    only: Sequence[str] | None = None
     since: datetime | None = None
     restart_at: float = 0.0
     passed: str = ""
@@ -138,7 +136,6 @@ class ClaimRequest:
     passed: str = ""
     destination: str | None = None
     excluded: Sequence[str] = ()
-    only: Sequence[str] | None = None
 
 
 class NotAlone(Exception):
@@ -287,7 +284,6 @@ class _ClaimForm(NamedTuple):
     of_connection: bool
     of_destination: bool
     excludes: bool
-    chooses: bool
     since: bool
     passed: bool
 
@@ -297,7 +293,6 @@ def _form(request: ClaimRequest) -> _ClaimForm:
         request.deliver_conn_id is not None,
         request.destination is not None,
         bool(request.excluded),
-        request.only is not None,
         request.since is not None,
         bool(request.passed),
     )
@@ -313,7 +308,6 @@ def _values(request: ClaimRequest, now: datetime) -> dict[str, Any]:
         "now": now,
     }
     values |= {"destination": request.destination, "excluded": list(request.excluded) or None}
-    values |= {"only": None if request.only is None else list(request.only)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -392,8 +386,6 @@ def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
         conditions.append(table.c.Destination == bindparam("destination"))
     if form.excludes:
         conditions.append(table.c.Destination.not_in(bindparam("excluded", expanding=True)))
-    if form.chooses:
-        conditions.append(table.c.Destination.in_(bindparam("only", expanding=True)))
     if form.since:
         conditions.append(table.c.Time >= bindparam("since"))
     if form.passed:
@@ -413,24 +405,27 @@ def _not_leased(tables: Tables) -> ColumnElement[bool]:
 def _of_cursor(table: Table, cursor: ClaimCursor) -> list[ColumnElement[bool]]:
     """Return the conditions for the destinations of a cursor."""
     conditions = [] if cursor.destination is None else [table.c.Destination == cursor.destination]
-    if cursor.only is not None:
-        conditions.append(table.c.Destination.in_(cursor.only))
     return [*conditions, table.c.Destination.not_in(cursor.excluded)] if cursor.excluded else conditions
 
 
-def next_entry(connection: Connection, tables: Tables, cursor: ClaimCursor, now: datetime) -> datetime | None:
+def next_entry(
+    connection: Connection, tables: Tables, cursor: ClaimCursor, now: datetime, since: datetime | None = None
+) -> datetime | None:
     """Return when the next message of a cursor may be claimed, a window before its due time; None: no message.
 
     A message with a lease counts too, because the lease may end.
+
+    :param since: only messages that are due then or later; None: any.
     """
     table, end = tables.messages, now + cursor.window
-    ours = and_(delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor))
+    ours = [delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor)]
+    ours += [] if since is None else [table.c.Time >= since]
     untried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now, table.c.Time > end)
     first: datetime | None = connection.execute(
-        select(table.c.Time).where(ours, untried).order_by(table.c.Time).limit(1)
+        select(table.c.Time).where(*ours, untried).order_by(table.c.Time).limit(1)
     ).scalar()
     again: datetime | None = connection.execute(
-        select(func.min(table.c.NextTry, type_=UtcTime())).where(ours, table.c.Time <= end, table.c.NextTry > now)
+        select(func.min(table.c.NextTry, type_=UtcTime())).where(*ours, table.c.Time <= end, table.c.NextTry > now)
     ).scalar()
     # a window before the year 1 would be out of range
     moments = [None if first is None else max(first, EPOCH) - cursor.window, again]

@@ -50,6 +50,9 @@ MESSAGE_ID = "NServiceBus.MessageId"
 #: Bytes of the longest headers that are read of a row: who may insert rows writes JSON that takes 27 times its size of
 #: memory. RabbitMQ takes headers of twice that, SQS less.
 LONGEST_HEADERS = 65_536
+#: Milliseconds that an insert waits for a locked table, where the database can wait for less than a second: the
+#: messages of other tables wait with it.
+_LOCK_WAIT = 50
 
 #: The namespace of UUIDs made from other ids; with another namespace each message would become a new one.
 _NAMESPACE = UUID("b1f6b5a6-6f0c-5d0f-9a63-1f2a7c0e4d11")
@@ -156,7 +159,7 @@ def delete_delivered(engine: Engine, schema: str | None, ids: Sequence[str], *, 
 def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
     try:
         # a savepoint: a destination that fails must not undo the deliveries to others
-        with connection.begin_nested(), impatient(connection):
+        with connection.begin_nested(), impatient(connection, _LOCK_WAIT):
             return _insert_new(connection, table, messages)
     except DBAPIError as error:
         if is_locked(connection, error):

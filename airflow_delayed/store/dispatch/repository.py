@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds between two claims that begin with the oldest message, while claims find all they may take; at least ten
-#: times as long as such a claim took.
+#: Seconds between two claims that begin with the oldest message, while claims find all they may take; at least so many
+#: times as long as such a claim took; and while destinations rest, whose messages each such claim reads.
 RESTART_AFTER = 1.0
+PAUSE, RESTING_PAUSE = 10, 200
 #: Seconds between two questions to the database while nothing may be claimed.
 ASK_EVERY = 10.0
 #: Seconds for which a dispatcher reports that it lost leases.
@@ -320,7 +321,6 @@ class DispatchRepository:
                     deliver_conn_id=cursor.deliver_conn_id,
                     destination=cursor.destination,
                     excluded=cursor.excluded,
-                    only=cursor.only,
                     due_by=now + cursor.window,
                     limit=wanted,
                     most_bytes=claim.MOST_BYTES - size,
@@ -334,7 +334,8 @@ class DispatchRepository:
             )
             if since is None:
                 ended = self.monotonic()
-                cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, 10 * (ended - began)))
+                pause = (ended - began) * (RESTING_PAUSE if turns.resting else PAUSE)
+                cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, pause))
             round_.served(cursor.advance(rows, wanted), rows, wanted, from_oldest=since is None)
             if rows:
                 claimed.append(ClaimedBatch(rows, holder, deadline))

@@ -1,14 +1,17 @@
 """Which messages a claim takes next: destinations take turns, and each keeps its rate.
 
-Usually there is one cursor, and the messages of all destinations are claimed in the order of due time. Nothing is
-claimed for a destination that takes no messages at present, such as a full queue, until it is tried again. Two kinds of
-destinations have cursors of their own, and the cursors take turns:
+Usually there is one cursor, the main one, and the messages of all destinations are claimed in the order of due time.
+Nothing is claimed for a destination that rests: it takes no messages at present, such as a full queue. However many
+wait for it, they hardly slow down the claims of others: while one rests, the main cursor seldom begins with the oldest
+message. These destinations have cursors of their own, and the cursors take turns:
 
 - A destination with a rate (:mod:`airflow_delayed.store.rates`). Its messages are claimed as far as its bucket has
   tokens, and when they are due, never ahead: the transport would deliver what it got ahead at its due time, at any
   rate.
-- A destination whose messages are due, and wait behind a backlog of others. A dispatcher that claims messages which
-  are late by seconds, as many as it may, looks for such destinations every second.
+- A destination whose messages are late, and wait behind a backlog of others, or before the place where the main cursor
+  is. The dispatcher looks for such destinations every second.
+- A destination that has rested, and is tried again, with :data:`TRIED` messages. If there is none, it is forgotten.
+- Each one of a worker that has no main cursor.
 """
 
 from __future__ import annotations
@@ -33,17 +36,20 @@ LATE = timedelta(seconds=5)
 LOOK_EVERY = 1.0
 #: The most destinations of one look, which takes a query for each; the next look goes on behind them.
 MOST_DESTINATIONS = 100
+#: The most messages with which a destination is tried again that has rested, and the most such destinations at a time.
+TRIED, MOST_TRIED = 10, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTurns:
     """The cursors of one connection, between two claims.
 
-    :param cursors: the one whose turn is next comes first. One of them has no destination: it takes all messages except
-        those of destinations with a rate.
+    :param cursors: the one whose turn is next comes first. One of them, the main one, has no destination: it takes all
+        messages except those of destinations with a rate, and of those that rest or are tried again.
     :param throttled: destinations with a rate had due messages and no tokens at the last claim.
     :param resting: destinations that take no messages at present, and until when none is claimed for them.
-    :param only: no other destinations than these; None: any.
+    :param only: the destinations of a worker without a main cursor; None: it has one.
+    :param idle: destinations that were to be tried again, and have no message.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
     """
@@ -52,6 +58,7 @@ class ClaimTurns:
     throttled: bool = False
     resting: Mapping[str, datetime] = field(default_factory=dict)
     only: Sequence[str] | None = None
+    idle: Collection[str] = ()
     looked_up_to: str = ""
     look_at: float = 0.0
 
@@ -70,26 +77,36 @@ class ClaimTurns:
         return next(cursor for cursor in self.cursors if cursor.destination is None)
 
     def limited(self, limits: Sequence[DestinationRate], now: datetime) -> ClaimTurns:
-        """Return the turns with a cursor for each destination that has a rate, and for no other but the waiting.
+        """Return the turns with a cursor for each destination that has one of its own, and for no other but the late.
 
         Destinations that rest at that time have none.
         """
         rest = {name for name, until in self.resting.items() if until > now}
-        limited = {limit.destination: limit for limit in limits if limit.destination not in rest}
-        if self.only is not None:
-            limited = {name: limit for name, limit in limited.items() if name in self.only}
-        main, names = self.main, sorted(limited.keys() | rest)
-        there = {one.destination for one in self.cursors}
-        if list(main.excluded) == names and main.only == self.only and limited.keys() <= there and not rest & there:
+        limited = {limit.destination for limit in limits} - rest
+        if self.only is None:
+            # some at a time: each takes a part of what a transaction claims
+            own = limited.union(sorted(self.resting.keys() - rest - limited)[:MOST_TRIED])
+        else:
+            own = set(self.only) - rest
+        main, excluded = self.main, sorted(limited | self.resting.keys())
+        there = {one.destination for one in self.cursors} - {None}
+        if list(main.excluded) == excluded and own <= there and not there & rest:
             return self
-        kept = [one for one in self.cursors if one.destination not in {None, *names, *main.excluded}]
-        own = [_limited(main, limit) for limit in limited.values()]
-        every = replace(main, excluded=names, only=self.only, since=None, passed="", untouched=False)
-        return replace(self, cursors=(*own, *kept, every))
+        cursors = [_own(main, name, limited=name in limited) for name in sorted(own)]
+        cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
+        if not set(main.excluded).issubset(excluded):
+            main = replace(main, since=None, passed="", untouched=False)
+        return replace(self, cursors=(*cursors, replace(main, excluded=excluded)))
+
+    def caught_up(self, now: datetime) -> datetime:
+        """Return the due time with which the main cursor goes on that has claimed all that was due."""
+        return now + self.main.window - LATE
 
 
-def _limited(main: ClaimCursor, limit: DestinationRate) -> ClaimCursor:
-    return ClaimCursor(main.deliver_conn_id, timedelta(0), limit.destination, furthest=main.furthest)
+def _own(main: ClaimCursor, destination: str, *, limited: bool) -> ClaimCursor:
+    """Return the cursor of one destination; of one with a rate messages are claimed when they are due."""
+    window = timedelta(0) if limited else main.window
+    return ClaimCursor(main.deliver_conn_id, window, destination, furthest=main.furthest)
 
 
 class ClaimRound:
@@ -119,10 +136,16 @@ class ClaimRound:
         self._monotonic = monotonic
         self._waiting = deque(self._turns.cursors)
         self._ended: list[ClaimCursor] = []
+        self._idle: set[str] = set()
         self._buckets: dict[str, DestinationRate] = {}
         self._taken: dict[str, int] = {}
         if limits:
             self._lock_buckets(database_time)
+        if turns.only is not None:
+            self._waiting.remove(self._turns.main)
+            self._ended.append(self._turns.main)
+        elif turns.resting:
+            self._look_for_late(now - LATE)
 
     def _lock_buckets(self, database_time: Callable[[Connection], datetime]) -> None:
         due = [one for one in self._limits.values() if one.first_due is not None and one.first_due <= self._now]
@@ -161,17 +184,21 @@ class ClaimRound:
         elif rows and len(self._turns.cursors) > 1:
             self._waiting = deque(other.beside(cursor) for other in self._waiting)
             self._ended = [other.beside(cursor) for other in self._ended]
-        if full:
+        if name is not None and name in self._turns.resting:
+            if not rows:
+                self._idle.add(name)
+        elif full:
             self._waiting.append(cursor)
-            if name is None:
-                self._look_for_waiting(cursor, rows)
-        elif name is None and self._is_throttled:
-            # each claim from the oldest on would read all throttled messages: the next one does, a second later
-            self._ended.append(replace(cursor, since=self._began + cursor.window, passed="", untouched=False))
+            if name is None and rows and rows[-1]["Time"] <= self._began - LATE:
+                self._look_for_late(self._now, {row["Destination"] for row in rows})
+        elif name is None and (self._is_throttled or self._turns.resting):
+            # each claim from the oldest on would read all messages that are throttled, or that rest
+            since = self._turns.caught_up(self._began)
+            self._ended.append(replace(cursor, since=since, passed="", untouched=False))
         elif not rows and not from_oldest:
             # there may be older ones
             self._waiting.append(cursor)
-        elif name is None or name in self._limits:
+        elif name is None or name in self._limits or self._turns.only is not None:
             self._ended.append(cursor)
 
     def end(self) -> ClaimTurns:
@@ -180,31 +207,29 @@ class ClaimRound:
             self._limits[name] = self._buckets[name].taken(count, self._now) if count else self._buckets[name]
             rates.write(self._connection, self._tables, self._limits[name])
         cursors = (*self._waiting, *self._ended)
-        return replace(self._turns, cursors=cursors, throttled=self._is_throttled)
+        return replace(self._turns, cursors=cursors, throttled=self._is_throttled, idle=self._idle)
 
     def _tokens(self, cursor: ClaimCursor) -> int:
         name = cursor.destination
+        most = TRIED if name in self._turns.resting else _NO_LIMIT
         if name is None or name not in self._limits:
-            return _NO_LIMIT
+            return most
         bucket = self._buckets.get(name)
-        return bucket.tokens(self._now) - self._taken.get(name, 0) if bucket else 0
+        return min(most, bucket.tokens(self._now) - self._taken.get(name, 0)) if bucket else 0
 
     @property
     def _is_throttled(self) -> bool:
         return any(limit.is_throttled(self._now) for limit in self._limits.values())
 
-    def _look_for_waiting(self, main: ClaimCursor, rows: Sequence[Row]) -> None:
-        """Give cursors to destinations that wait behind late messages, if these were as many as might be claimed."""
+    def _look_for_late(self, due_by: datetime, served: Collection[str] = ()) -> None:
+        """Give cursors to destinations that have messages due by a time, and whose turn the main cursor delays."""
         began = self._monotonic()
-        if began < self._turns.look_at or not rows or rows[-1]["Time"] > self._began - LATE:
+        if began < self._turns.look_at or self._turns.only is not None:
             return
-        served = {row["Destination"] for row in rows} | {one.destination for one in self._turns.cursors}
-        after = self._turns.looked_up_to
-        if main.only is not None:
-            return
-        names, after = late_destinations(self._connection, self._tables, self._now, after, {*served, *main.excluded})
-        begin = replace(main, since=None, passed="", untouched=False, excluded=())
-        self._waiting.extendleft(replace(begin, destination=name) for name in reversed(names))
+        main = self._turns.main
+        others = {*served, *main.excluded, *(one.destination for one in self._turns.cursors)}
+        names, after = late_destinations(self._connection, self._tables, due_by, self._turns.looked_up_to, others)
+        self._waiting.extendleft(_own(main, name, limited=False) for name in reversed(names))
         took = self._monotonic() - began
         look_at = began + took + max(LOOK_EVERY, 10 * took)
         cursors = (*self._turns.cursors, *self._waiting)
@@ -216,9 +241,9 @@ _NO_LIMIT = 2**31
 
 
 def late_destinations(
-    connection: Connection, tables: Tables, now: datetime, after: str, served: Collection[str | None]
+    connection: Connection, tables: Tables, due_by: datetime, after: str, served: Collection[str | None]
 ) -> tuple[list[str], str]:
-    """Return destinations that have due messages, and the place from which the next look goes on.
+    """Return destinations that have messages due by a time, and the place from which the next look goes on.
 
     It reads one index entry for each destination, however many messages there are.
 
@@ -235,7 +260,7 @@ def late_destinations(
         if row is None or row.Destination == after:
             return names, ""
         after = row.Destination
-        if row.Time <= now and after not in served:
+        if row.Time <= due_by and after not in served:
             names.append(after)
     return names, after
 
@@ -245,17 +270,23 @@ def next_claim(
 ) -> datetime | None:
     """Return when a message of a connection may be claimed next; None: there is no message."""
     turns = turns.limited(limits, now)
-    moments = [claim.next_entry(connection, tables, turns.main, now)]
-    moments += [until for until in turns.resting.values() if until > now]
+    soon = now + timedelta(seconds=LOOK_EVERY)
+    moments: list[datetime | None] = [until for until in turns.resting.values() if until > now]
+    if turns.only is not None:
+        # a query for each would take longer than the pass that it spares
+        moments += [soon for name in turns.only if turns.resting.get(name, now) <= now][:1]
+        return min(filter(None, moments), default=None)
+    # messages that were due before are looked for every second
+    since = turns.caught_up(now) if turns.resting else None
+    moments += [claim.next_entry(connection, tables, turns.main, now, since), soon if since else None]
     for limit in limits:
         if turns.resting.get(limit.destination, now) > now:
-            continue
-        if turns.only is not None and limit.destination not in turns.only:
             continue
         first = limit.first_due
         if first is not None and first <= now:
             # it may be an attempt that failed, and is tried again later
-            first = claim.next_entry(connection, tables, _limited(turns.main, limit), now)
+            own = _own(turns.main, limit.destination, limited=True)
+            first = claim.next_entry(connection, tables, own, now)
         if first is not None:
             moments.append(max(first, limit.ready_at))
-    return min((moment for moment in moments if moment is not None), default=None)
+    return min(filter(None, moments), default=None)

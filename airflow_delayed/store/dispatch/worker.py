@@ -9,7 +9,7 @@ one transaction of the store's own database.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -137,9 +137,10 @@ class _Resting:
         """Return why destinations rest at a time."""
         return {name: rest.reason for name, rest in self._rests.items() if rest.until > now}
 
-    def forget(self, name: str) -> None:
-        """Let a destination rest no longer."""
-        self._rests.pop(name, None)
+    def forget(self, names: Iterable[str]) -> None:
+        """Let destinations rest no longer."""
+        for name in names:
+            self._rests.pop(name, None)
 
     def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime, *, moved: Collection[str] = ()) -> None:
         """Let destinations rest that refused messages, each time longer, until one is confirmed.
@@ -324,6 +325,7 @@ class ConnectionWorker:
         began = self._repository.monotonic()
         try:
             claimed, self.turns = self._repository.settle_and_claim(sent, self._with_rests(), limit)
+            self._resting.forget(self.turns.idle)
         finally:
             self._count([batch for batch in sent if batch.finished])
         self._open += claimed
@@ -405,7 +407,7 @@ class ConnectionWorker:
         confirmed = set(result.confirmed)
         failed = {row["Destination"] for row in rows if row["Id"] not in confirmed}
         for name in sorted({row["Destination"] for row in rows} - failed):
-            self._resting.forget(name)
+            self._resting.forget([name])
             self.suspects.discard(name)
             log.warning("connection %r: destination %r confirms messages in time again", self.conn_id, name)
 
@@ -523,6 +525,7 @@ class QueueTableWorker:
         closed = self._policy.refused(row["Destination"] for row in rows)
         self._deliver(connection, decode_rows(rows, closed, now, result), result)
         self._resting.note(rows, result, now)
+        self._resting.forget(turns.idle)
         turns = replace(turns, resting=self._resting.until())
         (outcome,) = decide([rows], result, self._policy.number_of_retries, now, rests=turns.resting)
         refused, error_destination = 0, self._policy.error_destination
