@@ -97,10 +97,10 @@ class Store(StoreEscalations):
     :class:`airflow_delayed.store.filters.FilterArgs`: ``destination``, ``deliver_conn_id``, ``tag``, ``due_from``,
     ``due_until``, ``state`` and ``sent_by``.
 
-    A change needs ids or at least one criterion, and is safe beside dispatchers at work. It works on a thousand
-    messages a transaction, returns for each id whether it came in time, waits up to half a second in all for messages
-    in flight, and leaves a row in the audit table: who, when, what, and how many; no content. Its further keywords are
-    those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`.
+    A change needs ids or at least one criterion, and is safe beside dispatchers at work. It works on up to
+    2500 messages a transaction, returns for each id whether it came in time, waits up to half a second in all for
+    messages in flight, and leaves a row in the audit table: who, when, what, and how many; no content. Its further
+    keywords are those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`.
     """
 
     def list(

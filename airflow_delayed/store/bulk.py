@@ -22,16 +22,18 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     cast,
     func,
     literal,
+    literal_column,
     select,
     text,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from airflow_delayed.errors import LimitExceeded
 
@@ -52,6 +54,39 @@ _LONGEST = 4_194_304
 
 # not the driver's own, which doubles each percent sign for a statement with parameters
 _NAMES = postgresql.dialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
+
+
+class Place(UserDefinedType[str]):
+    """PostgreSQL's place of a row, its ``ctid``."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type's name."""
+        return "tid"
+
+
+class _Places(Place):
+    """Places of many rows, as the text that PostgreSQL reads an array from."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type's name."""
+        return "tid[]"
+
+
+def own_place() -> ColumnElement[str]:
+    """Return the place of a row, in a statement that reads one table."""
+    return literal_column("ctid", Place())
+
+
+def given_places() -> ColumnElement[Any]:
+    """Return the parameter ``places``, the text of :func:`array`, as an array.
+
+    A list would take ten times as long, because the driver converts each item.
+    """
+    return cast(bindparam("places", type_=_Places()), postgresql.ARRAY(Place()))
 
 
 def array_column(values: Iterable[Any], kind: TypeEngine[Any]) -> ColumnElement[Any]:

@@ -3,22 +3,40 @@
 Each thousand ids have a short transaction of their own: lock the messages, and skip rows that another transaction has
 locked; read the leases; decide; apply; write the audit. A dispatcher locks a message before it writes its lease, so a
 message is either changed or delivered, never both.
+
+On PostgreSQL a cancel by filter first removes up to 2500 messages in one statement, see
+:meth:`airflow_delayed.store.changes.Cancel.take`; what that leaves is changed in the same way as all else.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, bindparam, func, not_, or_, select
+from sqlalchemy import (
+    TIMESTAMP,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    not_,
+    or_,
+    select,
+    type_coerce,
+)
 
 from airflow_delayed.identity import NOTIFIER, SentBy
 from airflow_delayed.store import audit, leases
 from airflow_delayed.store.audit import AuditEntry
-from airflow_delayed.store.changes import Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
+from airflow_delayed.store.bulk import own_place
+from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -32,12 +50,16 @@ from airflow_delayed.store.schema import Tables
 #: How long to wait in all for messages in flight, and between two attempts; in seconds.
 PATIENCE = 0.5
 PAUSE = 0.05
+#: Messages that one statement cancels: with more, dispatchers would miss them for longer, and gain little.
+TAKEN = 2500
 #: Messages behind a limit are counted up to this number.
 MAX_COUNTED = 1_000_000
 #: The reason to purge ids of the table ``_past``.
 REMEMBERED = "remembered"
 
 T = TypeVar("T")
+#: Ids of messages; on PostgreSQL, where they were found by a filter, with the place of each.
+Ids = Sequence[str] | Mapping[str, str]
 
 
 class ChangeArgs(FilterArgs, total=False):
@@ -123,7 +145,7 @@ class BulkChanges:
     def steps(
         self, change: MessageChange, wanted: MessageFilter, entry: AuditEntry, *, limit: int | None
     ) -> Iterator[None]:
-        """Change the messages that match a filter, up to a thousand at each step.
+        """Change the messages that match a filter, up to 2500 at each step.
 
         :param entry: a row of the audit that is written already.
         :param limit: consider at most so many.
@@ -183,7 +205,8 @@ class BulkChanges:
             more = _still_kept
         if isinstance(change, Withdraw):
             more = partial(_stored_since, change)
-        return self._pages(wanted, change.where, more, limit=limit, after=after)
+        places = isinstance(change, Cancel) and wanted.states is None and dialect_of(self._engine).claims_at_once
+        return self._pages(wanted, change.where, more, limit=limit, after=after, places=places)
 
     def _pages(
         self,
@@ -193,6 +216,7 @@ class BulkChanges:
         *,
         limit: int | None = None,
         after: str | None = None,
+        places: bool = False,
     ) -> IdPages:
         return IdPages(
             self._engine,
@@ -203,6 +227,7 @@ class BulkChanges:
             limit=limit,
             after=after,
             database_time=self._database_time,
+            places=places,
         )
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
@@ -232,7 +257,7 @@ class BulkChanges:
     def _run(
         self,
         change: MessageChange,
-        chunks: Iterable[list[str]],
+        chunks: Iterable[Ids],
         wanted: MessageFilter,
         entry: AuditEntry,
         found: Outcomes,
@@ -248,7 +273,9 @@ class BulkChanges:
         met = continued
         for chunk in chunks:
             met = True
-            pending += self._chunk(change, chunk, wanted, entry, found, dry_run=dry_run)
+            rest = list(chunk) if dry_run else self._take(change, chunk, wanted, entry, found)
+            if rest:
+                pending += self._chunk(change, rest, wanted, entry, found, dry_run=dry_run)
             yield
         if not met and not dry_run:
             # a change that matches no message is in the audit too
@@ -300,6 +327,26 @@ class BulkChanges:
             entry.written(seq)
         found.add(outcomes, instead_of=before)
         return [message_id for message_id, outcome in outcomes.items() if outcome is Outcome.IN_FLIGHT]
+
+    def _take(
+        self, change: MessageChange, ids: Ids, wanted: MessageFilter, entry: AuditEntry, found: Outcomes
+    ) -> Sequence[str]:
+        """Cancel in one statement what it can, and return the ids of the other messages."""
+        if not isinstance(change, Cancel) or not isinstance(ids, Mapping):
+            return list(ids)
+
+        def work(connection: Connection) -> tuple[list[str], dict[str, Outcome], int]:
+            now = self._database_time(connection)
+            left = change.take(connection, self._tables, ids, wanted, now)
+            taken = dict.fromkeys(ids, Outcome.CANCELLED)
+            for message_id in left:
+                del taken[message_id]
+            return left, taken, entry.write(connection, self._tables, found.counts_with(taken), now)
+
+        left, taken, seq = self._changing(work)
+        entry.written(seq)
+        found.add(taken)
+        return left
 
     def _changing(self, work: Callable[[Connection], T]) -> T:
         return retried(self._engine, work, sleep=self._sleep, monotonic=self._monotonic)
@@ -361,6 +408,7 @@ class IdPages:
     :param limit: end after so many; ``next`` is then where to continue.
     :param after: the ``next`` of an earlier iteration.
     :param database_time: reads the database's clock.
+    :param places: yield waiting messages with their places where the database has them.
     :raises ValueError: ``after`` is no such token.
     """
 
@@ -375,46 +423,53 @@ class IdPages:
         limit: int | None = None,
         after: str | None = None,
         database_time: DatabaseTime,
+        places: bool = False,
     ) -> None:
         self._engine = engine
         self._tables = tables
         self._wanted = wanted
         self._more = more
+        self._places = places
         self._limit = limit
         self._database_time = database_time
         self._todo = _todo(where, after)
         #: The token of the place where the limit ended the iteration; None: there are no more messages.
         self.next: str | None = None
 
-    def __iter__(self) -> Iterator[list[str]]:
-        """Yield the ids, up to a thousand at a time."""
+    def __iter__(self) -> Iterator[Ids]:
+        """Yield the ids, up to a thousand at a time, or 2500 with places."""
         left = self._limit
         while self._todo:
             where, place = self._todo[0]
-            size = PAGE if left is None else min(PAGE, left)
+            page = TAKEN if self._places and where == "messages" else PAGE
+            size = page if left is None else min(page, left)
             found = self._page(where, place, size)
             if len(found) < size:
                 del self._todo[0]
             else:
-                self._todo[0] = (where, found[-1])
+                self._todo[0] = (where, (found[-1][0], found[-1][1]))
             if found:
-                yield [message_id for _, message_id in found]
+                placed = len(found[0]) > 2
+                yield {row[1]: row[2] for row in found} if placed else [row[1] for row in found]
             if left is not None:
                 left -= len(found)
                 if not left:
                     self.next = _token(*self._todo[0]) if self._todo else None
                     return
 
-    def _page(self, where: Where, place: Place | None, size: int) -> list[Place]:
+    def _page(self, where: Where, place: Place | None, size: int) -> Sequence[tuple[Any, ...]]:
+        """Return the due time and the id of each message, and its place if it has one."""
         table: Table = getattr(self._tables, where)
-        with self._engine.connect().execution_options(read_only=True) as connection:
+        with dialect_of(self._engine).read_only(self._engine) as connection:
             run, _ = only_run(connection, self._tables, self._wanted)
+            # several runs are read from a join, in which no row has a place
+            placed = self._places and where == "messages" and (run is not None or self._wanted.sent_by is None)
             statement = first_rows(
                 dialect_of(connection),
                 self._tables,
                 where,
                 self._wanted,
-                [table.c.Time, table.c.Id],
+                _columns(table, placed=placed),
                 one_run=run is not None,
                 behind=place is not None,
                 size=size,
@@ -423,9 +478,9 @@ class IdPages:
             if statement is None:
                 return []
             values = page_values(self._database_time(connection), place, run)
-            found = [(due_at, message_id) for due_at, message_id in connection.execute(statement, values).all()]
+            found: Sequence[tuple[Any, ...]] = connection.execute(statement, values).all()
         # a time after the year 9999 is behind each place, so its rows would be on each page again
-        return found if place is None or place[0] < LAST else [one for one in found if one > place]
+        return found if place is None or place[0] < LAST else [row for row in found if row[:2] > place]
 
     def remaining(self) -> int:
         """Count the messages behind the limit, up to a million."""
@@ -445,6 +500,13 @@ class IdPages:
             if counted >= MAX_COUNTED:
                 break
         return counted
+
+
+def _columns(table: Table, *, placed: bool) -> list[ColumnElement[Any]]:
+    if not placed:
+        return [table.c.Time, table.c.Id]
+    # the time as the driver returns it, in UTC: to convert each takes as long as the rest of a row
+    return [type_coerce(table.c.Time, TIMESTAMP(timezone=True)), table.c.Id, cast(own_place(), Text)]
 
 
 def check_token(after: str) -> None:

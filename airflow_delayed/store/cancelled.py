@@ -10,7 +10,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, ScalarSelect, Table, insert, literal, null, select
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    FromClause,
+    ScalarSelect,
+    Table,
+    bindparam,
+    insert,
+    literal,
+    null,
+    select,
+)
 
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
@@ -20,14 +32,19 @@ from airflow_delayed.store.schema import Tables
 
 def keep(connection: Connection, tables: Tables, source: Table, ids: Sequence[str], until: datetime) -> None:
     """Copy messages of another table to this one, before they are removed there."""
-    copy(connection, source, tables.cancelled, ids, kept_values(tables, source, until))
+    values = {**_kept_values(tables, source), "Until": literal(until, tables.cancelled.c.Until.type)}
+    copy(connection, source, tables.cancelled, ids, values)
 
 
-def kept_values(tables: Tables, source: FromClause, until: datetime) -> Mapping[str, ColumnElement[Any]]:
+def keep_all(tables: Tables, source: CTE) -> CTE:
+    """Return the part of a statement that copies all messages of another part; its parameter is ``until``."""
+    values = {**_kept_values(tables, source), "Until": bindparam("until", type_=tables.cancelled.c.Until.type)}
+    return insert(tables.cancelled).from_select(list(values), select(*values.values())).cte("kept")
+
+
+def _kept_values(tables: Tables, source: FromClause) -> Mapping[str, ColumnElement[Any]]:
     """Return what each column of this table gets from the row of a message."""
-    table = tables.cancelled
-    values: dict[str, ColumnElement[Any]] = {one.name: source.c.get(one.name, null()) for one in table.c}
-    return {**values, "Until": literal(until, table.c.Until.type)}
+    return {one.name: source.c.get(one.name, null()) for one in tables.cancelled.c}
 
 
 def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str], values: Mapping[str, Any]) -> None:

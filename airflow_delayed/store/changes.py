@@ -9,12 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import Connection, Row, Select, Table, and_, case, insert, literal, null, select, union_all
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    Table,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    literal,
+    null,
+    select,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from airflow_delayed.identity import NOTIFIER
-from airflow_delayed.store import cancelled, leases, notify
+from airflow_delayed.store import bulk, cancelled, leases, notify
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.filters import (
@@ -111,8 +130,31 @@ class Cancel:
         gone = _changed(decided)
         if gone:
             cancelled.forget(connection, tables, now)
-        until = now + self.grace if self.grace > timedelta(0) else None
-        _remove_and_record(connection, tables, gone, Outcome.CANCELLED, now, until)
+        _remove_and_record(connection, tables, gone, Outcome.CANCELLED, now, self._until(now))
+
+    def take(
+        self, connection: Connection, tables: Tables, places: Mapping[str, str], wanted: MessageFilter, now: datetime
+    ) -> list[str]:
+        """Cancel waiting messages in one statement of PostgreSQL, and return the ids of those that it left.
+
+        It leaves messages that have moved or changed since, that another transaction has locked, or that have leases.
+
+        :param places: where each message was, by its id.
+        """
+        dialect = dialect_of(connection)
+        # else the table could be read from end to end, and each message compared with each other one
+        dialect.go_by_indexes(connection)
+        dialect.join_by_hash(connection)
+        until = self._until(now)
+        values = {"now": now, "until": until, "ids": bulk.array(places), "places": bulk.array(places.values())}
+        statement = _cancelling(tables, wanted, keeps=until is not None)
+        left: list[str] = list(connection.execute(statement, values).scalars())
+        if len(left) < len(places):
+            cancelled.forget(connection, tables, now)
+        return left
+
+    def _until(self, now: datetime) -> datetime | None:
+        return now + self.grace if self.grace > timedelta(0) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +371,33 @@ def _remove_and_record(
         for some in slices(ids):
             # in one statement each row is looked up once, and not three times
             removed = dialect.delete_rows(source.c.Id, some).returning(*source.c).cte("removed")
-            statement = leases.record_removed(tables, removed, outcome.value, now)
+            statement = leases.record_removed(tables, removed, outcome.value)
             if until is not None:
-                values = cancelled.kept_values(tables, removed, until)
-                kept = insert(tables.cancelled).from_select(list(values), select(*values.values()))
-                statement = statement.add_cte(kept.cte("kept"))
-            connection.execute(statement)
+                statement = statement.add_cte(cancelled.keep_all(tables, removed))
+            connection.execute(statement, {"now": now, "until": until})
     if not dialect.claims_at_once:
         _record(connection, tables, [found.row for found in gone], outcome, now)
+
+
+@lru_cache(maxsize=32)
+def _cancelling(tables: Tables, wanted: MessageFilter, *, keeps: bool) -> Select[Any]:
+    """Return the statement of :meth:`Cancel.take`."""
+    table = tables.messages
+    at_places = select(*table.c, bulk.own_place().label("place")).where(bulk.own_place() == any_(bulk.given_places()))
+    locked = at_places.with_for_update(skip_locked=True).cte("locked")
+    # a place may have got another message since; and a message that was changed since has got another place
+    ids = cast(bindparam("ids", type_=Text()), ARRAY(Text()))
+    given = func.unnest(ids, bulk.given_places()).table_valued("id", "place", name="given").render_derived()
+    same = and_(given.c.id == locked.c.Id, given.c.place == locked.c.place)
+    matching = select(locked).join(given, same)
+    free = matching.where(*wanted.stable_conditions(tables, locked)).cte("free")
+    # the upsert sees a lease that was committed since the statement began
+    recorded = leases.record_unleased(tables, free, Outcome.CANCELLED.value).cte("recorded")
+    gone = select(free).join(recorded, recorded.c.Id == free.c.Id).cte("gone")
+    at_these = func.array(select(gone.c.place).scalar_subquery())
+    removed = delete(table).where(bulk.own_place() == any_(at_these)).cte("removed")
+    statement = select(given.c.id).where(given.c.id.not_in(select(gone.c.Id))).add_cte(removed)
+    return statement.add_cte(cancelled.keep_all(tables, gone)) if keeps else statement
 
 
 def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:

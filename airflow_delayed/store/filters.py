@@ -15,6 +15,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    FromClause,
     ScalarSelect,
     Select,
     Table,
@@ -140,9 +141,12 @@ class MessageFilter:
             values.update(asdict(self.sent_by))
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
-    def stable_conditions(self, tables: Tables, table: Table, *, run: ColumnElement[int] | None = None) -> Conditions:
+    def stable_conditions(
+        self, tables: Tables, table: FromClause, *, run: ColumnElement[int] | None = None
+    ) -> Conditions:
         """Return the conditions of all criteria but the states, which change with time.
 
+        :param table: messages, or remembered ids.
         :param run: only this run of the matching ones.
         """
         columns, conditions = table.c, Conditions()

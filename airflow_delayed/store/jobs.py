@@ -1,8 +1,8 @@
 """Changes by filter that work in the background, and are watched and stopped from elsewhere. No Airflow here.
 
 A job is one row of the audit, which has its user, its selection and its counts, and a row of the table ``_jobs`` with
-the same number. The transaction of each thousand messages also writes a sign of life, and reads whether somebody has
-stopped the job. So all processes see the same, and the counts are exact even if a process is killed. Who starts the
+the same number. The transaction of each thousand messages or so also writes a sign of life, and reads whether somebody
+has stopped the job. So all processes see the same, and the counts are exact even if a process is killed. Who starts the
 same change again continues it: the filter matches what is not changed yet.
 """
 
@@ -60,7 +60,7 @@ class JobState(str, Enum):
     """How far a job is."""
 
     RUNNING = "running"
-    #: Somebody has stopped it, and it ends behind the thousand messages that it works on.
+    #: Somebody has stopped it, and it ends behind the messages that it works on, 2500 at most.
     STOPPING = "stopping"
     DONE = "done"
     STOPPED = "stopped"
@@ -128,7 +128,7 @@ class JobEntry(AuditEntry):
 
 
 class Job:
-    """A change that was begun: it works while its caller iterates, on up to a thousand messages at each step."""
+    """A change that was begun: it works while its caller iterates, on up to 2500 messages at each step."""
 
     def __init__(self, store: StoreJobs, seq: int, entry: JobEntry, steps: Iterator[None]) -> None:
         self.seq = seq
@@ -271,7 +271,7 @@ class StoreJobs(StoreOverview):
         return [_seen(dict(row._mapping), now) for row in rows]
 
     def stop_job(self, seq: int, *, actor: str) -> None:
-        """Let a job end behind the thousand messages that it works on; what it has changed stays changed."""
+        """Let a job end behind the messages that it works on, 2500 at most; what it has changed stays changed."""
         jobs = self.tables.jobs
         running = jobs.c.Seq == seq, jobs.c.EndedAt.is_(None), jobs.c.StoppedBy.is_(None)
         with self._ready():

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, Column, ColumnElement, Connection, Table, bindparam, cast, literal, or_, select
+from sqlalchemy import CTE, Column, ColumnElement, Connection, Table, bindparam, cast, literal, null, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 
@@ -107,17 +107,34 @@ def record(
         dialect_of(connection).upsert(connection, tables.past, own, common)
 
 
-def record_removed(tables: Tables, removed: CTE, outcome: str, at: datetime) -> postgresql.Insert:
+def record_removed(tables: Tables, removed: CTE, outcome: str) -> postgresql.Insert:
     """Return PostgreSQL's statement that records the outcome of removed messages, as :func:`record` does.
+
+    Its parameter is ``now``.
 
     :param removed: their rows, each id once.
     """
+    return _replacing(tables.past, _recording(tables.past, removed, outcome))
+
+
+def record_unleased(tables: Tables, messages: CTE, outcome: str) -> ReturningInsert[Any]:
+    """Return the same for messages that may have leases: it leaves those out, and returns the ids of the others.
+
+    As in :func:`lease`, of two transactions only the first can take a message.
+    """
     past = tables.past
-    common = {"Outcome": outcome, "At": at, "Dispatcher": None, "ClaimedUntil": None}
-    values = [cast(literal(common[name], past.c[name].type), past.c[name].type) for name in _LEASE]
+    return _replacing(past, _recording(past, messages, outcome), _unleased(past)).returning(past.c.Id)
+
+
+def _recording(past: Table, messages: CTE, outcome: str) -> postgresql.Insert:
+    values = cast(literal(outcome), past.c.Outcome.type), _value(past.c.At, "now"), null(), null()
     # in one order, as below
-    rows = select(*(removed.c[name] for name in KEPT), *values).order_by(removed.c.Id)
-    return _replacing(past, postgresql.insert(past).from_select((*KEPT, *_LEASE), rows))
+    rows = select(*(messages.c[name] for name in KEPT), *values).order_by(messages.c.Id)
+    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
+
+
+def _unleased(past: Table) -> ColumnElement[bool]:
+    return or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
 
 
 def _replacing(past: Table, given: postgresql.Insert, free: ColumnElement[bool] | None = None) -> postgresql.Insert:
@@ -133,8 +150,7 @@ def lease(tables: Tables, due: CTE) -> ReturningInsert[Any]:
     the connection of all of them.
     """
     past = tables.past
-    free = or_(past.c.ClaimedUntil.is_(None), past.c.ClaimedUntil <= _value(past.c.At, "now"))
-    return _replacing(past, lease_new(tables, due), free).returning(past.c.Id)
+    return _replacing(past, lease_new(tables, due), _unleased(past)).returning(past.c.Id)
 
 
 def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:

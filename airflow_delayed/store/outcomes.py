@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from enum import Enum
 
@@ -45,6 +46,9 @@ class Outcome(str, Enum):
     ALREADY_STORED = "already stored"
     #: Never stored, or forgotten since.
     ABSENT = "absent"
+
+    #: That of Enum, which is written in Python, takes longer than all else with an outcome.
+    __hash__ = str.__hash__
 
     def __repr__(self) -> str:
         # so that a printed result can be read
@@ -118,7 +122,7 @@ class Outcomes(dict[str, Outcome]):
 
     def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
         """Return the ``counts`` that :meth:`add` would lead to."""
-        then = Outcomes(0)
-        then.counts = dict(self.counts)
-        then.add(found, instead_of=instead_of)
-        return then.counts
+        then = Counter(self.counts)
+        then.update(found.values())
+        then[Outcome.IN_FLIGHT] -= len(instead_of)
+        return {outcome: count for outcome, count in then.items() if count}

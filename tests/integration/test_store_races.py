@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, delete, event, literal_column, select, text, update
 from support.standing import give_up, hold, lock
 from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
 
@@ -287,6 +287,84 @@ def test_what_is_stored_and_claimed_between_two_looks_is_in_flight(store: Store,
         found = hook.get("m").state.value if what == "get" else hook.cancel(["m"])["m"]
         assert found == "in flight"
     assert hook.get("m").state == "in flight"
+
+
+@servers_only
+def test_what_others_do_while_a_tag_is_cancelled(store: Store):
+    """After it has read which messages have the tag, and before it locks them."""
+    hook, other = store.installed(), store.hook()
+    names = ("free", "moved", "retagged", "claimed", "locked", "ended", "gone")
+    hook.send(message(name, LATER, tag="t") for name in names)
+    hold(hook, "ended", lease=timedelta(seconds=-1))
+    table = hook.tables.messages
+
+    def others(connection: Connection) -> None:
+        with other.engine.begin() as own:
+            own.execute(update(table).where(table.c.Id == "moved").values(Time=LATER + timedelta(days=1)))
+            own.execute(update(table).where(table.c.Id == "retagged").values(Tag="u"))
+            own.execute(delete(table).where(table.c.Id == "gone"))
+        assert hold(other, "claimed")
+        assert lock(connection, hook.tables, "locked")
+
+    with other.engine.connect() as connection, connection.begin():
+        when(hook.engine, "FOR UPDATE SKIP LOCKED", lambda: others(connection))
+        found = hook.cancel(tag="t")
+    assert found == {
+        **dict.fromkeys(("free", "moved", "ended"), "cancelled"),
+        **dict.fromkeys(("claimed", "locked"), "in flight"),
+        "gone": "absent",
+    }
+    assert {one.message_id for one in hook.list()} == {"retagged", "claimed", "locked"}
+    assert store.past(hook) == {**dict.fromkeys(("free", "moved", "ended"), "cancelled"), "claimed": "dispatched"}
+    assert hook.restore(state="cancelled").changed == 3
+    assert {one.message_id: one.due_at for one in hook.list(tag="t")}["moved"] == LATER + timedelta(days=1)
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_lease_that_is_committed_while_a_tag_is_cancelled(store: Store):
+    hook = store.installed()
+    hook.send(message(name, LATER, tag="t") for name in ("claimed", "free"))
+    lease = {"Id": "claimed", "Outcome": "dispatched", "At": LATER, "Dispatcher": "d", "ClaimedUntil": LATER}
+    found: list[object] = []
+    begun, cancelling = threading.Event(), store.hook()
+    when(cancelling.engine, "FOR UPDATE SKIP LOCKED", begun.set)
+    with hook.engine.begin() as connection:
+        connection.execute(hook.tables.past.insert(), [lease])
+        thread = threading.Thread(target=lambda: found.append(cancelling.cancel(tag="t")))
+        thread.start()
+        assert begun.wait(60)
+        # it waits for the row of the lease
+        thread.join(0.2)
+    thread.join(60)
+    assert found == [{"claimed": "in flight", "free": "cancelled"}]
+    assert [one.message_id for one in hook.list()] == ["claimed"]
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_message_that_has_got_the_place_of_another(store: Store):
+    hook, other = store.installed(), store.hook()
+    table = hook.tables.messages
+
+    def remove(name: str) -> None:
+        with other.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(delete(table).where(table.c.Id == name))
+            connection.exec_driver_sql(f"VACUUM {connection.dialect.identifier_preparer.format_table(table)}")
+
+    def others() -> None:
+        remove("a")
+        other.send([message("new", LATER, tag="t")])
+
+    # the check of the tables has left places free
+    remove("none")
+    hook.send(message(name, LATER, tag="t") for name in ("a", "b"))
+    place = select(literal_column("ctid::text")).order_by(table.c.Id)
+    with hook.engine.connect() as connection:
+        before = connection.execute(place.select_from(table)).scalars().all()
+    when(hook.engine, "FOR UPDATE SKIP LOCKED", others)
+    assert hook.cancel(tag="t") == {"a": "absent", "b": "cancelled"}
+    with hook.engine.connect() as connection:
+        assert connection.execute(place.select_from(table)).scalars().all() == before[:1]
+    assert [one.message_id for one in hook.list()] == ["new"]
 
 
 @pytest.fixture

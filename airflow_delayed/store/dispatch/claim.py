@@ -36,7 +36,6 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    literal_column,
     or_,
     select,
     type_coerce,
@@ -47,9 +46,10 @@ from sqlalchemy.exc import IntegrityError
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.message import EPOCH
 from airflow_delayed.store import leases
+from airflow_delayed.store.bulk import Place, own_place
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.dispatch.settle import Place, Row
+from airflow_delayed.store.dispatch.settle import Row
 from airflow_delayed.store.drivers import raw_of
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, Tables, UtcTime
@@ -345,7 +345,7 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
         conditions.append(_not_leased(tables))
     # PostgreSQL knows a length without reading what is long
     sizes = [func.octet_length(table.c[name]).label(size) for name, size in zip(_CONTENT, _SIZES, strict=True)]
-    place: ColumnElement[Any] = literal_column("ctid").label("ctid")
+    place = own_place().label("ctid")
     # not the connection, which is the same in each row and a parameter
     columns = [*(table.c[name] for name in (*_PLAIN, "Run")), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
@@ -389,7 +389,7 @@ def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
     if form.since:
         conditions.append(table.c.Time >= bindparam("since"))
     if form.passed:
-        behind = literal_column("ctid", Place()) > cast(bindparam("passed", type_=Text()), Place())
+        behind = own_place() > cast(bindparam("passed", type_=Text()), Place())
         conditions.append(or_(table.c.Time > bindparam("since"), behind))
     return conditions
 
