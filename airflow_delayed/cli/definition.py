@@ -301,7 +301,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     help="Make a store's tables, RabbitMQ's delay levels or SQS queues; or print a store's SQL",
                     description="May run again: it makes what is missing, and reports what differs. With --sql it"
                     " prints the statements that a database administrator runs in its place.",
-                    func=lazy_load_command("airflow_delayed.cli.install.install_"),
+                    func=lazy_load_command("airflow_delayed.cli.topology_commands.install_"),
                     args=(_INSTALLED, _QUEUE, _OWN_TABLE, _SCHEMA, _DRY_RUN, _SQL, _DIALECT, *_SHOWN),
                 ),
                 ActionCommand(
@@ -346,13 +346,13 @@ def get_delayed_commands() -> list[CLICommand]:
                     help="Send RabbitMQ's unroutable messages again, to the destinations that exist by now",
                     description="Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
                     " stays. Without --destination it needs the management API, which names the bound destinations.",
-                    func=lazy_load_command("airflow_delayed.cli.redrive_command.redrive_"),
+                    func=lazy_load_command("airflow_delayed.cli.topology_commands.redrive_"),
                     args=(_RABBITMQ, _ONLY_TO, *_ASKED),
                 ),
                 ActionCommand(
                     name="bridge",
                     help="Deliver what services publish to RabbitMQ with x-delay; stays until SIGTERM",
-                    func=lazy_load_command("airflow_delayed.cli.bridge_command.bridge_"),
+                    func=lazy_load_command("airflow_delayed.cli.topology_commands.bridge_"),
                     args=(*_BRIDGE, ARG_VERBOSE),
                     description="Takes the place of the plugin rabbitmq_delayed_message_exchange. Several may run.",
                 ),

@@ -13,9 +13,8 @@ from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, Finding, State, TopologyReport
 from airflow_delayed.errors import SHOWN, DestinationMissing, InputError, TopologyError, explained, some
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
-from airflow_delayed.sending import Log, Sending
+from airflow_delayed.sending import Log, PreflightReport, Sending
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -25,8 +25,7 @@ from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
-from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
-from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of, origin_of
+from airflow_delayed.operators.send_arguments import HidesArguments, SendArguments, hold_over_of, masked, origin_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
     TaskCheckpoints,
@@ -36,9 +35,8 @@ from airflow_delayed.operators.task_state import (
     note_waiting,
     turn_of,
 )
-from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
-from airflow_delayed.sending import Log, Sending
+from airflow_delayed.sending import Log, PreflightReport, Sending
 from airflow_delayed.sources.paths import path_text
 from airflow_delayed.sources.templated import TemplatedSource
 from airflow_delayed.store.policy import OnConflict

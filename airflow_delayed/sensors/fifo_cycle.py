@@ -15,7 +15,7 @@ from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailExc
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import turn_of
-from airflow_delayed.sqs.delay_loop import EMPTY, DelayQueueLoop, end_of
+from airflow_delayed.sqs.delay_queue import EMPTY, DelayQueueLoop, end_of
 from airflow_delayed.sqs.stats import CycleCounts
 
 if TYPE_CHECKING:

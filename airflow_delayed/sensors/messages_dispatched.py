@@ -16,7 +16,7 @@ from airflow_delayed.errors import InputError
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators.selection import CRITERIA, SelectsMessages
+from airflow_delayed.operators.change import CRITERIA, SelectsMessages
 from airflow_delayed.operators.task_state import task_state, turn_of
 from airflow_delayed.triggers.messages_dispatched import Look, MessagesDispatchedTrigger, MessageSelection
 

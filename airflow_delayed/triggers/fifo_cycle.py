@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_delayed import metrics
 from airflow_delayed.errors import DelayedError, RetentionAtRisk
 from airflow_delayed.message import utcnow
-from airflow_delayed.sqs.delay_loop import DelayQueueLoop, end_of
+from airflow_delayed.sqs.delay_queue import DelayQueueLoop, end_of
 from airflow_delayed.sqs.stats import CycleCounts
 from airflow_delayed.triggers.base import ThreadTrigger
 

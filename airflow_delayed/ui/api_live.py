@@ -21,10 +21,10 @@ from airflow_delayed.ui.models import (
     ConnectionKind,
     ConnectionRights,
     LeftName,
+    ListQuery,
     MessagePage,
     StoreSummary,
 )
-from airflow_delayed.ui.requests import ListQuery
 from airflow_delayed.ui.security import PageConnection, is_store
 
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)

@@ -17,8 +17,8 @@ path                                         right     answer
 ``GET /api/v1/stores/{id}/jobs``, one        views     see ``api_jobs``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
-``GET /api/v1/.../verify``                   edits     see ``api_verify``
-``GET /api/v1/stores/.../history``           views     see ``api_timeline``
+``GET /api/v1/.../verify``                   edits     see ``api_brokers``
+``GET /api/v1/stores/.../history``           views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
 ``GET /metrics``                             token     see ``prometheus``
 ============================================ ========= =================================================================
@@ -53,8 +53,6 @@ from airflow_delayed.ui import (
     api_jobs,
     api_live,
     api_stores,
-    api_timeline,
-    api_verify,
     prometheus,
     security,
     verdict,
@@ -109,8 +107,7 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_stores.change_router,
         api_jobs.router,
         api_brokers.router,
-        api_timeline.router,
-        api_verify.router,
+        api_brokers.verify_router,
     ):
         api.include_router(routes)
     app.include_router(api)
