@@ -265,13 +265,10 @@ def arm_(args: Namespace) -> None:
     from airflow.models.dag import DagModel
     from airflow.utils.cli import get_bagged_dag
 
-    from airflow_delayed.compat import AirflowException
     from airflow_delayed.notifications.dag_notifiers import notifiers_of
     from airflow_delayed.notifications.missed_run import MissedRunNotifier
 
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         model = DagModel.get_dagmodel(args.dag_id)
         if model is None:
             raise SystemExit(f"Airflow's database has no DAG {args.dag_id!r}: has the DAG processor read its file?")
@@ -280,8 +277,6 @@ def arm_(args: Namespace) -> None:
         if not found:
             raise SystemExit(f"DAG {args.dag_id!r} has no MissedRunNotifier as its on_success_callback.")
         armed = [one.arm_first(dag, model.next_dagrun_create_after, args.key) for one in found]
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
     names = ("outcome", "message_id", "due_at")
     show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
     if model.is_paused:
@@ -307,13 +302,22 @@ def upgrade_(args: Namespace) -> None:
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""
+    with (
+        expected_errors(),
+        closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store,
+    ):
+        yield store
+
+
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """End the command with a line of text at an error that says what to do."""
     from airflow_delayed.compat import AirflowException
 
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        with closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store:
-            yield store
+        yield
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -18,9 +17,9 @@ from shlex import quote
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
-from airflow_delayed.cli.commands import show
+from airflow_delayed.cli.commands import expected_errors, show
 from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
-from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line, some
+from airflow_delayed.errors import TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.reports import SEVERITIES
@@ -52,14 +51,10 @@ _DEFINE = (
 
 
 @suppress_logs_and_warning
-def doctor(args: Namespace) -> None:
+def doctor_(args: Namespace) -> None:
     """``airflow delayed doctor``: print the findings, the gravest first; exit code 1 if there are errors."""
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         wanted = _wanted(args.conn_id or [], args.destination or [])
-    except DelayedError as error:
-        raise SystemExit(str(error)) from None
     if not wanted:
         raise SystemExit(
             "There is nothing to examine: give --conn-id, or name connections in section [delayed] of Airflow's"

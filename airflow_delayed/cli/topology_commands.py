@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from argparse import Namespace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from airflow.utils.cli import suppress_logs_and_warning
 
-from airflow_delayed.cli.commands import confirmed, show
+from airflow_delayed.cli.commands import confirmed, expected_errors, show
 from airflow_delayed.delivery import State, TopologyReport, delivery_for
 from airflow_delayed.errors import DelayedError, NotAStore, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -36,19 +35,13 @@ log = logging.getLogger(__name__)
 @suppress_logs_and_warning
 def install_(args: Namespace) -> None:
     """``airflow delayed install``: print what is there and what was made; exit code 1 if something differs."""
-    from airflow_delayed.compat import AirflowException
-
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         if args.sql:
             print(_script(args), end="")
             return
         if args.dialect:
             raise DelayedError("--dialect is for --sql alone")
         report = _install(args)
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
     rows = [{"where": finding.where, "what": str(finding).removeprefix(f"{finding.where}: ")} for finding in report]
     show(rows, args.output)
     if not report.ok:
@@ -93,14 +86,8 @@ def _dialect(conn_id: str | None) -> str:
 @suppress_logs_and_warning
 def redrive_(args: Namespace) -> None:
     """``airflow delayed redrive``: print by destination what was sent, or would be, and what stays with the reason."""
-    from airflow_delayed.compat import AirflowException
-
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         report = _redrive(args)
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
     outcome = "would be sent" if report.dry_run else "sent"
     sent = _sendable(report) if report.dry_run else report.by_destination
     rows = [{"outcome": f"{outcome} to {name}", "messages": many} for name, many in sent.items()]
@@ -140,11 +127,7 @@ def _staying(report: MoveReport) -> dict[str, int]:
 
 def bridge_(args: Namespace) -> None:
     """``airflow delayed bridge``."""
-    from airflow_delayed.compat import AirflowException
-
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         bridge = RabbitMQDelayHook(args.conn_id).bridge(args.exchange, args.target, type=args.type)
         if args.install:
             _show(bridge.install(dry_run=args.dry_run))
@@ -154,8 +137,6 @@ def bridge_(args: Namespace) -> None:
             print(f"{bridge.redrive():,} messages sent on")
         else:
             _stay(bridge)
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
 
 
 def _show(report: TopologyReport) -> None:
