@@ -16,6 +16,7 @@ from typing import Any
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
+from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
@@ -210,9 +211,7 @@ def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy)
 
     :raises DispatchFailed: a connection cannot be used.
     """
-    from airflow_delayed.cli.service import transport
-
-    with closing(store.dispatcher(names, transport, **asdict(policy))) as dispatcher:
+    with closing(store.dispatcher(names, delivery_for, **asdict(policy))) as dispatcher:
         windows = dispatcher.windows()
         dispatcher.check()
     rows = []

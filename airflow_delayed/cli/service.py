@@ -28,7 +28,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
 from airflow_delayed import metrics
 from airflow_delayed.clock import Backoff
-from airflow_delayed.delivery import Clock, Delivery, delivery_for
+from airflow_delayed.delivery import Clock, delivery_for
 from airflow_delayed.errors import DelayedError, UnsupportedConnection, about, explained
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.dispatcher import HAND_OVER, PASS_EVERY, Dispatcher
@@ -312,7 +312,7 @@ class ConnectionLoop:
             if self.conn_id != store.conn_id:
                 _check_usable(self.conn_id, store.now)
             dispatcher = store.dispatcher(
-                [self.conn_id], transport, stays=True, rate=self._rate, **asdict(self._policy)
+                [self.conn_id], delivery_for, stays=True, rate=self._rate, **asdict(self._policy)
             )
             with self._lock:
                 self._dispatcher = dispatcher
@@ -475,15 +475,10 @@ def _check_usable(conn_id: str, clock: Clock) -> None:
     :raises UnusableConnection: it has not.
     """
     try:
-        transport(conn_id, clock).close()
+        delivery_for(conn_id, clock).close()
     except AirflowNotFoundException:
         raise UnusableConnection(
             f"connection {conn_id!r} is not defined in Airflow: add it, or correct --deliver-conn-ids"
         ) from None
     except UnsupportedConnection as error:
         raise UnusableConnection(str(error)) from None
-
-
-def transport(conn_id: str, clock: Clock) -> Delivery:
-    """Return the transport of a connection, with the store's clock."""
-    return delivery_for(conn_id, clock=clock)

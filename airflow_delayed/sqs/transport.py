@@ -33,7 +33,7 @@ from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, trans
 from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone, never
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.hops import hop_of
-from airflow_delayed.sqs.settings import Duration, QueueSettings
+from airflow_delayed.sqs.settings import MAX_WAIT, Duration, QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
 
 if TYPE_CHECKING:
@@ -457,10 +457,6 @@ class SqsTransport(Delivery):
         self._delay_queues.clear()
 
 
-#: Seconds: the longest that SQS waits for a message.
-_LONGEST_WAIT = 20
-
-
 class _TemporaryQueue(TemporaryQueue):
     """A standard queue of its own; it is removed whatever is on its way to it."""
 
@@ -474,7 +470,7 @@ class _TemporaryQueue(TemporaryQueue):
         """Wait for a message, whole seconds and at least one."""
         deadline = time.monotonic() + seconds
         while True:
-            left = min(max(round(deadline - time.monotonic()), 1), _LONGEST_WAIT)
+            left = min(max(round(deadline - time.monotonic()), 1), MAX_WAIT)
             with translated(self._conn_id, f"receive from queue {self.name}"):
                 answer = self._client.receive_message(QueueUrl=self._url, WaitTimeSeconds=left)
             if answer.get("Messages"):

@@ -18,7 +18,7 @@ from uuid import uuid4
 from airflow.sdk import DAG, BaseOperator
 
 from airflow_delayed.compat import TaskDeferred, TryStates, data_interval
-from airflow_delayed.delivery import Clock, Delivery, delivery_for
+from airflow_delayed.delivery import delivery_for
 from airflow_delayed.message import DelayedMessage, delay_of, utc, utcnow
 from airflow_delayed.provider_info import LOOKAHEAD
 
@@ -351,7 +351,7 @@ class Delayed:
             names = list(dict.fromkeys(message.conn_id for message in self._in(conn_id, table, schema)))
             if names:
                 with closing(_store(conn_id, table, schema)) as store:
-                    store.dispatcher(names, _transport, lookahead=lookahead).run()
+                    store.dispatcher(names, delivery_for, lookahead=lookahead).run()
         return self._sent[before:]
 
     def run(self, operator: BaseOperator, **context: Any) -> Any:
@@ -417,10 +417,6 @@ def _store(conn_id: str, table: str, schema: str | None) -> DelayedStoreHook:
     from airflow_delayed.hooks.store import DelayedStoreHook
 
     return DelayedStoreHook(conn_id, table=table, schema=schema)
-
-
-def _transport(conn_id: str, clock: Clock) -> Delivery:
-    return delivery_for(conn_id, clock=clock)
 
 
 def fields_of(message: DelayedMessage) -> dict[str, object]:

@@ -6,7 +6,7 @@ And the routes that verify a connection, of a store too: what is wrong with it, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from airflow_delayed.delivery import Delivery, State, TopologyReport
+from airflow_delayed.delivery import State, TopologyReport, delivery_for
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
@@ -263,32 +263,24 @@ class VerifyResponse(ApiModel):
 @verify_router.get("/stores/{connection_id}/verify", dependencies=[is_store])
 async def verify_store(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
     """Verify a store's tables, and look for what keeps its messages from being dispatched."""
-    from airflow_delayed.hooks.store import DelayedStoreHook
-
-    return await _verify(pool, connection_id, lambda: DelayedStoreHook(connection_id), [])
+    return await _verify(pool, connection_id, [])
 
 
 @verify_router.get("/rabbitmq/{connection_id}/verify", dependencies=[is_rabbitmq])
 async def verify_rabbitmq(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
     """Verify the delay queues of a RabbitMQ."""
-    from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-
-    return await _verify(pool, connection_id, lambda: RabbitMQDelayHook(connection_id), [])
+    return await _verify(pool, connection_id, [])
 
 
 @verify_router.get("/sqs/{connection_id}/{queue}/verify", dependencies=[is_sqs])
 async def verify_sqs(connection_id: str, queue: str, pool: HookPoolDep) -> VerifyResponse:
     """Verify the queues of one destination of SQS."""
-    from airflow_delayed.hooks.sqs import SqsDelayHook
-
-    return await _verify(pool, connection_id, lambda: SqsDelayHook(connection_id), [queue])
+    return await _verify(pool, connection_id, [queue])
 
 
-async def _verify(
-    pool: HookPool, connection_id: str, make: Callable[[], Delivery], destinations: Sequence[str]
-) -> VerifyResponse:
+async def _verify(pool: HookPool, connection_id: str, destinations: Sequence[str]) -> VerifyResponse:
     def work() -> tuple[TopologyReport, TopologyReport]:
-        with closing(make()) as hook:
+        with closing(delivery_for(connection_id)) as hook:
             return hook.verify(destinations), hook.install(destinations, dry_run=True)
 
     report, planned = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Literal, get_args
 
@@ -97,9 +98,7 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
     page, matching, running, problem = (None, None, [], None) if listing is None else await listing
     connections = [
         LiveConnection(
-            connection_id=one.connection_id,
-            kind=one.kind,
-            queue=one.queue,
+            **asdict(one),
             summary=summary,
             error=_info(one, answer, rights) if isinstance(answer, Exception) else None,
             age_seconds=None if summary is None else summary.age_seconds,
