@@ -13,7 +13,6 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delayed.collector import relaxed_gc
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage, MessageConflict, PastDue, some
 from airflow_delayed.identity import digest_of
@@ -24,6 +23,7 @@ from airflow_delayed.intake.sources import Source
 from airflow_delayed.message import MICROSECOND, UTC, DelayedMessage, microseconds
 from airflow_delayed.reports import Checkpoint
 from airflow_delayed.route import Route
+from airflow_delayed.threads import relaxed_gc
 
 if TYPE_CHECKING:
     from airflow_delayed.intake.columnar import ColumnarRows, DueCounts

@@ -20,7 +20,7 @@ path                                         right     answer
 ``GET /api/v1/.../verify``                   edits     see ``api_brokers``
 ``GET /api/v1/stores/.../history``           views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
-``GET /metrics``                             token     see ``prometheus``
+``GET /metrics``                             token     see ``api_live``
 ============================================ ========= =================================================================
 
 The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
@@ -53,7 +53,6 @@ from airflow_delayed.ui import (
     api_jobs,
     api_live,
     api_stores,
-    prometheus,
     security,
     verdict,
 )
@@ -113,7 +112,7 @@ def create(pool: HookPool | None = None) -> FastAPI:
     app.include_router(api)
     app.include_router(router)
     # no route of FastAPI's: Prometheus has a token, and no login
-    app.router.routes.append(Route("/metrics", prometheus.answer))
+    app.router.routes.append(Route("/metrics", api_live.metrics))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:
