@@ -110,8 +110,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     Where to:
 
-    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where
-        the destination is a queue table in that database.
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
+        connection, where the destination is a queue table in that database.
     :param destination: the name of the queue.
     :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
         StoreDispatchOperator dispatches it.

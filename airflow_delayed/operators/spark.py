@@ -235,8 +235,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     Where to:
 
-    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
-        connection, where the destination is a queue table in that database.
+    :param conn_id: as DelayedSendOperator's.
     :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
         ``store_conn_id``, ``hold_over``, ``until_due``, ``topology``, ``routing`` and ``envelope`` are
         DelayedSendOperator's.

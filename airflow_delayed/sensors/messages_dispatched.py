@@ -48,19 +48,12 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
 
     :param ids: the ids of messages, up to 10,000: a list or one id, or what DelayedSendOperators of up to 100 messages
         returned.
-    :param tag: only messages with this tag.
-    :param destination: only messages to this queue.
-    :param deliver_conn_id: only messages that this connection delivers; the store's own for its queue tables.
-    :param due_from: only messages that are due then or later: an aware time, or ISO 8601 text with an offset.
-    :param due_until: only messages that are due before then.
-    :param sent_by: only messages of these tasks: a SentBy, or a dictionary with ``dag_id`` and, if wanted, ``run_id``,
-        ``task_id`` and ``map_index``.
+    :param tag: as ChangeOperator's; so are ``destination``, ``deliver_conn_id``, ``due_from``, ``due_until`` and
+        ``sent_by``.
 
     The store:
 
-    :param store_conn_id: the store, a SQL connection.
-    :param table: the store's table.
-    :param schema: the table's schema; by default the connection's own.
+    :param store_conn_id: as ChangeOperator's; so are ``table`` and ``schema``.
 
     When:
 
