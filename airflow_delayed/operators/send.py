@@ -37,8 +37,7 @@ from airflow_delayed.operators.task_state import (
 )
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log, PreflightReport, Sending
-from airflow_delayed.sources.paths import path_text
-from airflow_delayed.sources.templated import TemplatedSource
+from airflow_delayed.sources.templated import TemplatedSource, path_text
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
@@ -171,24 +170,18 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     # neither messages nor value: rendered template fields are shown in the UI
     template_fields: Sequence[str] = (
-        "conn_id",
-        "store_conn_id",
-        "on_conflict",
-        "source",
-        "destination",
-        "delay",
-        "delay_from",
-        "due_at",
-        "headers",
-        "message_id",
-        "id_columns",
-        "tag",
-        "expires_at",
-        "timezone",
-        "rejects",
-        "topology",
-        "routing",
-        "envelope",
+        *(
+            "conn_id",
+            "store_conn_id",
+            "on_conflict",
+            "source",
+            "destination",
+            "delay",
+            "delay_from",
+            "due_at",
+            "headers",
+        ),
+        *("message_id", "id_columns", "tag", "expires_at", "timezone", "rejects", "topology", "routing", "envelope"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
     operator_extra_links = (StoredMessagesLink(),)

@@ -30,8 +30,7 @@ from airflow_delayed.message import delay_of, due_after, parse_time, utc
 from airflow_delayed.operators.task_state import iteration_of, turn_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
-from airflow_delayed.sources.paths import file_system, open_files, path_text
-from airflow_delayed.sources.templated import TemplatedSource, rendered_text
+from airflow_delayed.sources.templated import TemplatedSource, file_system, open_files, path_text, rendered_text
 from airflow_delayed.store.policy import check_on_conflict
 from airflow_delayed.trace import current_trace
 

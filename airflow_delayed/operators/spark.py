@@ -29,7 +29,7 @@ from airflow_delayed.operators.send_arguments import CommonArguments, HidesArgum
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_headers_file
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, iteration_of, load_first_try, note_success
 from airflow_delayed.route import Route
-from airflow_delayed.sources.paths import file_system
+from airflow_delayed.sources.templated import file_system
 from airflow_delayed.spark.options import UNKNOWN
 from airflow_delayed.spark.reporting import check_manifest
 from airflow_delayed.trace import current_trace
@@ -39,23 +39,9 @@ if TYPE_CHECKING:
 
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
-    "destination",
-    "tag",
-    "timezone",
-    "past_due",
-    "unknown_columns",
-    "topology",
-    "routing",
-    "envelope",
-    "batch_rows",
-    "window",
-    "due_at",
-    "expires_at",
-    "spread",
-    "hold_over",
-    "max_past",
+    *("destination", "tag", "timezone", "past_due", "unknown_columns", "topology", "routing", "envelope"),
+    *("batch_rows", "window", "due_at", "expires_at", "spread", "hold_over", "max_past"),
 )
-
 
 #: A secret in the middle of an option's value, such as a connection string.
 _PARAMETER = re.compile(
@@ -275,28 +261,9 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     template_fields: Sequence[str] = (
         *(name for name in SparkSubmitOperator.template_fields if name not in ("application", "application_args")),
-        "conn_id",
-        "store_conn_id",
-        "table",
-        "source",
-        "source_schema",
-        "source_options",
-        "query",
-        "destination",
-        "delay",
-        "delay_from",
-        "due_at",
-        "headers",
-        "id_columns",
-        "tag",
-        "expires_at",
-        "timezone",
-        "on_conflict",
-        "topology",
-        "routing",
-        "envelope",
-        "manifest",
-        "attempts",
+        *("conn_id", "store_conn_id", "table", "source", "source_schema", "source_options", "query", "destination"),
+        *("delay", "delay_from", "due_at", "headers", "id_columns", "tag", "expires_at", "timezone", "on_conflict"),
+        *("topology", "routing", "envelope", "manifest", "attempts"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {
         "headers": "json",

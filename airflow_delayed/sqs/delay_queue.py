@@ -23,14 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import AccessDenied, DelayedError, InvalidMessage, RetentionAtRisk, TopologyError
 from airflow_delayed.message import delay_seconds, from_microseconds, microseconds, parse_moment
-from airflow_delayed.sqs.batch import (
-    TRIES,
-    AddressedEntry,
-    BatchSender,
-    EntryOutcome,
-    change_visibility,
-    delete_batch,
-)
+from airflow_delayed.sqs.batch import TRIES, AddressedEntry, BatchSender, EntryOutcome, change_visibility, delete_batch
 from airflow_delayed.sqs.client import (
     NO_QUEUE,
     UNACCEPTABLE,

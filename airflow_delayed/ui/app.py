@@ -48,14 +48,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import (
-    api_brokers,
-    api_jobs,
-    api_live,
-    api_stores,
-    security,
-    verdict,
-)
+from airflow_delayed.ui import api_brokers, api_jobs, api_live, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
