@@ -50,7 +50,7 @@ class State(str, Enum):
 
 
 #: How many parts or destinations a report names in its text; of more it has the number.
-NAMED = 8
+MOST_PARTS = 8
 #: How many destinations an asset event or a manifest names; the others are counted.
 MOST_DESTINATIONS = 100
 
@@ -196,7 +196,7 @@ class TopologyReport:
 
 
 def _parts(findings: Sequence[Finding]) -> str:
-    if len(findings) <= NAMED:
+    if len(findings) <= MOST_PARTS:
         return in_brackets([found.where for found in findings])
     kinds = largest_first(Counter(found.resource.partition(" ")[0] for found in findings))
     destinations = sorted({found.destination for found in findings if found.destination})
@@ -209,8 +209,8 @@ def in_brackets(names: Sequence[str]) -> str:
     """Return the first few names in brackets, with the number of the others; of no name an empty text."""
     if not names:
         return ""
-    more = f", and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return f" ({', '.join(names[:NAMED])}{more})"
+    more = f", and {len(names) - MOST_PARTS:,} more" if len(names) > MOST_PARTS else ""
+    return f" ({', '.join(names[:MOST_PARTS])}{more})"
 
 
 def largest_first(counts: Mapping[str, int]) -> list[str]:

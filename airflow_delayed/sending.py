@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_delayed.intake.columnar import ColumnarRows, DueCounts
 
 #: Up to so many messages a send names their ids.
-NAMED = 100
+MOST_IDS = 100
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class PreflightReport:
     far_delays: timedelta = timedelta(0)
     #: The first few messages, for a dry run.
     sample: list[DelayedMessage] = field(default_factory=list)
-    #: The ids of the first messages, copies too: up to one more than :data:`NAMED`.
+    #: The ids of the first messages, copies too: up to one more than :data:`MOST_IDS`.
     first_ids: list[str] = field(default_factory=list)
     duplicates: Duplicates = field(default_factory=Duplicates)
     #: Ids that the store has already, with other content; the first few.
@@ -73,7 +73,7 @@ class PreflightReport:
     @property
     def message_ids(self) -> list[str] | None:
         """The ids of all messages, in their order; None of over 100 messages."""
-        return None if len(self.first_ids) > NAMED else list(dict.fromkeys(self.first_ids))
+        return None if len(self.first_ids) > MOST_IDS else list(dict.fromkeys(self.first_ids))
 
     def note_place(self, number: int, batch: RowBatch) -> None:
         """Note where the rows of a batch come from."""
@@ -96,7 +96,7 @@ class PreflightReport:
                 self.far_delays += delay
         if len(self.sample) < SHOWN:
             self.sample.append(message)
-        if len(self.first_ids) <= NAMED:
+        if len(self.first_ids) <= MOST_IDS:
             self.first_ids.append(message.message_id)
 
     def note_all(self, checked: ColumnarRows, route: Route, horizon: timedelta, now: datetime) -> None:
@@ -116,8 +116,8 @@ class PreflightReport:
             self.far_delays += timedelta(microseconds=far.total_us() - far.size * microseconds(now))
         if len(self.sample) < SHOWN:
             self.sample += checked.first(SHOWN - len(self.sample)).messages()
-        if len(self.first_ids) <= NAMED:
-            self.first_ids += checked.first(NAMED + 1 - len(self.first_ids)).message_ids()
+        if len(self.first_ids) <= MOST_IDS:
+            self.first_ids += checked.first(MOST_IDS + 1 - len(self.first_ids)).message_ids()
 
     def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta, began: datetime) -> None:
         """Raise an error if something is wrong, so that nothing is sent.

@@ -27,11 +27,11 @@ from airflow_delayed.store.schema import LEFT
 #: More than a store remembers.
 _ALL = 2**31 - 2
 #: Ids of each outcome that a change by filter names.
-NAMED = 5
+EXAMPLES = 5
 #: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
-COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "tag", "retry_count", "last_error")
+MESSAGE_COLUMNS = (*LEFT_COLUMNS[:5], "tag", "retry_count", "last_error")
 
 
 @suppress_logs_and_warning
@@ -52,7 +52,7 @@ def list_(args: Namespace) -> None:
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
             rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.store_conn_id} for row in rows]
-        show(rows, args.output, COLUMNS)
+        show(rows, args.output, MESSAGE_COLUMNS)
         if args.limit and len(found) == args.limit:
             print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
 
@@ -400,7 +400,7 @@ def by_outcome(found: Outcomes) -> list[dict[str, Any]]:
     """Return a row for each outcome: how many messages, and the first ids."""
     named: dict[Outcome, list[str]] = {outcome: [] for outcome in found.counts}
     for name, outcome in found.items():
-        if len(named[outcome]) < NAMED:
+        if len(named[outcome]) < EXAMPLES:
             named[outcome].append(name)
     return [
         {"outcome": outcome.value, "messages": many, "examples": named[outcome]}

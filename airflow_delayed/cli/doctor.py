@@ -26,7 +26,7 @@ from airflow_delayed.reports import SEVERITIES
 from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
-SECONDS = 15.0
+EXAMINE_SECONDS = 15.0
 #: Codes of connections that are not tried a second time.
 _NO_ANSWER = ("silent", "unreachable", "not-examined")
 #: What the drivers of databases say when a server accepts a connection and does not answer.
@@ -60,7 +60,7 @@ def doctor_(args: Namespace) -> None:
             "There is nothing to examine: give --conn-id, or name connections in section [delayed] of Airflow's"
             " configuration (page_stores, page_rabbitmq, page_sqs, deliver_conn_ids)."
         )
-    examined = examine(wanted, SECONDS)
+    examined = examine(wanted, EXAMINE_SECONDS)
     found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
     found.sort(key=lambda pair: SEVERITIES.index(pair[1].severity))
     if args.output in ("json", "yaml"):

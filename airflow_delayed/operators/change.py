@@ -127,7 +127,7 @@ def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
 #: Messages that are changed until the next line of progress in the log; the audit has a record of each such part.
 PART = 50_000
 #: How many ids of each outcome the result names.
-NAMED = 100
+IDS_OF_OUTCOME = 100
 
 
 class ChangeOperator(SelectsMessages, BaseOperator):
@@ -286,7 +286,7 @@ class ChangeOperator(SelectsMessages, BaseOperator):
             for outcome, count in found.counts.items():
                 outcomes[outcome.value] = outcomes.get(outcome.value, 0) + count
             for message_id, outcome in found.items():
-                if len(first := named.setdefault(outcome.value, [])) < NAMED:
+                if len(first := named.setdefault(outcome.value, [])) < IDS_OF_OUTCOME:
                     first.append(message_id)
             self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
         return result

@@ -271,7 +271,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
 
     def _name(self) -> None:
         """Report the delay queues and their destinations to OpenLineage."""
-        names = self._names[: lineage.NAMED]
+        names = self._names[: lineage.MOST_DATASETS]
 
         def datasets(*, fifo: bool) -> list[lineage.Dataset]:
             return [self.hook.dataset(name, fifo=fifo) for name in names]

@@ -262,7 +262,7 @@ class QueueAdmin:
 
 
 #: Seconds that a message is hidden from others while it is moved.
-HIDDEN = 120
+MOVING_SECONDS = 120
 #: Seconds that a receive waits: it has to ask all of SQS's servers, or it may find nothing where there is something.
 WAIT = 2
 #: Errors of an endpoint that has no such request.
@@ -369,7 +369,7 @@ class DeadLetterMover:
             QueueUrl=self.source_url,
             MaxNumberOfMessages=MAX_ENTRIES,
             WaitTimeSeconds=WAIT,
-            VisibilityTimeout=HIDDEN,
+            VisibilityTimeout=MOVING_SECONDS,
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=[
                 "DeadLetterQueueSourceArn",

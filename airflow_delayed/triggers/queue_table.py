@@ -16,7 +16,13 @@ from airflow_delayed.message import body_fields
 from airflow_delayed.store.queue_receiver import QueueRow, QueueTableReceiver
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.triggers.base import error_text
-from airflow_delayed.triggers.message_stream import BODY_LIMIT, PAUSE, Batch, MessageProducer, MessageStreamTrigger
+from airflow_delayed.triggers.message_stream import (
+    BODY_LIMIT,
+    EVENT_PAUSE,
+    Batch,
+    MessageProducer,
+    MessageStreamTrigger,
+)
 
 if TYPE_CHECKING:
     from airflow.triggers.shared_stream import AdvanceOutcome
@@ -77,7 +83,7 @@ class QueueTableTrigger(MessageStreamTrigger[QueueRow]):
         conn_id: str,
         queue: str,
         batch_size: int = BATCH_SIZE,
-        pause: float = PAUSE,
+        pause: float = EVENT_PAUSE,
         body: bool = False,
         body_limit: int = BODY_LIMIT,
         schema: str | None = None,

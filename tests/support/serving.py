@@ -58,7 +58,7 @@ def serve(
 
     service.delivery_for = transport
     service.ASK_EVERY = 0.1
-    metrics.EVERY = 0.1
+    metrics.GAUGES_EVERY = 0.1
     if grace is not None:
         service.GRACE = grace
     if reachable is not None:
