@@ -221,11 +221,6 @@ class ChangeOperator(SelectsMessages, BaseOperator):
         self.table = table
         self.schema = schema
 
-    @property
-    def page_store(self) -> str:
-        """The store that the link to the page shows."""
-        return self.store_conn_id
-
     def execute(self, context: Context) -> dict[str, Any]:
         """Change the messages, and return the counts.
 

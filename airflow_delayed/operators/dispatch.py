@@ -279,11 +279,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             kwargs=carried,
         )
 
-    @property
-    def page_store(self) -> str:
-        """The store that the link to the page shows."""
-        return self.store_conn_id
-
     def _name(self, store: DelayedStoreHook) -> None:
         """Name the store as the input for OpenLineage; the tasks that sent the messages name the destinations."""
         self._trace(lambda: ([store.own_dataset()], []))

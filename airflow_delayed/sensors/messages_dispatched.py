@@ -131,11 +131,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
         self.clock = clock
         self._seen = 0
 
-    @property
-    def page_store(self) -> str:
-        """The store that the link to the page shows."""
-        return self.store_conn_id
-
     def execute(self, context: Context) -> Any:
         """Poke, or have the triggerer do it."""
         if not self.deferrable:
