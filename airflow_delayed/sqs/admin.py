@@ -23,7 +23,7 @@ from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.sqs import queues
 from airflow_delayed.sqs.batch import AddressedEntry, BatchSender, change_visibility, delete_batch
 from airflow_delayed.sqs.client import QueueUrls, is_missing, translated
-from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, attributes_size
+from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, attributes_size, string
 from airflow_delayed.sqs.settings import (
     STORE_INSTEAD,
     Attributes,
@@ -412,9 +412,7 @@ class DeadLetterMover:
             "DelaySeconds": 0,
         }
         if "AWSTraceHeader" in system:
-            entry["MessageSystemAttributes"] = {
-                "AWSTraceHeader": {"DataType": "String", "StringValue": system["AWSTraceHeader"]}
-            }
+            entry["MessageSystemAttributes"] = {"AWSTraceHeader": string(system["AWSTraceHeader"])}
         if "MessageGroupId" in system:
             entry["MessageGroupId"] = system["MessageGroupId"]
         return AddressedEntry(self.destination_url, entry, len(message["Body"].encode()) + attributes_size(attributes))
