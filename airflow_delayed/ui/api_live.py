@@ -48,15 +48,9 @@ from airflow_delayed.ui.models import (
     MessagePage,
     StoreSummary,
 )
-from airflow_delayed.ui.security import PageConnection, is_store
+from airflow_delayed.ui.security import PageConnection
 
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
-store_router = APIRouter(
-    prefix="/stores/{connection_id}",
-    tags=["stores"],
-    dependencies=[is_store, security.views],
-    route_class=security.GuardedRoute,
-)
 
 Figures = StoreSummary | api_brokers.RabbitMQSummary | api_brokers.SqsSummary
 
@@ -228,7 +222,7 @@ class SearchMatches(ApiModel):
     matches: list[SearchMatchResponse]
 
 
-@store_router.get("/failures")
+@api_stores.router.get("/failures")
 async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -> FailureGroups:
     """Return failed messages by cause and destination; reasons only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
@@ -240,7 +234,7 @@ async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -
     return found
 
 
-@store_router.get("/search")
+@api_stores.router.get("/search")
 async def search(
     connection_id: str,
     q: Annotated[str, Query(), StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00]*$")],

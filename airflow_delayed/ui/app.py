@@ -94,7 +94,6 @@ def create(pool: HookPool | None = None) -> FastAPI:
         security.router,
         verdict.router,
         api_live.router,
-        api_live.store_router,
         api_stores.router,
         api_stores.change_router,
         api_jobs.router,
