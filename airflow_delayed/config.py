@@ -56,10 +56,7 @@ def max_past() -> timedelta:
 
 def max_messages_per_run() -> int:
     """Return how many messages one DelayedSendOperator may send in a run; 0: as many as it has."""
-    text = _text("max_messages_per_run")
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidOption("max_messages_per_run", text, "give a whole number of messages; 0 is no limit")
-    return int(text)
+    return _number("max_messages_per_run", "give a whole number of messages; 0 is no limit")
 
 
 def spool_folder() -> str:
@@ -69,10 +66,7 @@ def spool_folder() -> str:
 
 def spool_limit() -> int:
     """Return how many bytes a spool may have."""
-    text = _text("spool_limit")
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise InvalidOption("spool_limit", text, "give a whole number of bytes, 1 or more")
-    return int(text)
+    return _number("spool_limit", "give a whole number of bytes, 1 or more", least=1)
 
 
 def deliver_conn_ids() -> tuple[str, ...]:
@@ -137,10 +131,7 @@ def metrics_token() -> str:
 
 def page_body_limit() -> int:
     """Return how many bytes of a body the operations page shows to users with the right to see it; 0: none."""
-    text = _text("page_body_limit")
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidOption("page_body_limit", text, "give a whole number of bytes, 0 or more")
-    return int(text)
+    return _number("page_body_limit", "give a whole number of bytes, 0 or more")
 
 
 def page_tabs() -> bool:
@@ -166,6 +157,13 @@ def sqlite_on_shared_disk() -> bool:
 def trace_context() -> bool:
     """Return whether messages carry the context of the OpenTelemetry span in which they are sent."""
     return _switch("trace_context")
+
+
+def _number(option: str, advice: str, least: int = 0) -> int:
+    text = _text(option)
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise InvalidOption(option, text, advice)
+    return int(text)
 
 
 def _switch(option: str) -> bool:

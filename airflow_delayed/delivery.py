@@ -274,7 +274,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 
 
-def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object) -> Delivery:
+def delivery_for(conn_id: str, clock: Clock | None = None, **options: object) -> Delivery:
     """Return the hook that serves a connection, chosen by the connection's type.
 
     :param clock: the hook's present; by default this machine's clock.
@@ -294,32 +294,13 @@ def delivery_for(conn_id: str, *, clock: Clock | None = None, **options: object)
     return with_defaults(hook(conn_id, **given, **({"clock": clock} if clock else {})))
 
 
-#: Attributes that a transport may lack; and attributes that a store may lack.
-_DEFAULTS = (
-    *(
-        "is_store",
-        "sooner_when_due",
-        "patient",
-        "silence",
-        "fits",
-        "advice",
-        "receiver_warning",
-        "kept_open",
-        "dataset",
-    ),
-    *("temporary_queue", "replies"),
-)
-_STORE_DEFAULTS = ("anchor", "keep_anchor", "withdraw", "own_dataset", "forecast_findings", "gauges")
-
-
 def with_defaults(transport: Any) -> Delivery:
     """Return a transport that has each default of :class:`Delivery`, whether it inherits from that or not."""
     if not isinstance(transport, Delivery):
-        names = (*_DEFAULTS, *_STORE_DEFAULTS) if getattr(transport, "is_store", False) else _DEFAULTS
-        for name in names:
-            if not hasattr(transport, name):
-                default = getattr(DelayStore if name in _STORE_DEFAULTS else Delivery, name)
-                setattr(transport, name, MethodType(default, transport) if callable(default) else default)
+        for kind in (Delivery, DelayStore) if getattr(transport, "is_store", False) else (Delivery,):
+            for name, default in vars(kind).items():
+                if name[0] != "_" and name not in kind.__abstractmethods__ and not hasattr(transport, name):
+                    setattr(transport, name, MethodType(default, transport) if callable(default) else default)
     return cast(Delivery, transport)
 
 

@@ -20,7 +20,7 @@ from airflow_delayed.errors import explained
 log = logging.getLogger(__name__)
 
 #: How many datasets a task names on either side.
-NAMED = 100
+MOST_DATASETS = 100
 
 _SCHEMES = {"postgresql": "postgres", "mariadb": "mysql"}
 _PORTS = {"postgres": 5432, "mysql": 3306, "mssql": 1433}
@@ -103,8 +103,8 @@ class Traced:
             return
         try:
             inputs, outputs = datasets()
-            self._inputs = list(dict.fromkeys(inputs))[:NAMED]
-            self._outputs = list(dict.fromkeys(outputs))[:NAMED]
+            self._inputs = list(dict.fromkeys(inputs))[:MOST_DATASETS]
+            self._outputs = list(dict.fromkeys(outputs))[:MOST_DATASETS]
         except Exception as error:
             log.warning("inputs and outputs could not be reported to OpenLineage: %s", explained(error))
 

@@ -79,13 +79,13 @@ class StoredMessagesLink(BaseOperatorLink):
 
 
 class DeliveriesLink(BaseOperatorLink):
-    """The page, at the store that the operator's ``page_store`` names, or the whole page without it."""
+    """The page, at the operator's ``store_conn_id``, or the whole page without it."""
 
     name = "Delayed deliveries"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the link."""
-        return page_link(_base_url(), store=getattr(operator, "page_store", None))
+        return page_link(_base_url(), store=getattr(operator, "store_conn_id", None))
 
 
 def _base_url() -> str:

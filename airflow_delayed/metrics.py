@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Seconds between two reports of the gauges, while a dispatcher runs.
-EVERY = 30.0
+GAUGES_EVERY = 30.0
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 #: Characters that no part of a metric's name may have.
@@ -201,7 +201,7 @@ class Gauges:
 
     def __enter__(self) -> None:
         if wanted():
-            self._ticker = Ticker("delayed-gauges", EVERY, lambda: tell_gauges(self._store))
+            self._ticker = Ticker("delayed-gauges", GAUGES_EVERY, lambda: tell_gauges(self._store))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from datetime import datetime
 from enum import Enum
+from itertools import islice
 from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -49,7 +50,9 @@ class State(str, Enum):
 
 
 #: How many parts or destinations a report names in its text; of more it has the number.
-NAMED = 8
+MOST_PARTS = 8
+#: How many destinations an asset event or a manifest names; the others are counted.
+MOST_DESTINATIONS = 100
 
 _UNREADY = (State.MISSING, State.DIFFERS)
 _SEVERITIES = {
@@ -193,7 +196,7 @@ class TopologyReport:
 
 
 def _parts(findings: Sequence[Finding]) -> str:
-    if len(findings) <= NAMED:
+    if len(findings) <= MOST_PARTS:
         return in_brackets([found.where for found in findings])
     kinds = largest_first(Counter(found.resource.partition(" ")[0] for found in findings))
     destinations = sorted({found.destination for found in findings if found.destination})
@@ -206,13 +209,25 @@ def in_brackets(names: Sequence[str]) -> str:
     """Return the first few names in brackets, with the number of the others; of no name an empty text."""
     if not names:
         return ""
-    more = f", and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return f" ({', '.join(names[:NAMED])}{more})"
+    more = f", and {len(names) - MOST_PARTS:,} more" if len(names) > MOST_PARTS else ""
+    return f" ({', '.join(names[:MOST_PARTS])}{more})"
 
 
 def largest_first(counts: Mapping[str, int]) -> list[str]:
     """Return counts as texts, the largest first."""
-    return [f"{name}: {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
+    return [f"{name}: {count:,}" for name, count in by_size(counts).items()]
+
+
+def by_size(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts, the largest first."""
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def largest_destinations(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return ``destinations``, the 100 with the most messages; and the number of ``other_destinations``, if any."""
+    named = dict(islice(by_size(counts).items(), MOST_DESTINATIONS))
+    others = len(counts) - len(named)
+    return {"destinations": named, **({"other_destinations": others} if others else {})}
 
 
 def due_span(first: datetime | None, last: datetime | None) -> str:

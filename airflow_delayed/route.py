@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from airflow_delayed.delivery import BatchBounds, DelayStore, Delivery, SendReport
 from airflow_delayed.errors import DelayedError, SendFailed
-from airflow_delayed.lineage import NAMED, Dataset
+from airflow_delayed.lineage import MOST_DATASETS, Dataset
 from airflow_delayed.message import MICROSECOND, START_NEW_TRACE, DelayedMessage, microseconds
 
 
@@ -119,7 +119,7 @@ class Route:
         :param stored: the store took some.
         """
         table = self.store.own_dataset() if stored and self.store is not None else None
-        names = [table, *(self.delivery.dataset(name) for name, _ in Counter(counts).most_common(NAMED))]
+        names = [table, *(self.delivery.dataset(name) for name, _ in Counter(counts).most_common(MOST_DATASETS))]
         return [name for name in names if name is not None]
 
     def close(self) -> None:

@@ -20,10 +20,9 @@ from operator import length_hint
 
 from store_worker import BODY, BROKER, QUEUE, NoBroker, hook, wait_for_start
 
-from airflow_delayed.delivery import DelayedDelivery, SendReport
+from airflow_delayed.delivery import DelayedDelivery, SendReport, delivery_for
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.operators.dispatch import transport
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.triggers import store_dispatch
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
@@ -85,7 +84,7 @@ def stay(url: str, count: int, kind: str) -> None:
     made: list[Watched] = []
 
     def watched(conn_id: str, clock: Callable[[], datetime]) -> DelayedDelivery:
-        made.append(Watched((transport if kind == "rabbitmq" else NoBroker)(conn_id, clock)))
+        made.append(Watched((delivery_for if kind == "rabbitmq" else NoBroker)(conn_id, clock)))
         return made[-1]
 
     with closing(hook(url)) as store:
@@ -101,7 +100,7 @@ async def dispatch(
     enough: Callable[[], bool],
 ) -> None:
     """Run the trigger, as the triggerer does, until it is enough."""
-    store_dispatch._transport = transports
+    store_dispatch.delivery_for = transports
     end = utcnow() + timedelta(seconds=PATIENCE)
     policy = DispatchPolicy(lookahead=timedelta(0))
     trigger = StoreDispatchTrigger(store.conn_id, [BROKER], until=end.isoformat(), policy=policy.state())

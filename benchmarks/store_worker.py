@@ -32,12 +32,16 @@ from measured import measure  # noqa: E402
 from sqlalchemy import create_engine, delete, text, update  # noqa: E402
 from store_fill import fill  # noqa: E402
 
-from airflow_delayed.delivery import Delivery, SendReport, TopologyReport  # noqa: E402
+from airflow_delayed.delivery import (  # noqa: E402
+    Delivery,
+    SendReport,
+    TopologyReport,
+    delivery_for,
+)
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook  # noqa: E402
 from airflow_delayed.hooks.store import DelayedStoreHook  # noqa: E402
 from airflow_delayed.identity import Origin  # noqa: E402
 from airflow_delayed.message import DelayedMessage, utcnow  # noqa: E402
-from airflow_delayed.operators.dispatch import transport  # noqa: E402
 from airflow_delayed.store.records import to_row  # noqa: E402
 from airflow_delayed.store.schema import store_tables  # noqa: E402
 
@@ -161,7 +165,7 @@ def publish(url: str, count: int, server: int, ahead: float, batch: int) -> None
 def dispatch(url: str, count: int, server: int, ahead: float, batch: int) -> None:
     with closing(hook(url)) as store:
         lookahead = timedelta(seconds=ahead, hours=1)
-        dispatcher = store.dispatcher([BROKER], transport, lookahead=lookahead, batch_size=batch)
+        dispatcher = store.dispatcher([BROKER], delivery_for, lookahead=lookahead, batch_size=batch)
         wait_for_start()
         measure(server, lambda: dispatcher.run().dispatched)
 

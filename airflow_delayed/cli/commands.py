@@ -16,6 +16,7 @@ from typing import Any
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
+from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import parse_moment
@@ -26,11 +27,11 @@ from airflow_delayed.store.schema import LEFT
 #: More than a store remembers.
 _ALL = 2**31 - 2
 #: Ids of each outcome that a change by filter names.
-NAMED = 5
+EXAMPLES = 5
 #: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
-COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "tag", "retry_count", "last_error")
+MESSAGE_COLUMNS = (*LEFT_COLUMNS[:5], "tag", "retry_count", "last_error")
 
 
 @suppress_logs_and_warning
@@ -51,7 +52,7 @@ def list_(args: Namespace) -> None:
         if args.output not in ("json", "yaml"):
             # as the filter names it; in JSON a queue table has no connection
             rows = [{**row, "deliver_conn_id": row["deliver_conn_id"] or args.store_conn_id} for row in rows]
-        show(rows, args.output, COLUMNS)
+        show(rows, args.output, MESSAGE_COLUMNS)
         if args.limit and len(found) == args.limit:
             print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
 
@@ -210,9 +211,7 @@ def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy)
 
     :raises DispatchFailed: a connection cannot be used.
     """
-    from airflow_delayed.cli.service import transport
-
-    with closing(store.dispatcher(names, transport, **asdict(policy))) as dispatcher:
+    with closing(store.dispatcher(names, delivery_for, **asdict(policy))) as dispatcher:
         windows = dispatcher.windows()
         dispatcher.check()
     rows = []
@@ -265,13 +264,10 @@ def arm_(args: Namespace) -> None:
     from airflow.models.dag import DagModel
     from airflow.utils.cli import get_bagged_dag
 
-    from airflow_delayed.compat import AirflowException
     from airflow_delayed.notifications.dag_notifiers import notifiers_of
     from airflow_delayed.notifications.missed_run import MissedRunNotifier
 
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         model = DagModel.get_dagmodel(args.dag_id)
         if model is None:
             raise SystemExit(f"Airflow's database has no DAG {args.dag_id!r}: has the DAG processor read its file?")
@@ -280,8 +276,6 @@ def arm_(args: Namespace) -> None:
         if not found:
             raise SystemExit(f"DAG {args.dag_id!r} has no MissedRunNotifier as its on_success_callback.")
         armed = [one.arm_first(dag, model.next_dagrun_create_after, args.key) for one in found]
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
     names = ("outcome", "message_id", "due_at")
     show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
     if model.is_paused:
@@ -307,13 +301,22 @@ def upgrade_(args: Namespace) -> None:
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""
+    with (
+        expected_errors(),
+        closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store,
+    ):
+        yield store
+
+
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """End the command with a line of text at an error that says what to do."""
     from airflow_delayed.compat import AirflowException
 
     # as Airflow's own commands: connections are those of its database too
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        with closing(DelayedStoreHook(args.store_conn_id, table=args.table, schema=args.schema)) as store:
-            yield store
+        yield
     except (DelayedError, ValueError, AirflowException) as error:
         raise SystemExit(str(error)) from None
 
@@ -397,7 +400,7 @@ def by_outcome(found: Outcomes) -> list[dict[str, Any]]:
     """Return a row for each outcome: how many messages, and the first ids."""
     named: dict[Outcome, list[str]] = {outcome: [] for outcome in found.counts}
     for name, outcome in found.items():
-        if len(named[outcome]) < NAMED:
+        if len(named[outcome]) < EXAMPLES:
             named[outcome].append(name)
     return [
         {"outcome": outcome.value, "messages": many, "examples": named[outcome]}

@@ -15,77 +15,69 @@ from airflow.cli.cli_config import (
     lazy_load_command,
 )
 
-_STORE_CONN_ID = Arg(("--store-conn-id",), help="The store's connection, of a SQL database", required=True)
-_TABLE = Arg(("--table",), help="The store's table (default: delayed_messages)", default="delayed_messages")
-_SCHEMA = Arg(("--schema",), help="The table's schema; by default the connection's own")
-_IDS = Arg(("message_id",), help="The ids of messages, instead of a filter", nargs="*")
-_LISTED_IDS = Arg(
-    ("message_id",),
-    help="The ids of messages, or their keys: the values of id_columns, such as order_id=1001",
-    nargs="*",
+
+def _arg(name: str, help_: str, **options: Any) -> Arg:
+    return Arg((name,), help=help_, **options)
+
+
+def _switch(name: str, help_: str) -> Arg:
+    return _arg(name, help_, action="store_true")
+
+
+def _several(name: str, help_: str, **options: Any) -> Arg:
+    """Return an option that may be given several times."""
+    return _arg(name, help_, action="append", **options)
+
+
+_STORE_CONN_ID = _arg("--store-conn-id", "The store's connection, of a SQL database", required=True)
+_TABLE = _arg("--table", "The store's table (default: delayed_messages)", default="delayed_messages")
+_SCHEMA = _arg("--schema", "The table's schema; by default the connection's own")
+_IDS = _arg("message_id", "The ids of messages, instead of a filter", nargs="*")
+_LISTED_IDS = _arg(
+    "message_id", "The ids of messages, or their keys: the values of id_columns, such as order_id=1001", nargs="*"
 )
-_ID = Arg(("message_id",), help="The id of a message, or its key: the values of id_columns, such as order_id=1001")
-_TAG = Arg(("--tag",), help="Only messages with this tag")
-_DESTINATION = Arg(("--destination",), help="Only messages to this queue")
-_DELIVER_CONN_ID = Arg(
-    ("--deliver-conn-id",),
-    help="Only messages that this connection delivers; the store's own for its queue tables",
+_ID = _arg("message_id", "The id of a message, or its key: the values of id_columns, such as order_id=1001")
+_TAG = _arg("--tag", "Only messages with this tag")
+_DESTINATION = _arg("--destination", "Only messages to this queue")
+_DELIVER_CONN_ID = _arg(
+    "--deliver-conn-id",
+    "Only messages that this connection delivers; the store's own for its queue tables",
 )
-_DUE_FROM = Arg(("--due-from",), help="Only what is due then or later: 2026-01-31T09:30:00+01:00")
-_DUE_UNTIL = Arg(("--due-until",), help="Only what is due before then")
-_STATE = Arg(
-    ("--state",),
-    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired",
-    action="append",
+_DUE_FROM = _arg("--due-from", "Only what is due then or later: 2026-01-31T09:30:00+01:00")
+_DUE_UNTIL = _arg("--due-until", "Only what is due before then")
+_IN_STATE = "Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired"
+_STATE = _several("--state", _IN_STATE)
+_LISTED_STATE = _several(
+    "--state", f"{_IN_STATE}; or those that have left the store, the last one first: dispatched, cancelled"
 )
-_LISTED_STATE = Arg(
-    ("--state",),
-    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired; or those"
-    " that have left the store, the last one first: dispatched, cancelled",
-    action="append",
+_ERASED_STATE = _several("--state", f"{_IN_STATE}; or those whose cancel can still be taken back: cancelled")
+_REJECTS = _several("--rejects", "With --tag: a file of rejected rows on this machine; also several")
+_RESTORED_STATE = _several("--state", "All messages whose cancel can still be taken back", choices=("cancelled",))
+_OVERDUE_OK = _switch("--overdue-ok", "Also messages that are due by now; they are dispatched at once")
+_LIMIT = _arg("--limit", "At most so many; 0: all (default: 100)", type=int, default=100)
+_AFTER = _arg("--after", "Go on where a list ended, with the token that it gave")
+_OVERDUE = _arg(
+    "--overdue", "Due for longer than so many seconds counts as overdue (default: 60)", type=float, default=60
 )
-_ERASED_STATE = Arg(
-    ("--state",),
-    help="Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired; or those"
-    " whose cancel can still be taken back: cancelled",
-    action="append",
-)
-_REJECTS = Arg(
-    ("--rejects",), help="With --tag: a file of rejected rows on this machine; also several", action="append"
-)
-_RESTORED_STATE = Arg(
-    ("--state",), help="All messages whose cancel can still be taken back", action="append", choices=("cancelled",)
-)
-_OVERDUE_OK = Arg(
-    ("--overdue-ok",), help="Also messages that are due by now; they are dispatched at once", action="store_true"
-)
-_LIMIT = Arg(("--limit",), help="At most so many; 0: all (default: 100)", type=int, default=100)
-_AFTER = Arg(("--after",), help="Go on where a list ended, with the token that it gave")
-_OVERDUE = Arg(
-    ("--overdue",), help="Due for longer than so many seconds counts as overdue (default: 60)", type=float, default=60
-)
-_HOURS = Arg(("--hours",), help="Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
-_BY_DESTINATION = Arg(("--by-destination",), help="Count by destination, which reads all rows", action="store_true")
-_DUE_AT = Arg(("--due-at",), help="The new due time: 2026-01-31T09:30:00+01:00")
-_DELAY = Arg(("--delay",), help="Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
-_OLDER_THAN = Arg(("--older-than",), help="Only messages in that state for more days", type=float, required=True)
-_REASON = Arg(
-    ("--reason",),
-    help="What to purge, may be given several times: failed, expired, remembered (default: all of them)",
-    action="append",
+_HOURS = _arg("--hours", "Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
+_BY_DESTINATION = _switch("--by-destination", "Count by destination, which reads all rows")
+_DUE_AT = _arg("--due-at", "The new due time: 2026-01-31T09:30:00+01:00")
+_DELAY = _arg("--delay", "Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
+_OLDER_THAN = _arg("--older-than", "Only messages in that state for more days", type=float, required=True)
+_REASON = _several(
+    "--reason",
+    "What to purge, may be given several times: failed, expired, remembered (default: all of them)",
     choices=("failed", "expired", "remembered"),
 )
-_ENVIRONMENT = Arg(("name",), help="The store's environment from now on", nargs="?")
-_DRY_RUN = Arg(("--dry-run",), help="Change nothing, and report what would happen", action="store_true")
+_ENVIRONMENT = _arg("name", "The store's environment from now on", nargs="?")
+_DRY_RUN = _switch("--dry-run", "Change nothing, and report what would happen")
 
-_EXAMINED = Arg(("--conn-id",), help="A connection to examine, of any kind; also several", action="append")
-_VERIFIED = Arg(
-    ("--destination",),
-    help="A queue of the brokers that must be ready; with a store alone, its queue table; also several",
-    action="append",
+_EXAMINED = _several("--conn-id", "A connection to examine, of any kind; also several")
+_VERIFIED = _several(
+    "--destination", "A queue of the brokers that must be ready; with a store alone, its queue table; also several"
 )
-_OF_ID = Arg(("--message-id",), help="Only changes that name this id, which those by a filter do not")
-_SINCE = Arg(("--since",), help="Only what began then or later: 2026-01-31T09:30:00+01:00")
+_OF_ID = _arg("--message-id", "Only changes that name this id, which those by a filter do not")
+_SINCE = _arg("--since", "Only what began then or later: 2026-01-31T09:30:00+01:00")
 
 
 def _policy(name: str, help_: str, default: str, **options: Any) -> Arg:
@@ -108,10 +100,7 @@ _LOOKAHEAD = _policy(
 )
 _BATCH_SIZE = _policy("batch_size", "Messages that are claimed at a time", "500", type=int)
 _CONSISTENCY = _policy(
-    "consistency",
-    "exactly_once allows queue tables alone",
-    "at_least_once",
-    choices=("at_least_once", "exactly_once"),
+    "consistency", "exactly_once allows queue tables alone", "at_least_once", choices=("at_least_once", "exactly_once")
 )
 _NUMBER_OF_RETRIES = _policy("number_of_retries", "Retries of a message that its transport refuses", "7", type=int)
 _ERROR_DESTINATION = _policy(
@@ -133,74 +122,56 @@ _CLAIM_TIMEOUT = _policy(
 _ALLOWED_DESTINATIONS = _policy(
     "allowed_destinations", "Names, or patterns with *, ? and [...]; others fail", "all", nargs="+"
 )
-_HOST = Arg(
-    ("--host",),
-    help="The address of /live, /ready and /metrics, of IPv4 or IPv6 (default: 127.0.0.1)",
-    default="127.0.0.1",
+_HOST = _arg(
+    "--host", "The address of /live, /ready and /metrics, of IPv4 or IPv6 (default: 127.0.0.1)", default="127.0.0.1"
 )
-_ONLY_TO = Arg(
-    ("--destination",),
-    help="Only messages to this queue, which is bound if it is not yet; also several",
-    action="append",
-)
-_RATES = Arg(
-    ("rate",),
-    help="destination=messages a second, such as sms=50, or sms=none for no limit; without any, the rates are shown",
+_ONLY_TO = _several("--destination", "Only messages to this queue, which is bound if it is not yet; also several")
+_RATES = _arg(
+    "rate",
+    "destination=messages a second, such as sms=50, or sms=none for no limit; without any, the rates are shown",
     nargs="*",
 )
-_PORT = Arg(("--port",), help="Their port; 0: any free one (default: 8787)", type=int, default=8787)
-_PLAN = Arg(("--dry-run",), help="Look at the store and the connections, say what is due, and end", action="store_true")
-_RABBITMQ = Arg(("--conn-id",), help="The connection of RabbitMQ", required=True)
-_EXCHANGE = Arg(("--exchange",), help="The exchange to which the services publish", required=True)
-_TARGET = Arg(("--target",), help="The exchange to which the consumers' queues are bound", required=True)
-_TYPE = Arg(
-    ("--type",), help="Of the services' exchange (default: topic)", choices=("topic", "fanout"), default="topic"
-)
-_INSTALL = Arg(("--install",), help="Make what is missing, and end; with --dry-run show it", action="store_true")
-_REDRIVE = Arg(("--redrive",), help="Send on what is parked, once its cause is repaired, and end", action="store_true")
-_CHECK = Arg(("--dry-run",), help="Change nothing; show what is there, missing or wrong, and end", action="store_true")
+_PORT = _arg("--port", "Their port; 0: any free one (default: 8787)", type=int, default=8787)
+_PLAN = _switch("--dry-run", "Look at the store and the connections, say what is due, and end")
+_RABBITMQ = _arg("--conn-id", "The connection of RabbitMQ", required=True)
+_EXCHANGE = _arg("--exchange", "The exchange to which the services publish", required=True)
+_TARGET = _arg("--target", "The exchange to which the consumers' queues are bound", required=True)
+_TYPE = _arg("--type", "Of the services' exchange (default: topic)", choices=("topic", "fanout"), default="topic")
+_INSTALL = _switch("--install", "Make what is missing, and end; with --dry-run show it")
+_REDRIVE = _switch("--redrive", "Send on what is parked, once its cause is repaired, and end")
+_CHECK = _switch("--dry-run", "Change nothing; show what is there, missing or wrong, and end")
 _BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
 
-_DAG_ID = Arg(("dag_id",), help="The DAG")
-_KEY = Arg(("--key",), help="In place of the notifier's own key, which a run's params may make")
-_INSTALLED = Arg(("--conn-id",), help="The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
-_QUEUE = Arg(
-    ("--queue",), help="A destination to make if it is missing, in a store a queue table; also several", action="append"
-)
-_OWN_TABLE = Arg(("--table",), help="The name of a store's table (default: delayed_messages)")
-_SQL = Arg(
-    ("--sql",), help="Print a store's SQL for a database administrator; connect to no database", action="store_true"
-)
-_DIALECT = Arg(
-    ("--dialect",),
-    help="The database of --sql, if there is no connection, or one of type mysql",
+_DAG_ID = _arg("dag_id", "The DAG")
+_KEY = _arg("--key", "In place of the notifier's own key, which a run's params may make")
+_INSTALLED = _arg("--conn-id", "The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
+_QUEUE = _several("--queue", "A destination to make if it is missing, in a store a queue table; also several")
+_OWN_TABLE = _arg("--table", "The name of a store's table (default: delayed_messages)")
+_SQL = _switch("--sql", "Print a store's SQL for a database administrator; connect to no database")
+_DIALECT = _arg(
+    "--dialect",
+    "The database of --sql, if there is no connection, or one of type mysql",
     choices=("postgresql", "mysql", "mariadb", "sqlite"),
 )
 
-_DELIVERER = Arg(
-    ("--conn-id",),
-    help="The connection that delivers: of RabbitMQ, AWS, or a database with queue tables",
-    required=True,
+_DELIVERER = _arg(
+    "--conn-id", "The connection that delivers: of RabbitMQ, AWS, or a database with queue tables", required=True
 )
-_WAITS_IN = Arg(
-    ("--store-conn-id",), help="Let it wait in this store, whatever its delay is, so that a dispatcher delivers it"
+_WAITS_IN = _arg(
+    "--store-conn-id", "Let it wait in this store, whatever its delay is, so that a dispatcher delivers it"
 )
-_TO = Arg(("--destination",), help="The queue that receives it")
-_VALUE = Arg(("--value",), help="The body (default: sent by hand)", default="sent by hand")
-_SENT_DUE_AT = Arg(("--due-at",), help="When it is due: 2026-01-31T09:30:00+01:00")
-_SENT_DELAY = Arg(("--delay",), help="Due in so many seconds, instead of --due-at (default: 0)", type=float)
-_SENT_TAG = Arg(("--tag",), help="By which it is found in the store")
-_HEADER = Arg(("--header",), help="A header, as NAME=VALUE; also several", action="append")
-_SENT_ID = Arg(("--message-id",), help="Its id; by default a new one")
-_WAIT = Arg(
-    ("--wait",),
-    help="Send it to a temporary queue, wait until it has arrived there, and remove that",
-    action="store_true",
+_TO = _arg("--destination", "The queue that receives it")
+_VALUE = _arg("--value", "The body (default: sent by hand)", default="sent by hand")
+_SENT_DUE_AT = _arg("--due-at", "When it is due: 2026-01-31T09:30:00+01:00")
+_SENT_DELAY = _arg("--delay", "Due in so many seconds, instead of --due-at (default: 0)", type=float)
+_SENT_TAG = _arg("--tag", "By which it is found in the store")
+_HEADER = _several("--header", "A header, as NAME=VALUE; also several")
+_SENT_ID = _arg("--message-id", "Its id; by default a new one")
+_WAIT = _switch("--wait", "Send it to a temporary queue, wait until it has arrived there, and remove that")
+_TIMEOUT = _arg(
+    "--timeout", "With --wait: seconds from its due time until this fails (default: 60)", type=float, default=60
 )
-_TIMEOUT = Arg(
-    ("--timeout",), help="With --wait: seconds from its due time until this fails (default: 60)", type=float, default=60
-)
-_SENDS_NOTHING = Arg(("--dry-run",), help="Check everything, and send nothing", action="store_true")
+_SENDS_NOTHING = _switch("--dry-run", "Check everything, and send nothing")
 
 _STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
@@ -211,8 +182,8 @@ _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
 _LISTED = (*_FILTER[:-1], _LISTED_STATE)
 _SHOWN = (ARG_OUTPUT, ARG_VERBOSE)
 _ASKED = (_DRY_RUN, ARG_YES, *_SHOWN)
-_ACTOR = Arg(("--actor",), help="The person for whom you change it, for the audit beside the system's user")
-_BECAUSE = Arg(("--because",), help="The reason, for the audit; 1000 characters at most")
+_ACTOR = _arg("--actor", "The person for whom you change it, for the audit beside the system's user")
+_BECAUSE = _arg("--because", "The reason, for the audit; 1000 characters at most")
 _CHANGE = (_ACTOR, _BECAUSE, *_ASKED)
 _SAFE = "Works beside dispatchers. By a filter, it reports how many messages match and asks, unless --yes is given."
 
@@ -296,35 +267,25 @@ def get_delayed_commands() -> list[CLICommand]:
                     "It is delivered unless a run ends well in time; each good end lets the next one wait. Run it once"
                     " for a new DAG, and after a message was cancelled or a schedule changed.",
                 ),
-                ActionCommand(
-                    name="install",
-                    help="Make a store's tables, RabbitMQ's delay levels or SQS queues; or print a store's SQL",
-                    description="May run again: it makes what is missing, and reports what differs. With --sql it"
+                _command(
+                    "install",
+                    "Make a store's tables, RabbitMQ's delay levels or SQS queues; or print a store's SQL",
+                    (_INSTALLED, _QUEUE, _OWN_TABLE, _SCHEMA, _DRY_RUN, _SQL, _DIALECT, *_SHOWN),
+                    "May run again: it makes what is missing, and reports what differs. With --sql it"
                     " prints the statements that a database administrator runs in its place.",
-                    func=lazy_load_command("airflow_delayed.cli.install.install_"),
-                    args=(_INSTALLED, _QUEUE, _OWN_TABLE, _SCHEMA, _DRY_RUN, _SQL, _DIALECT, *_SHOWN),
+                    module="topology_commands",
                 ),
-                ActionCommand(
-                    name="send",
-                    help="Send a message by hand; with --wait until it has arrived in a queue of its own",
-                    description="Tries a chain of connections: the transport alone, or with --store-conn-id the store,"
+                _command(
+                    "send",
+                    "Send a message by hand; with --wait until it has arrived in a queue of its own",
+                    (
+                        *(_DELIVERER, _WAITS_IN, _OWN_TABLE, _SCHEMA, _TO, _VALUE, _SENT_DELAY, _SENT_DUE_AT),
+                        *(_SENT_TAG, _HEADER, _SENT_ID, _WAIT, _TIMEOUT, _SENDS_NOTHING, *_SHOWN),
+                    ),
+                    "Tries a chain of connections: the transport alone, or with --store-conn-id the store,"
                     " its dispatcher and the transport. The exit code is 1 if it cannot be sent or does not arrive."
                     " Ctrl-C ends --wait, takes the message back where that is possible, and removes the queue.",
-                    func=lazy_load_command("airflow_delayed.cli.send_command.send_"),
-                    args=(
-                        *(
-                            _DELIVERER,
-                            _WAITS_IN,
-                            _OWN_TABLE,
-                            _SCHEMA,
-                            _TO,
-                            _VALUE,
-                            _SENT_DELAY,
-                            _SENT_DUE_AT,
-                            _SENT_TAG,
-                        ),
-                        *(_HEADER, _SENT_ID, _WAIT, _TIMEOUT, _SENDS_NOTHING, *_SHOWN),
-                    ),
+                    module="send_command",
                 ),
                 _command(
                     "upgrade",
@@ -333,28 +294,28 @@ def get_delayed_commands() -> list[CLICommand]:
                     "Run it before the hosts get this release: those with the release before stay at work."
                     " Missing tables and indexes are made too.",
                 ),
-                ActionCommand(
-                    name="doctor",
-                    help="Examine connections: what keeps messages from arriving in time, and what to do",
-                    description="Changes nothing. Errors come first; with one, the exit code is 1. Without --conn-id"
+                _command(
+                    "doctor",
+                    "Examine connections: what keeps messages from arriving in time, and what to do",
+                    (_EXAMINED, _VERIFIED, *_SHOWN),
+                    "Changes nothing. Errors come first; with one, the exit code is 1. Without --conn-id"
                     " it examines all connections that the section [delayed] of Airflow's configuration names.",
-                    func=lazy_load_command("airflow_delayed.cli.doctor.doctor"),
-                    args=(_EXAMINED, _VERIFIED, *_SHOWN),
+                    module="doctor",
                 ),
-                ActionCommand(
-                    name="redrive",
-                    help="Send RabbitMQ's unroutable messages again, to the destinations that exist by now",
-                    description="Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
+                _command(
+                    "redrive",
+                    "Send RabbitMQ's unroutable messages again, to the destinations that exist by now",
+                    (_RABBITMQ, _ONLY_TO, *_ASKED),
+                    "Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
                     " stays. Without --destination it needs the management API, which names the bound destinations.",
-                    func=lazy_load_command("airflow_delayed.cli.redrive_command.redrive_"),
-                    args=(_RABBITMQ, _ONLY_TO, *_ASKED),
+                    module="topology_commands",
                 ),
-                ActionCommand(
-                    name="bridge",
-                    help="Deliver what services publish to RabbitMQ with x-delay; stays until SIGTERM",
-                    func=lazy_load_command("airflow_delayed.cli.bridge_command.bridge_"),
-                    args=(*_BRIDGE, ARG_VERBOSE),
-                    description="Takes the place of the plugin rabbitmq_delayed_message_exchange. Several may run.",
+                _command(
+                    "bridge",
+                    "Deliver what services publish to RabbitMQ with x-delay; stays until SIGTERM",
+                    (*_BRIDGE, ARG_VERBOSE),
+                    "Takes the place of the plugin rabbitmq_delayed_message_exchange. Several may run.",
+                    module="topology_commands",
                 ),
             ),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -18,16 +17,16 @@ from shlex import quote
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
-from airflow_delayed.cli.commands import show
+from airflow_delayed.cli.commands import expected_errors, show
 from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
-from airflow_delayed.errors import DelayedError, TopologyError, TransportUnavailable, explained, one_line, some
+from airflow_delayed.errors import TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.reports import SEVERITIES
 from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
-SECONDS = 15.0
+EXAMINE_SECONDS = 15.0
 #: Codes of connections that are not tried a second time.
 _NO_ANSWER = ("silent", "unreachable", "not-examined")
 #: What the drivers of databases say when a server accepts a connection and does not answer.
@@ -52,20 +51,16 @@ _DEFINE = (
 
 
 @suppress_logs_and_warning
-def doctor(args: Namespace) -> None:
+def doctor_(args: Namespace) -> None:
     """``airflow delayed doctor``: print the findings, the gravest first; exit code 1 if there are errors."""
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    try:
+    with expected_errors():
         wanted = _wanted(args.conn_id or [], args.destination or [])
-    except DelayedError as error:
-        raise SystemExit(str(error)) from None
     if not wanted:
         raise SystemExit(
             "There is nothing to examine: give --conn-id, or name connections in section [delayed] of Airflow's"
             " configuration (page_stores, page_rabbitmq, page_sqs, deliver_conn_ids)."
         )
-    examined = examine(wanted, SECONDS)
+    examined = examine(wanted, EXAMINE_SECONDS)
     found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
     found.sort(key=lambda pair: SEVERITIES.index(pair[1].severity))
     if args.output in ("json", "yaml"):

@@ -19,7 +19,7 @@ from airflow_delayed.intake.spool import KEPT, folder_of_user, spools_with
 from airflow_delayed.store.api import Outcome, Outcomes
 from airflow_delayed.store.records import Remembered
 
-COLUMNS = ("where", "outcome", "messages", "until", "what")
+PLACE_COLUMNS = ("where", "outcome", "messages", "until", "what")
 #: Messages of a page.
 _PAGE = 1_000
 
@@ -40,7 +40,7 @@ def erase_(args: Namespace) -> None:
             if any(row["messages"] != 0 for row in rows) and not args.yes and not confirmed(_in_words(rows)):
                 raise SystemExit("Nothing was changed.")
             rows = person.erase(dry_run=False, actor=actor_of(args), because=args.because)
-        show([*rows, *person.remaining()], args.output, COLUMNS)
+        show([*rows, *person.remaining()], args.output, PLACE_COLUMNS)
 
 
 class Person:

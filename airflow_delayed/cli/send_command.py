@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -17,7 +16,7 @@ from uuid import uuid4
 
 from airflow.utils.cli import suppress_logs_and_warning
 
-from airflow_delayed.cli.commands import show
+from airflow_delayed.cli.commands import expected_errors, show
 from airflow_delayed.delivery import Delivery, State, TemporaryQueue, TopologyReport, delivery_for
 from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -35,15 +34,9 @@ _TOO_LATE = (Outcome.DISPATCHED, Outcome.IN_FLIGHT)
 @suppress_logs_and_warning
 def send_(args: Namespace) -> None:
     """``airflow delayed send``: print what was sent, and with ``--wait`` how late it was; exit code 1 if it failed."""
-    from airflow_delayed.compat import AirflowException
-
-    # as Airflow's own commands: connections are those of its database too
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        with _ended_by_signals():
+        with expected_errors(), _ended_by_signals():
             row = _send(args)
-    except (DelayedError, ValueError, AirflowException) as error:
-        raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     show([row], args.output)

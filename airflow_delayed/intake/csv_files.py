@@ -16,7 +16,7 @@ from airflow_delayed.errors import InvalidMessage, SourceError, short
 from airflow_delayed.intake.arrow import ArrowColumns, to_batch
 from airflow_delayed.intake.columns import BATCH_ROWS, ColumnRules, RowBatch, check_names
 from airflow_delayed.intake.files import MAX_LINE, FileSource, SourceFile, unpacked
-from airflow_delayed.intake.typed import headers_of_text, typed
+from airflow_delayed.intake.produced import headers_of_text, typed
 
 #: The longest line of columns' names, in bytes: as Python's objects it is thirty times as large.
 MAX_FIRST_LINE = 1024 * 1024

@@ -22,10 +22,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from airflow_delayed.collector import relaxed_gc
 from airflow_delayed.errors import SourceError, SpoolError
 from airflow_delayed.intake.columns import ColumnRules, RowBatch
 from airflow_delayed.intake.files import private
+from airflow_delayed.threads import relaxed_gc
 
 if TYPE_CHECKING:
     from airflow_delayed.intake.produced import ProducedBatch

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_delayed.errors import UnsupportedColumns
+from airflow_delayed.intake.produced import Broken
 from airflow_delayed.intake.rows import is_deep
-from airflow_delayed.intake.typed import Broken
 from airflow_delayed.message import UTC
 
 #: The longest schema of a footer that is read, in bytes: some ten thousand columns. As Python's objects it is 50 times

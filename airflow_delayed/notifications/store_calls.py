@@ -33,11 +33,11 @@ T = TypeVar("T")
 Work = Callable[["DelayedStoreHook"], Any]
 
 #: Seconds that a notifier waits for the store at most.
-SECONDS = 10.0
+CALL_SECONDS = 10.0
 #: Seconds for which a store that did not answer is not asked again.
 SILENCE = 30.0
 #: Seconds until the second try, after a connection failed.
-PAUSE = 2.0
+RETRY_PAUSE = 2.0
 #: Threads for each store.
 THREADS = 4
 
@@ -101,7 +101,7 @@ class StoreCalls:
         """
         one = self._submit(work, conn_ids)
         one.begun.result()
-        wait([one.answer], SECONDS)
+        wait([one.answer], CALL_SECONDS)
         return cast("T", self._result(one))
 
     async def call_async(self, work: Callable[[DelayedStoreHook], T], conn_ids: Sequence[str] = ()) -> T:
@@ -111,7 +111,7 @@ class StoreCalls:
         answer = asyncio.wrap_future(one.answer)
         # else asyncio would log that nobody asked for an error that came too late
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait([answer], timeout=SECONDS)
+        await asyncio.wait([answer], timeout=CALL_SECONDS)
         return cast("T", self._result(one))
 
     def _submit(self, work: Work, conn_ids: Sequence[str]) -> _Call:
@@ -164,15 +164,15 @@ class StoreCalls:
 
     def _tried(self, work: Work) -> Any:
         """Do work, and once more if a connection fails and there is time."""
-        end = self._monotonic() + SECONDS
+        end = self._monotonic() + CALL_SECONDS
         with self._shared_hook() as hook:
             try:
                 return work(hook)
             except TransportUnavailable as error:
-                if self._monotonic() + PAUSE >= end:
+                if self._monotonic() + RETRY_PAUSE >= end:
                     raise
                 log.info("%s; trying once more", explained(error))
-            self._sleep(PAUSE)
+            self._sleep(RETRY_PAUSE)
             return work(hook)
 
     @contextmanager
@@ -209,8 +209,8 @@ class StoreCalls:
         from airflow_delayed.hooks.store import result_of
 
         if not one.answer.done():
-            self._no_answer(one, f"connection {self._conn_id!r} did not answer within {SECONDS:g} seconds")
-        return result_of(one.answer, SECONDS, self._conn_id)
+            self._no_answer(one, f"connection {self._conn_id!r} did not answer within {CALL_SECONDS:g} seconds")
+        return result_of(one.answer, CALL_SECONDS, self._conn_id)
 
     def _answered(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
-from airflow_delayed.delivery import Clock, Delivery, delivery_for
+from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import some
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import first_dispatch
@@ -180,7 +180,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         with (
             closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store,
             closing(
-                store.dispatcher(self._deliver_conn_ids(), transport, stays=self.until is not None, **asdict(policy))
+                store.dispatcher(self._deliver_conn_ids(), delivery_for, stays=self.until is not None, **asdict(policy))
             ) as dispatcher,
         ):
             self._check_lookahead(context, store, dispatcher)
@@ -279,11 +279,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             kwargs=carried,
         )
 
-    @property
-    def page_store(self) -> str:
-        """The store that the link to the page shows."""
-        return self.store_conn_id
-
     def _name(self, store: DelayedStoreHook) -> None:
         """Name the store as the input for OpenLineage; the tasks that sent the messages name the destinations."""
         self._trace(lambda: ([store.own_dataset()], []))
@@ -338,11 +333,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 def _failure(error: DispatchFailed) -> Exception:
     """Return the exception for the task; Airflow shall not retry it if all connections worked and messages failed."""
     return error if error.unavailable else AirflowFailException(str(error))
-
-
-def transport(conn_id: str, clock: Clock) -> Delivery:
-    """Return the transport of a connection, with the store's clock."""
-    return delivery_for(conn_id, clock=clock)
 
 
 def until_next_run(timetable: Any, after: datetime) -> timedelta | None:

@@ -13,15 +13,13 @@ from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, Finding, State, TopologyReport
 from airflow_delayed.errors import SHOWN, DestinationMissing, InputError, TopologyError, explained, some
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.preflight import PreflightReport
+from airflow_delayed.reports import largest_destinations
 from airflow_delayed.route import Route
-from airflow_delayed.sending import Log, Sending
+from airflow_delayed.sending import Log, PreflightReport, Sending
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: How many destinations an event names, those with the most messages; the others are counted.
-NAMED = 100
 #: The least messages that a send stores, for which it asks what will be late: that reads all that falls due by then.
 MANY = 10_000
 
@@ -242,11 +240,8 @@ def describe_events(context: Context, outlets: Iterable[object], sending: Sendin
     own. Messages of earlier tries count if they were confirmed, even if the store already had them.
     """
     counts = (sending.earlier + sending.sent + sending.stored).by_destination
-    most = sorted(counts, key=lambda name: (-counts[name], name))[:NAMED]
-    extra = {**summary, "destinations": {name: counts[name] for name in most}}
+    extra = {**summary, **largest_destinations(counts)}
     extra.pop("message_ids", None)
-    if len(counts) > NAMED:
-        extra["other_destinations"] = len(counts) - NAMED
     add_to_events(context, outlets, extra)
 
 

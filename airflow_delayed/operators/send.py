@@ -25,8 +25,7 @@ from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
 from airflow_delayed.operators import reporting
-from airflow_delayed.operators.hidden_arguments import HidesArguments, masked
-from airflow_delayed.operators.send_arguments import SendArguments, hold_over_of, origin_of
+from airflow_delayed.operators.send_arguments import HidesArguments, SendArguments, hold_over_of, masked, origin_of
 from airflow_delayed.operators.task_state import (
     FirstTry,
     TaskCheckpoints,
@@ -36,11 +35,9 @@ from airflow_delayed.operators.task_state import (
     note_waiting,
     turn_of,
 )
-from airflow_delayed.preflight import PreflightReport
 from airflow_delayed.route import Route
-from airflow_delayed.sending import Log, Sending
-from airflow_delayed.sources.paths import path_text
-from airflow_delayed.sources.templated import TemplatedSource
+from airflow_delayed.sending import Log, PreflightReport, Sending
+from airflow_delayed.sources.templated import TemplatedSource, path_text
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
@@ -112,8 +109,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     Where to:
 
-    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq`` or ``amqp``, or a SQL connection, where
-        the destination is a queue table in that database.
+    :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
+        connection, where the destination is a queue table in that database.
     :param destination: the name of the queue.
     :param store_conn_id: a SQL connection in whose store waits what is due later than ``hold_over`` from now, until a
         StoreDispatchOperator dispatches it.
@@ -173,24 +170,18 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     # neither messages nor value: rendered template fields are shown in the UI
     template_fields: Sequence[str] = (
-        "conn_id",
-        "store_conn_id",
-        "on_conflict",
-        "source",
-        "destination",
-        "delay",
-        "delay_from",
-        "due_at",
-        "headers",
-        "message_id",
-        "id_columns",
-        "tag",
-        "expires_at",
-        "timezone",
-        "rejects",
-        "topology",
-        "routing",
-        "envelope",
+        *(
+            "conn_id",
+            "store_conn_id",
+            "on_conflict",
+            "source",
+            "destination",
+            "delay",
+            "delay_from",
+            "due_at",
+            "headers",
+        ),
+        *("message_id", "id_columns", "tag", "expires_at", "timezone", "rejects", "topology", "routing", "envelope"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
     operator_extra_links = (StoredMessagesLink(),)

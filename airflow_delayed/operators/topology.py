@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_delayed.compat import AirflowFailException
-from airflow_delayed.delivery import State, TopologyReport, check_options, delivery_for, type_of
+from airflow_delayed.delivery import TopologyReport, check_options, delivery_for, type_of
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.sources.templated import rendered_flag
@@ -16,16 +16,6 @@ from airflow_delayed.sqs.settings import QueueSettings, settings_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-_GOOD = (
-    State.OK,
-    State.CREATED,
-    State.PLANNED,
-    State.REPAIRED,
-    State.WOULD_REPAIR,
-    State.DELETED,
-    State.WOULD_DELETE,
-)
 
 
 class TopologyInstallOperator(BaseOperator):
@@ -128,7 +118,7 @@ class TopologyInstallOperator(BaseOperator):
         except (InputError, ValueError) as error:
             raise AirflowFailException(str(error)) from error
         for finding in report.notable:
-            log = self.log.info if finding.state in _GOOD else self.log.warning
+            log = self.log.info if finding.severity == "ok" else self.log.warning
             log("%s", finding)
         self.log.info("%s: %s", self.conn_id, report.headline)
         return report.counts()

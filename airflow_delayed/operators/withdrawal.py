@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from airflow_delayed.sending import Log
 
 #: Seconds from the signal until all is done, so that the log has it before Airflow kills the process.
-SECONDS = 4.0
+KILL_SECONDS = 4.0
 #: Seconds of these to wait for the task's state.
-ASKED = 1.5
+ASKED_SECONDS = 1.5
 #: States of a task that was ended by a person, and is not tried again.
 _MARKED = ("failed", "skipped", "removed", "upstream_failed")
 #: States that say nothing of a retry: its tries do. Airflow's server may not have answered.
@@ -115,7 +115,7 @@ class Withdrawal:
             )
             return
         assert self._killed_at is not None
-        left = max(1.0, SECONDS - (self._monotonic() - self._killed_at))
+        left = max(1.0, KILL_SECONDS - (self._monotonic() - self._killed_at))
         # a clear is another send then, which refuses what has fallen due until that
         forgotten = in_thread(lambda: forget(self._context, new_ids=self._new_ids))
         because = f"the task was killed, its state is {state}"
@@ -129,7 +129,7 @@ class Withdrawal:
             f"{report.in_flight:,}",
             "" if report.complete else ". There was no time for all of them: cancel the others by their run",
         )
-        wait([forgotten], max(0.0, SECONDS - (self._monotonic() - self._killed_at)))
+        wait([forgotten], max(0.0, KILL_SECONDS - (self._monotonic() - self._killed_at)))
 
     def _state(self) -> str | None:
         """Return the task's state in Airflow; None: Airflow has no such task; "unknown": it does not answer."""
@@ -139,7 +139,7 @@ class Withdrawal:
                 dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
             )
         )
-        wait([answer], ASKED)
+        wait([answer], ASKED_SECONDS)
         with suppress(Exception):
             states = answer.result(timeout=0).get(ti.run_id, {})
             # a mapped task has its index in its name

@@ -15,16 +15,14 @@ from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailExc
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.operators.task_state import turn_of
-from airflow_delayed.sqs.delay_loop import EMPTY, DelayQueueLoop, end_of
+from airflow_delayed.sqs.delay_queue import EMPTY, DelayQueueLoop, end_of
+from airflow_delayed.sqs.settings import MAX_WAIT
 from airflow_delayed.sqs.stats import CycleCounts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_delayed.hooks.sqs import SqsDelayHook
-
-#: Seconds: the longest that SQS waits for a message.
-LONGEST_WAIT = 20
 
 #: Key in the task state store: the counts of a rescheduled sensor's earlier pokes.
 _COUNTS = "airflow_delayed.cycled"
@@ -92,7 +90,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         conn_id: str = "aws_default",
         destination: str | Sequence[str] | XComArg,
         until: datetime | timedelta | str | XComArg = EMPTY,
-        wait_time_seconds: int = LONGEST_WAIT,
+        wait_time_seconds: int = MAX_WAIT,
         empty_looks: int = 3,
         error_queue: str | None = None,
         max_late: timedelta | None = None,
@@ -105,8 +103,8 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
             end_of(until, datetime.min)
         if not isinstance(destination, XComArg) and not destination:
             raise ValueError("destination is empty; name one queue at least")
-        if not 0 <= wait_time_seconds <= LONGEST_WAIT:
-            raise ValueError(f"wait_time_seconds={wait_time_seconds} must be 0 to {LONGEST_WAIT}")
+        if not 0 <= wait_time_seconds <= MAX_WAIT:
+            raise ValueError(f"wait_time_seconds={wait_time_seconds} must be 0 to {MAX_WAIT}")
         if empty_looks < 1:
             raise ValueError(f"empty_looks={empty_looks} must be 1 or more")
         if max_late is not None and (not isinstance(max_late, timedelta) or max_late < timedelta(0)):
@@ -273,7 +271,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
 
     def _name(self) -> None:
         """Report the delay queues and their destinations to OpenLineage."""
-        names = self._names[: lineage.NAMED]
+        names = self._names[: lineage.MOST_DATASETS]
 
         def datasets(*, fifo: bool) -> list[lineage.Dataset]:
             return [self.hook.dataset(name, fifo=fifo) for name in names]

@@ -16,7 +16,7 @@ from airflow_delayed.errors import InputError
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import utcnow
-from airflow_delayed.operators.selection import CRITERIA, SelectsMessages
+from airflow_delayed.operators.change import CRITERIA, SelectsMessages
 from airflow_delayed.operators.task_state import task_state, turn_of
 from airflow_delayed.triggers.messages_dispatched import Look, MessagesDispatchedTrigger, MessageSelection
 
@@ -48,19 +48,12 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
 
     :param ids: the ids of messages, up to 10,000: a list or one id, or what DelayedSendOperators of up to 100 messages
         returned.
-    :param tag: only messages with this tag.
-    :param destination: only messages to this queue.
-    :param deliver_conn_id: only messages that this connection delivers; the store's own for its queue tables.
-    :param due_from: only messages that are due then or later: an aware time, or ISO 8601 text with an offset.
-    :param due_until: only messages that are due before then.
-    :param sent_by: only messages of these tasks: a SentBy, or a dictionary with ``dag_id`` and, if wanted, ``run_id``,
-        ``task_id`` and ``map_index``.
+    :param tag: as ChangeOperator's; so are ``destination``, ``deliver_conn_id``, ``due_from``, ``due_until`` and
+        ``sent_by``.
 
     The store:
 
-    :param store_conn_id: the store, a SQL connection.
-    :param table: the store's table.
-    :param schema: the table's schema; by default the connection's own.
+    :param store_conn_id: as ChangeOperator's; so are ``table`` and ``schema``.
 
     When:
 
@@ -137,11 +130,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
         self.on_missing = on_missing
         self.clock = clock
         self._seen = 0
-
-    @property
-    def page_store(self) -> str:
-        """The store that the link to the page shows."""
-        return self.store_conn_id
 
     def execute(self, context: Context) -> Any:
         """Poke, or have the triggerer do it."""

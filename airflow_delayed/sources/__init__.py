@@ -6,8 +6,7 @@ returns; an operator works on a copy. The task opens it.
 
 from __future__ import annotations
 
-from airflow_delayed.sources.delta import DeltaSource
-from airflow_delayed.sources.paths import CsvSource, JsonLinesSource, ParquetSource
 from airflow_delayed.sources.query import SqlSource
+from airflow_delayed.sources.templated import CsvSource, DeltaSource, JsonLinesSource, ParquetSource
 
 __all__ = ["CsvSource", "DeltaSource", "JsonLinesSource", "ParquetSource", "SqlSource"]

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 VARIABLES = ("DELAYED_CONN_", "AIRFLOW_CONN_")
 #: The environment variable with the path of the file, where no option names one.
 FILE_VARIABLE = "DELAYED_CONNECTIONS_FILE"
-_FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
-#: Fields of Airflow's form that are ignored.
+#: Fields of Airflow's form that are read.
+FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
+#: And those that are ignored.
 _IGNORED = ("conn_id", "description", "team_name")
 
 
@@ -117,21 +118,18 @@ def parse(conn_id: str, given: object, place: str) -> Connection:
 
     :raises InputError: it cannot be read; the text names its place, and shows none of its content.
     """
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            given = None
-    if not isinstance(given, dict):
+    if (read := _object(given)) is None:
         raise InputError(
             f'connection {conn_id!r}: {place} must have it as JSON, {{"conn_type": "rabbitmq", "host": ...}}; a URI'
             " cannot be read here"
         )
-    unknown = sorted(given.keys() - {*_FIELDS, *_IGNORED})
+    unknown = sorted(read.keys() - {*FIELDS, *_IGNORED})
     if unknown:
         raise InputError(f"connection {conn_id!r}: {place} has unknown fields {', '.join(unknown)}")
-    fields = {name: given[name] for name in _FIELDS if given.get(name) not in (None, "")}
-    fields["extra"] = _extra(conn_id, fields.get("extra") or {}, place)
+    fields = {name: read[name] for name in FIELDS if read.get(name) not in (None, "")}
+    fields["extra"] = _object(fields.get("extra") or {})
+    if fields["extra"] is None:
+        raise InputError(f"connection {conn_id!r}: {place} has an extra that is no JSON object")
     if not isinstance(fields.get("conn_type"), str):
         raise InputError(f"connection {conn_id!r}: {place} has no conn_type")
     try:
@@ -142,15 +140,13 @@ def parse(conn_id: str, given: object, place: str) -> Connection:
     return Connection(conn_id=conn_id, **fields)
 
 
-def _extra(conn_id: str, extra: object, place: str) -> Mapping[str, Any]:
-    if isinstance(extra, str):
-        try:
-            extra = json.loads(extra)
-        except ValueError:
-            extra = None
-    if not isinstance(extra, dict):
-        raise InputError(f"connection {conn_id!r}: {place} has an extra that is no JSON object")
-    return extra
+def _object(given: object) -> dict[str, Any] | None:
+    """Return a JSON object, which may be written as text; None: it is something else."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 _RABBITMQ = ("rabbitmq", "amqp", "amqps")

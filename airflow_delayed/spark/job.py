@@ -18,11 +18,8 @@ from contextlib import closing, contextmanager
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_delayed.spark.reporting import logger
+from airflow_delayed.spark.reporting import EVERY, logger
 from airflow_delayed.threads import Ticker
-
-#: Seconds between two lines of progress.
-EVERY = 10.0
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

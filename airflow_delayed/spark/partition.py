@@ -145,7 +145,7 @@ def place_of(partition: int, attempt: int) -> str:
 
 
 #: Seconds between two tries to take a slot.
-PAUSE = 0.05
+SLOT_PAUSE = 0.05
 
 
 @contextmanager
@@ -182,4 +182,4 @@ def slot(
             finally:
                 os.close(handle)
             return
-        sleep(PAUSE)
+        sleep(SLOT_PAUSE)

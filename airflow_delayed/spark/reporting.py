@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from airflow_delayed.errors import SourceError
-from airflow_delayed.reports import Counts, SendReport
+from airflow_delayed.reports import MOST_DESTINATIONS, Counts, SendReport, by_size, largest_destinations
 from airflow_delayed.sending import Log
 from airflow_delayed.spark.options import Settings
 
@@ -37,10 +37,6 @@ def logger() -> logging.Logger:
     return log
 
 
-#: How many destinations are named, those with the most messages; the others are counted.
-NAMED = 100
-
-
 @dataclass(slots=True, kw_only=True)
 class PartitionCounts(Counts):
     """Counts of one attempt at one partition, or of many."""
@@ -55,11 +51,6 @@ class PartitionCounts(Counts):
     def out(self) -> int:
         """Messages that were sent or stored."""
         return self.sent.sent + self.stored.sent + self.stored.replaced
-
-    def by_destination(self) -> dict[str, int]:
-        """Messages that were sent or stored, by destination, most first."""
-        counts = (self.sent + self.stored).by_destination
-        return {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
 
     def summary(self) -> dict[str, Any]:
         """Return what DelayedSendOperator returns as well, and ``rows``."""
@@ -76,12 +67,9 @@ class PartitionCounts(Counts):
             "last_due": both.last_due.isoformat() if both.last_due else None,
         }
 
-    def destinations(self) -> dict[str, Any]:
-        """Return ``destinations`` with the most messages, and how many ``other_destinations`` there are, if any."""
-        counts = self.by_destination()
-        named = dict(list(counts.items())[:NAMED])
-        others = len(counts) - len(named)
-        return {"destinations": named, **({"other_destinations": others} if others else {})}
+    def by_destination(self) -> dict[str, int]:
+        """Messages that were sent or stored, by destination, most first."""
+        return by_size((self.sent + self.stored).by_destination)
 
 
 def total(counts: Iterable[PartitionCounts]) -> PartitionCounts:
@@ -208,10 +196,10 @@ def log_abort(
 
 def _destinations(log: Log, counts: PartitionCounts) -> None:
     by_destination = counts.by_destination()
-    for name, count in list(by_destination.items())[:NAMED]:
+    for name, count in list(by_destination.items())[:MOST_DESTINATIONS]:
         log.info("%s: %s", name, f"{count:,}")
-    if len(by_destination) > NAMED:
-        log.info("and %s other destinations", f"{len(by_destination) - NAMED:,}")
+    if len(by_destination) > MOST_DESTINATIONS:
+        log.info("and %s other destinations", f"{len(by_destination) - MOST_DESTINATIONS:,}")
 
 
 def _twice(failed: FailedAttempts | None) -> str:
@@ -227,7 +215,9 @@ def _others(failed: FailedAttempts | None) -> str:
     if not failed.attempts:
         return "No other attempt reported a sent message; a killed attempt may have sent some before it reported"
     least = "" if failed.exact else "at least "
-    named = ", ".join(f"{count:,} to {name}" for name, count in list(failed.counts.by_destination().items())[:NAMED])
+    named = ", ".join(
+        f"{count:,} to {name}" for name, count in list(failed.counts.by_destination().items())[:MOST_DESTINATIONS]
+    )
     return (
         f"{failed.attempts:,} other attempts had sent {least}{failed.counts.sent.sent:,} messages and stored"
         f" {least}{failed.counts.stored.sent + failed.counts.stored.replaced:,}{f' ({named})' if named else ''}"
@@ -259,7 +249,7 @@ def manifest_of(
         "partitions": len(done),
         "repeated": sum(1 for earlier, _ in done if earlier),
         "summary": summary,
-        **counts.destinations(),
+        **largest_destinations(counts.by_destination()),
         "other_attempts": None
         if failed is None
         else {

@@ -68,7 +68,6 @@ MAX_BYTES = 1_048_576
 MAX_ENTRIES = 10
 #: Bytes kept for the attributes that hold the delay and the due time.
 _RESERVED = 256
-_STRING = len("String")
 
 _REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!aws\.|amazon\.)(?!\.)(?!.*\.\.)[a-z0-9_.-]{1,256}(?<!\.)", re.IGNORECASE | re.ASCII)

@@ -26,16 +26,14 @@ from airflow_delayed.errors import DelayedError, DestinationMissing, InputError,
 from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
-from airflow_delayed.sqs import queues, redrive, stats
-from airflow_delayed.sqs.admin import InstallMode, QueueAdmin
+from airflow_delayed.sqs import admin, queues, stats
+from airflow_delayed.sqs.admin import InstallMode, QueueAdmin, RedriveResult
 from airflow_delayed.sqs.batch import BatchSender, MessageSender, change_visibility, visibility_seconds
 from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, not_repeated, translated
-from airflow_delayed.sqs.delay_loop import never
-from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone
+from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone, never
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.hops import hop_of
-from airflow_delayed.sqs.redrive import RedriveResult
-from airflow_delayed.sqs.settings import Duration, QueueSettings
+from airflow_delayed.sqs.settings import MAX_WAIT, Duration, QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
 
 if TYPE_CHECKING:
@@ -309,7 +307,7 @@ class SqsTransport(Delivery):
         :raises TopologyError: the destination or its dead-letter queue does not exist.
         :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Nothing is lost.
         """
-        return redrive.redrive(self._admin, self._sender, destination, by_sqs=by_sqs)
+        return admin.redrive(self._admin, self._sender, destination, by_sqs=by_sqs)
 
     def estimate(self, delay: timedelta, messages: int = 1) -> stats.Estimate:
         """Return the cost of delaying so many messages, in several ways, without asking SQS.
@@ -462,10 +460,6 @@ class SqsTransport(Delivery):
         self._delay_queues.clear()
 
 
-#: Seconds: the longest that SQS waits for a message.
-_LONGEST_WAIT = 20
-
-
 class _TemporaryQueue(TemporaryQueue):
     """A standard queue of its own; it is removed whatever is on its way to it."""
 
@@ -479,7 +473,7 @@ class _TemporaryQueue(TemporaryQueue):
         """Wait for a message, whole seconds and at least one."""
         deadline = time.monotonic() + seconds
         while True:
-            left = min(max(round(deadline - time.monotonic()), 1), _LONGEST_WAIT)
+            left = min(max(round(deadline - time.monotonic()), 1), MAX_WAIT)
             with translated(self._conn_id, f"receive from queue {self.name}"):
                 answer = self._client.receive_message(QueueUrl=self._url, WaitTimeSeconds=left)
             if answer.get("Messages"):

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_delayed import metrics
 from airflow_delayed.errors import DelayedError, RetentionAtRisk
 from airflow_delayed.message import utcnow
-from airflow_delayed.sqs.delay_loop import DelayQueueLoop, end_of
+from airflow_delayed.sqs.delay_queue import DelayQueueLoop, end_of
 from airflow_delayed.sqs.stats import CycleCounts
 from airflow_delayed.triggers.base import ThreadTrigger
 
@@ -27,11 +27,8 @@ class FifoCycleTrigger(ThreadTrigger):
     :param conn_id: a connection of type ``aws``.
     :param destinations: as messages name them.
     :param until: "empty", or ISO 8601 text with an offset.
-    :param wait_time_seconds: of each round, 0 to 20.
-    :param poke_interval: seconds between two rounds.
-    :param empty_looks: how many rounds in a row must find nothing before a queue counts as empty.
-    :param error_queue: for messages that do not say when they are due.
-    :param max_late_seconds: a message delivered later than that is a warning.
+    :param wait_time_seconds: as FifoCycleSensor's; so are ``poke_interval``, ``empty_looks`` and ``error_queue``.
+    :param max_late_seconds: the sensor's ``max_late``, in seconds.
     :param counts: CycleCounts as JSON, of earlier passes.
     """
 

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 #: Seconds from the moment that an event is stored to the next one, by default and at most.
-PAUSE = 5.0
+EVENT_PAUSE = 5.0
 MAX_PAUSE = 60.0
 #: Bytes of the largest body in an event, by default and at most.
 BODY_LIMIT = 65_536
@@ -53,7 +53,7 @@ class MessageStreamTrigger(BaseEventTrigger, Generic[Message]):
 
     #: The defaults of the parameters beside connection and queue.
     defaults: ClassVar[Mapping[str, Any]] = {
-        "pause": PAUSE,
+        "pause": EVENT_PAUSE,
         "body": False,
         "body_limit": BODY_LIMIT,
         "triggerer_queue": None,

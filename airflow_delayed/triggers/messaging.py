@@ -17,6 +17,8 @@ from airflow.exceptions import AirflowOptionalProviderFeatureException
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseEventTrigger
 
+    from airflow_delayed.triggers.message_stream import MessageStreamTrigger
+
 try:
     from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 except ModuleNotFoundError as error:
@@ -37,6 +39,20 @@ class _SchemeAlone(BaseMessageQueueProvider):
         return {}
 
 
+def _named(trigger: type[MessageStreamTrigger[Any]]) -> type[BaseEventTrigger]:
+    """Return a trigger's class that takes ``queue_name`` for the queue, and is kept as that trigger."""
+    from airflow_delayed.triggers.base import class_path
+
+    class NamedQueueTrigger(trigger):  # type: ignore[misc, valid-type]
+        def __init__(self, *, queue_name: str, **options: Any) -> None:
+            super().__init__(queue=queue_name, **options)
+
+        def serialize(self) -> tuple[str, dict[str, Any]]:
+            return class_path(trigger), super().serialize()[1]
+
+    return NamedQueueTrigger
+
+
 class RabbitMQQueueProvider(_SchemeAlone):
     """``delayed+rabbitmq``: :class:`airflow_delayed.triggers.rabbitmq_message.RabbitMQMessageTrigger`."""
 
@@ -44,17 +60,9 @@ class RabbitMQQueueProvider(_SchemeAlone):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger, with ``queue_name`` for the queue."""
-        from airflow_delayed.triggers.base import class_path
         from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
 
-        class NamedQueueTrigger(RabbitMQMessageTrigger):
-            def __init__(self, *, queue_name: str, **options: Any) -> None:
-                super().__init__(queue=queue_name, **options)
-
-            def serialize(self) -> tuple[str, dict[str, Any]]:
-                return class_path(RabbitMQMessageTrigger), super().serialize()[1]
-
-        return NamedQueueTrigger
+        return _named(RabbitMQMessageTrigger)
 
 
 class SqlQueueProvider(_SchemeAlone):
@@ -64,14 +72,6 @@ class SqlQueueProvider(_SchemeAlone):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger, with ``queue_name`` for the queue."""
-        from airflow_delayed.triggers.base import class_path
         from airflow_delayed.triggers.queue_table import QueueTableTrigger
 
-        class NamedQueueTrigger(QueueTableTrigger):
-            def __init__(self, *, queue_name: str, **options: Any) -> None:
-                super().__init__(queue=queue_name, **options)
-
-            def serialize(self) -> tuple[str, dict[str, Any]]:
-                return class_path(QueueTableTrigger), super().serialize()[1]
-
-        return NamedQueueTrigger
+        return _named(QueueTableTrigger)

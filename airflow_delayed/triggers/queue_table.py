@@ -18,7 +18,7 @@ from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.triggers.base import error_text
 from airflow_delayed.triggers.message_stream import (
     BODY_LIMIT,
-    PAUSE,
+    EVENT_PAUSE,
     Batch,
     MessageProducer,
     MessageStreamTrigger,
@@ -68,14 +68,9 @@ class QueueTableTrigger(MessageStreamTrigger[QueueRow]):
     :param conn_id: a SQL connection; its user needs the rights to select, update and delete rows of the table.
     :param queue: the name of the table: the destination of its messages, up to 63 bytes.
     :param batch_size: how many rows an event has at most, 1 to 10,000.
-    :param pause: seconds from the moment that an event is stored to the next one, 0 to 60: more than your scheduler
-        takes to make a run of it.
-    :param body: take the body along. It is then in Airflow's database, in the UI, and open to all who may see assets.
-    :param body_limit: bytes, up to 1,048,576. Of a larger body the event has only the size; the row is deleted all the
-        same, and its body lost.
+    :param pause: as RabbitMQMessageTrigger's; so are ``body``, ``body_limit`` (the row of a larger body is deleted all
+        the same, and its body lost) and ``triggerer_queue``.
     :param schema: of the table; by default the connection's own.
-    :param triggerer_queue: run it on triggerers that were started with ``--queues`` and this name, where
-        ``[triggerer] queues_enabled`` is set; what Airflow calls a trigger's ``queue``. Needs Airflow 3.4.
     :raises ValueError: a parameter is not one of those above.
     :raises LimitExceeded: the name is too long for a table.
     :raises NeedsAirflow: ``triggerer_queue`` before Airflow 3.4.
@@ -88,7 +83,7 @@ class QueueTableTrigger(MessageStreamTrigger[QueueRow]):
         conn_id: str,
         queue: str,
         batch_size: int = BATCH_SIZE,
-        pause: float = PAUSE,
+        pause: float = EVENT_PAUSE,
         body: bool = False,
         body_limit: int = BODY_LIMIT,
         schema: str | None = None,

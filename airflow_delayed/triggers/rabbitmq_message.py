@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_delayed.rabbitmq.transport import require_client
 from airflow_delayed.triggers.message_stream import (
     BODY_LIMIT,
-    PAUSE,
+    EVENT_PAUSE,
     Batch,
     MessageEvent,
     MessageProducer,
@@ -73,7 +73,7 @@ class RabbitMQMessageTrigger(MessageStreamTrigger[ReceivedMessage]):
         conn_id: str,
         queue: str,
         prefetch: int = PREFETCH,
-        pause: float = PAUSE,
+        pause: float = EVENT_PAUSE,
         body: bool = False,
         body_limit: int = BODY_LIMIT,
         triggerer_queue: str | None = None,
@@ -94,7 +94,7 @@ class RabbitMQMessageTrigger(MessageStreamTrigger[ReceivedMessage]):
 
         hook = RabbitMQDelayHook(kwargs["conn_id"])
         consumer = hook.consumer(kwargs["queue"], prefetch=kwargs.get("prefetch", PREFETCH))
-        return RabbitMQMessageProducer(consumer, pause=kwargs.get("pause", PAUSE))
+        return RabbitMQMessageProducer(consumer, pause=kwargs.get("pause", EVENT_PAUSE))
 
     def _payload(self, message: ReceivedMessage) -> dict[str, Any]:
         if self.body and message.size > self.body_limit:

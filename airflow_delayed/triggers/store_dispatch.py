@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from airflow_delayed import metrics
-from airflow_delayed.delivery import Clock, Delivery, delivery_for
+from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
@@ -94,7 +94,7 @@ class StoreDispatchTrigger(ThreadTrigger):
                 task = self.task_instance
                 dispatcher = store.dispatcher(
                     arguments["deliver_conn_ids"],
-                    _transport,
+                    delivery_for,
                     stays=True,
                     dag_id=None if task is None else task.dag_id,
                     **asdict(policy),
@@ -120,7 +120,3 @@ class StoreDispatchTrigger(ThreadTrigger):
             metrics.tell_gauges(store)
             summary = DispatchReport().summary() if dispatcher is None else dispatcher.report.summary()
         return {"status": status, "summary": summary, "error": problem}
-
-
-def _transport(conn_id: str, clock: Clock) -> Delivery:
-    return delivery_for(conn_id, clock=clock)

@@ -1,8 +1,12 @@
-"""The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones."""
+"""The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones.
+
+And the routes that verify a connection, of a store too: what is wrong with it, and what install would do.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,20 +15,23 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from airflow_delayed.delivery import State, TopologyReport, delivery_for
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
-from airflow_delayed.ui.models import WHO_SEES_WHY, ApiModel, FindingResponse
-from airflow_delayed.ui.requests import RedriveBody, RedriveUnroutableBody
-from airflow_delayed.ui.security import is_rabbitmq, is_sqs
+from airflow_delayed.ui.models import WHO_SEES_WHY, ApiModel, FindingResponse, RedriveBody, RedriveUnroutableBody
+from airflow_delayed.ui.security import is_rabbitmq, is_sqs, is_store
 
 if TYPE_CHECKING:
     from airflow_delayed.sqs.stats import QueueDepth
 
 router = APIRouter(tags=["brokers"], route_class=security.GuardedRoute)
+verify_router = APIRouter(tags=["verify"], dependencies=[security.verifies], route_class=security.GuardedRoute)
 
 #: Messages that one redrive looks at.
 MAX_REDRIVEN = 1000
+#: What an install leaves as it is, or does not know.
+_NOT_PLANNED = (State.OK, State.WARNING, State.UNKNOWN)
 
 
 class LevelResponse(ApiModel):
@@ -244,3 +251,40 @@ async def redrive_sqs(
         )
 
     return await pool.call(connection_id, move, seconds=CHANGE_SECONDS)
+
+
+class VerifyResponse(ApiModel):
+    """What is wrong with a connection, and what an install would do about it."""
+
+    findings: list[FindingResponse] = Field(description="As verify() and airflow delayed doctor have them")
+    plan: list[str] = Field(description="One line for each part that an install would make, or that differs")
+
+
+@verify_router.get("/stores/{connection_id}/verify", dependencies=[is_store])
+async def verify_store(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
+    """Verify a store's tables, and look for what keeps its messages from being dispatched."""
+    return await _verify(pool, connection_id, [])
+
+
+@verify_router.get("/rabbitmq/{connection_id}/verify", dependencies=[is_rabbitmq])
+async def verify_rabbitmq(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
+    """Verify the delay queues of a RabbitMQ."""
+    return await _verify(pool, connection_id, [])
+
+
+@verify_router.get("/sqs/{connection_id}/{queue}/verify", dependencies=[is_sqs])
+async def verify_sqs(connection_id: str, queue: str, pool: HookPoolDep) -> VerifyResponse:
+    """Verify the queues of one destination of SQS."""
+    return await _verify(pool, connection_id, [queue])
+
+
+async def _verify(pool: HookPool, connection_id: str, destinations: Sequence[str]) -> VerifyResponse:
+    def work() -> tuple[TopologyReport, TopologyReport]:
+        with closing(delivery_for(connection_id)) as hook:
+            return hook.verify(destinations), hook.install(destinations, dry_run=True)
+
+    report, planned = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
+    return VerifyResponse(
+        findings=[FindingResponse.of(finding) for finding in report if finding.severity != "ok"],
+        plan=[str(finding) for finding in planned if finding.state not in _NOT_PLANNED],
+    )

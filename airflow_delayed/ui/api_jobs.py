@@ -22,8 +22,7 @@ from airflow_delayed.threads import in_thread
 from airflow_delayed.ui import errors, security
 from airflow_delayed.ui.api_stores import check_reason, logged_selection, refused_without_dag, span_of
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, HookPoolDep
-from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse
-from airflow_delayed.ui.requests import JobBody
+from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse, JobBody
 from airflow_delayed.ui.security import is_store
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,39 @@
-"""The routes of the page's first screen: verdict, figures and list in one answer; failures by cause; search."""
+"""The routes of the page's first screen: verdict, figures and list in one answer; failures by cause; search.
+
+And ``/metrics``, the same figures for Prometheus, which are read with a token of their own. The API server answers also
+where no dispatcher works, so that an alert needs no dispatcher to fire.
+
+=========================================== ========================================================================
+metric                                      value
+=========================================== ========================================================================
+``delayed_page_up``                         1: the connection answered; 0: it did not
+``delayed_page_findings``                   1 for each finding of the verdict, by ``code`` and ``severity``
+``delayed_page_messages``                   messages of a store by ``state``: due, overdue, failed, ...
+``delayed_page_oldest_due_seconds``         how long the oldest message of a store has been due; 0: none is due
+``delayed_page_forecast_late_seconds``      how late the latest message will be that falls due within a day; 0: none
+                                            is more than a minute late, or the dispatchers' speed is not known yet
+=========================================== ========================================================================
+
+Each has the labels ``store_conn_id`` or ``conn_id``, ``kind`` and, of SQS, ``queue``: the other ones are empty.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import datetime
+from hmac import compare_digest
+from http import HTTPStatus
 from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import Field, StringConstraints
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
+from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.ui import api_brokers, api_jobs, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
@@ -21,19 +44,13 @@ from airflow_delayed.ui.models import (
     ConnectionKind,
     ConnectionRights,
     LeftName,
+    ListQuery,
     MessagePage,
     StoreSummary,
 )
-from airflow_delayed.ui.requests import ListQuery
-from airflow_delayed.ui.security import PageConnection, is_store
+from airflow_delayed.ui.security import PageConnection
 
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
-store_router = APIRouter(
-    prefix="/stores/{connection_id}",
-    tags=["stores"],
-    dependencies=[is_store, security.views],
-    route_class=security.GuardedRoute,
-)
 
 Figures = StoreSummary | api_brokers.RabbitMQSummary | api_brokers.SqsSummary
 
@@ -97,9 +114,7 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
     page, matching, running, problem = (None, None, [], None) if listing is None else await listing
     connections = [
         LiveConnection(
-            connection_id=one.connection_id,
-            kind=one.kind,
-            queue=one.queue,
+            **asdict(one),
             summary=summary,
             error=_info(one, answer, rights) if isinstance(answer, Exception) else None,
             age_seconds=None if summary is None else summary.age_seconds,
@@ -207,7 +222,7 @@ class SearchMatches(ApiModel):
     matches: list[SearchMatchResponse]
 
 
-@store_router.get("/failures")
+@api_stores.router.get("/failures")
 async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -> FailureGroups:
     """Return failed messages by cause and destination; reasons only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
@@ -219,7 +234,7 @@ async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -
     return found
 
 
-@store_router.get("/search")
+@api_stores.router.get("/search")
 async def search(
     connection_id: str,
     q: Annotated[str, Query(), StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00]*$")],
@@ -228,3 +243,69 @@ async def search(
     """Return up to five ids, tags, destinations and DAGs each that begin with a text, or ids whose key it is."""
     found = await pool.call_store(connection_id, lambda hook: hook.search(q))
     return SearchMatches(matches=[SearchMatchResponse.model_validate(one) for one in found])
+
+
+_STATES = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired")
+_LABELS = ("store_conn_id", "conn_id", "kind", "queue")
+
+
+async def metrics(request: Request) -> Response:
+    """Return the metrics; 404 without ``[delayed] metrics_token``, 401 with another token than that."""
+    token = config.metrics_token()
+    if not token:
+        return _no_metrics(
+            HTTPStatus.NOT_FOUND, "set [delayed] metrics_token in Airflow's configuration to have metrics"
+        )
+    if not compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode()):
+        return _no_metrics(
+            HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer with the token of [delayed] metrics_token"
+        )
+    try:
+        import prometheus_client  # noqa: F401 - an extra of the package
+    except ImportError:
+        return _no_metrics(HTTPStatus.NOT_IMPLEMENTED, "install airflow-provider-delayed[prometheus] for /metrics")
+    pool: HookPool = request.app.state.hook_pool
+    connections = security.configured()
+    answers = await verdict.ask(
+        connections,
+        lambda name: api_stores.figures(name, pool),
+        lambda name: api_brokers.rabbitmq_figures(name, pool),
+        pool,
+    )
+    content, kind = _metrics_of(list(zip(connections, answers, strict=True)))
+    return Response(content, media_type=kind)
+
+
+def _no_metrics(status: HTTPStatus, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)
+
+
+def _metrics_of(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[bytes, str]:
+    """Return the metrics in Prometheus' text format, and its media type."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+
+    def gauge(name: str, help_: str, *labels: str) -> Gauge:
+        return Gauge(f"delayed_page_{name}", help_, (*_LABELS, *labels), registry=registry)
+
+    up = gauge("up", "Whether the connection answered")
+    findings = gauge("findings", "Findings of the verdict", "code", "severity")
+    messages = gauge("messages", "Messages of a store", "state")
+    oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
+    forecast = gauge("forecast_late_seconds", "How late the latest message will be that falls due within a day")
+    for connection, summary in answers:
+        name, kind = connection.connection_id, connection.kind
+        labels = (name if kind == "store" else "", "" if kind == "store" else name, kind, connection.queue or "")
+        up.labels(*labels).set(0 if isinstance(summary, Exception) else 1)
+        if isinstance(summary, Exception):
+            continue
+        for finding in verdict.findings_of(summary):
+            findings.labels(*labels, finding.code, finding.severity).set(1)
+        if isinstance(summary, StoreSummary):
+            for state in _STATES:
+                messages.labels(*labels, state).set(getattr(summary, state))
+            late = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
+            oldest.labels(*labels).set(late)
+            forecast.labels(*labels).set(summary.forecast_late_seconds)
+    return generate_latest(registry), CONTENT_TYPE_LATEST

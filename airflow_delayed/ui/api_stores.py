@@ -12,46 +12,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
-from airflow_delayed.store.api import MAX_COUNTED, Forecast, Outcome, Outcomes, hash_of, of_ids
+from airflow_delayed.store.api import MAX_COUNTED, Forecast, Outcome, Outcomes, Timeline, hash_of, of_ids
 from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
 from airflow_delayed.ui.models import (
     HIDDEN,
+    ApiModel,
     AuditEntryResponse,
     AuditPage,
+    ChangeBody,
     ChangeResponse,
+    EraseBody,
+    FilterBody,
     FindingResponse,
+    JobBody,
+    ListQuery,
     MessageBody,
     MessageDetail,
+    MessageId,
     MessageOutcome,
     MessagePage,
     MessageResponse,
+    RescheduleBody,
+    RestoreBody,
     StoreHealth,
     StoreSummary,
     TombstoneResponse,
 )
-from airflow_delayed.ui.requests import (
-    ChangeBody,
-    EraseBody,
-    FilterBody,
-    JobBody,
-    ListQuery,
-    MessageId,
-    RescheduleBody,
-    RestoreBody,
-)
 from airflow_delayed.ui.security import is_store
+
+if TYPE_CHECKING:
+    # Python 3.10 does not have it
+    from typing_extensions import Self
 
 router = APIRouter(
     prefix="/stores/{connection_id}",
@@ -460,3 +465,91 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
         messages=messages,
         next=outcomes.next,
     )
+
+
+class PastStepResponse(ApiModel):
+    """What dispatchers did from ``begin`` on, for one step."""
+
+    begin: datetime
+    dispatched: int = Field(description="Handed over to the broker, or put into the queue table")
+    on_time: int = Field(description="Dispatched at most 5 s after the due time, or ahead of it")
+    late: int = Field(description="Dispatched later than that")
+    failed: int
+    expired: int
+    retried: int
+    max_late_seconds: float
+    by_destination: list[int] = Field(description="Dispatched, in the order of ``destinations``")
+
+
+class FutureStepResponse(ApiModel):
+    """How many messages fall due from ``begin`` on, for one step; the present step counts from now."""
+
+    begin: datetime
+    messages: int
+    by_destination: list[int] = Field(description="In the order of ``destinations``")
+
+
+class ForecastResponse(ApiModel):
+    """Messages that will be more than a minute late, or of which that is not known."""
+
+    conn_id: str
+    destination: str | None = Field(description="The destination whose rate limits them; null: the connection does")
+    messages: int
+    first_due: datetime
+    last_due: datetime
+    ends_at: datetime | None = Field(description="When the last is dispatched; null: not known yet")
+    text: str
+
+
+class HistoryResponse(ApiModel):
+    """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 10 s."""
+
+    at: datetime
+    step_seconds: int
+    destinations: list[str] = Field(description="The 20 largest; last an empty name for all others, if there are any")
+    past: list[PastStepResponse]
+    future: list[FutureStepResponse]
+    forecast: list[ForecastResponse] = Field(default=[], description="Of a day, the first by due time first")
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Return the answer for a timeline."""
+        names = timeline.destinations
+        past = [
+            PastStepResponse(
+                begin=step.begin,
+                dispatched=step.counts.dispatched,
+                on_time=step.counts.on_time,
+                late=step.counts.dispatched - step.counts.on_time,
+                failed=step.counts.failed,
+                expired=step.counts.expired,
+                retried=step.counts.retried,
+                max_late_seconds=step.counts.max_late,
+                by_destination=[step.by_destination.get(name, 0) for name in names],
+            )
+            for step in timeline.past
+        ]
+        future = [
+            FutureStepResponse(
+                begin=step.begin,
+                messages=step.messages,
+                by_destination=[step.by_destination.get(name, 0) for name in names],
+            )
+            for step in timeline.future
+        ]
+        return cls(
+            at=timeline.at, step_seconds=timeline.step_seconds, destinations=list(names), past=past, future=future
+        )
+
+
+@router.get("/history")
+async def history(
+    connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400", "604800"], Query()] = "3600"
+) -> HistoryResponse:
+    """Return what was dispatched in the last hour, day or week, and what falls due in the next; some seconds old."""
+    answer, _ = await pool.store_figures(
+        connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
+    )
+    late = await forecast(connection_id, pool)
+    texts = [ForecastResponse.model_validate({**asdict(one), "text": str(one)}) for one in late]
+    return answer.model_copy(update={"forecast": texts})

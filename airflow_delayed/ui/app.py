@@ -17,10 +17,10 @@ path                                         right     answer
 ``GET /api/v1/stores/{id}/jobs``, one        views     see ``api_jobs``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
-``GET /api/v1/.../verify``                   edits     see ``api_verify``
-``GET /api/v1/stores/.../history``           views     see ``api_timeline``
+``GET /api/v1/.../verify``                   edits     see ``api_brokers``
+``GET /api/v1/stores/.../history``           views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
-``GET /metrics``                             token     see ``prometheus``
+``GET /metrics``                             token     see ``api_live``
 ============================================ ========= =================================================================
 
 The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
@@ -48,17 +48,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import (
-    api_brokers,
-    api_jobs,
-    api_live,
-    api_stores,
-    api_timeline,
-    api_verify,
-    prometheus,
-    security,
-    verdict,
-)
+from airflow_delayed.ui import api_brokers, api_jobs, api_live, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -104,19 +94,17 @@ def create(pool: HookPool | None = None) -> FastAPI:
         security.router,
         verdict.router,
         api_live.router,
-        api_live.store_router,
         api_stores.router,
         api_stores.change_router,
         api_jobs.router,
         api_brokers.router,
-        api_timeline.router,
-        api_verify.router,
+        api_brokers.verify_router,
     ):
         api.include_router(routes)
     app.include_router(api)
     app.include_router(router)
     # no route of FastAPI's: Prometheus has a token, and no login
-    app.router.routes.append(Route("/metrics", prometheus.answer))
+    app.router.routes.append(Route("/metrics", api_live.metrics))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:

@@ -26,7 +26,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -326,7 +326,7 @@ def connections(user: User) -> ConnectionCollection:
         version=__version__,
         body_limit=config.page_body_limit(),
         connections=[
-            ConnectionResponse(connection_id=one.connection_id, kind=one.kind, queue=one.queue, may=may)
+            ConnectionResponse(**asdict(one), may=may)
             for one in listed
             if (may := allowed[one.connection_id]) is not None
         ],

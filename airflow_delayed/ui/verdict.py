@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
 from shlex import quote
@@ -203,9 +204,7 @@ def _unanswered(connection: PageConnection, error: ApiError, since: datetime | N
         where=f"connection {connection.connection_id!r}",
         what=error.message,
         remedy=_REMEDIES.get(code),
-        connection_id=connection.connection_id,
-        kind=connection.kind,
-        queue=connection.queue,
+        **asdict(connection),
         since=since,
     )
 
@@ -297,13 +296,7 @@ def _dispatches(dag_id: str, session: Session) -> bool:
 
 
 def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str | None) -> Cause:
-    cause = Cause(
-        **finding.model_dump(),
-        connection_id=connection.connection_id,
-        kind=connection.kind,
-        queue=connection.queue,
-        states=_STATES.get(finding.code, []),
-    )
+    cause = Cause(**finding.model_dump(), **asdict(connection), states=_STATES.get(finding.code, []))
     if finding.code == "no-dispatcher" and paused_dag is not None:
         cause.paused_dag = paused_dag
         cause.what += f"; the DAG of the last dispatcher, {paused_dag}, is paused"

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from support import pages
 
-from airflow_delayed.cli.probes import BUCKETS
+from airflow_delayed.cli.service import BUCKETS
 from services import prometheus
 
 CASES = Path(__file__).with_name("alerts_test.yml")

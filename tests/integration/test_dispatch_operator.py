@@ -127,7 +127,7 @@ def test_what_fails_fails_the_task_after_the_others(store: Store):
 def test_a_row_reaches_allowed_destinations_alone(store: Store, monkeypatch):
     """Whoever may insert into the store's table says where a message goes; who dispatches says where it may."""
     transport = Transport()
-    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: transport)
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.delivery_for", lambda conn_id, clock: transport)
     hook = store.installed("reminders", "admin", deliver_conn_id=None)
     names = ["reminders", "billing-1", "admin", "Reminders", "billing", "re*"]
     hook.send(message(f"own-{name}", hook.now() - SECOND, destination=name) for name in ("reminders", "admin"))
@@ -203,7 +203,7 @@ def test_a_lookahead_that_leaves_a_gap_is_an_error(store: Store, monkeypatch, sc
     """The transport's horizon is an hour, or a day where the lookahead is longer than that."""
     store.installed()
     far = timedelta(days=1) if options["lookahead"] > timedelta(hours=4) else timedelta(hours=1)
-    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: Transport(far))
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.delivery_for", lambda conn_id, clock: Transport(far))
     with DAG("d", schedule=schedule, start_date=datetime(2030, 1, 1, tzinfo=timezone.utc)) as dag:
         task = operator(store, deliver_conn_ids="broker", **options)
     due = datetime(2030, 1, 2, 17, 0, tzinfo=timezone.utc)
@@ -268,7 +268,7 @@ def test_sigterm_ends_it_in_order(store: Store, monkeypatch, connect, until):
             return report
 
     transport = Evicted()
-    monkeypatch.setattr("airflow_delayed.operators.dispatch.transport", lambda conn_id, clock: transport)
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.delivery_for", lambda conn_id, clock: transport)
     task = operator(store, deliver_conn_ids=["broker"], until=until, batch_size=2)
     task.on_kill()
     previous = signal.signal(signal.SIGTERM, lambda number, frame: task.on_kill())

@@ -33,8 +33,8 @@ class Run:
         self.store = store
         self.ti = SimpleNamespace(try_number=0, max_tries=2)
         self.states = States()
-        for module, name in ((dispatch, "transport"), (store_dispatch, "_transport")):
-            monkeypatch.setattr(module, name, lambda conn_id, clock: broker)
+        for module in (dispatch, store_dispatch):
+            monkeypatch.setattr(module, "delivery_for", lambda conn_id, clock: broker)
 
     def try_it(self) -> dict[str, object]:
         self.ti.try_number += 1

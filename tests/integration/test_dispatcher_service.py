@@ -27,8 +27,7 @@ from support.serving import serve
 from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.cli import service
-from airflow_delayed.cli.probes import MAX_CONNECTIONS, ProbeServer, PrometheusRecorder, health
-from airflow_delayed.cli.service import DispatchService
+from airflow_delayed.cli.service import MAX_CONNECTIONS, DispatchService, ProbeServer, PrometheusRecorder, health
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.policy import DispatchPolicy
 from services import postgres
@@ -429,7 +428,7 @@ def test_probes_answer_at_addresses_of_each_family(host: str, place: str):
 
 def test_clients_that_never_end_their_request_keep_no_probe_waiting(monkeypatch: pytest.MonkeyPatch):
     # no request ends by itself
-    monkeypatch.setattr("airflow_delayed.cli.probes._Handler.timeout", 2 * PATIENCE)
+    monkeypatch.setattr("airflow_delayed.cli.service._Handler.timeout", 2 * PATIENCE)
     threads = active_count()
     with ExitStack() as stack:
         probes = stack.enter_context(ProbeServer("127.0.0.1", 0, {"/live": lambda: health(True, {})}))

@@ -13,8 +13,7 @@ from support import pages
 
 from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
-from airflow_delayed.testing.delayed import Delayed
-from airflow_delayed.testing.task_run import TaskRun
+from airflow_delayed.testing.delayed import Delayed, TaskRun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 

@@ -83,7 +83,7 @@ def test_the_gravest_comes_first_and_what_is_unknown_before_a_warning(store: Sto
 
 
 def test_each_connection_is_examined_whatever_the_others_do(store: Store, connect, silent, doctor, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.cli.doctor.SECONDS", 4.0)
+    monkeypatch.setattr("airflow_delayed.cli.doctor.EXAMINE_SECONDS", 4.0)
     store.installed()
     connect("hangs", conn_type="rabbitmq", host="127.0.0.1", port=silent)
     connect("refuses", conn_type="rabbitmq", host="127.0.0.1", port=1)

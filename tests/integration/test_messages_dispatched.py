@@ -22,7 +22,7 @@ from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.sensors.messages_dispatched import MessagesDispatchedSensor
 from airflow_delayed.store.dispatch.report import DispatchFailed
-from airflow_delayed.testing.task_run import TaskRun
+from airflow_delayed.testing.delayed import TaskRun
 from airflow_delayed.triggers import messages_dispatched
 from airflow_delayed.triggers.messages_dispatched import MessagesDispatchedTrigger
 

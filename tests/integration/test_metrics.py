@@ -177,8 +177,8 @@ def test_a_dispatcher_that_stays_in_the_triggerer_tells_its_gauges_meanwhile(sto
     hook = store.installed()
     hook.send([message("now", hook.now()), message("later", hook.now() + HOUR)])
     transport = Transport()
-    monkeypatch.setattr(store_dispatch, "_transport", lambda conn_id, clock: transport)
-    monkeypatch.setattr(metrics, "EVERY", 0.05)
+    monkeypatch.setattr(store_dispatch, "delivery_for", lambda conn_id, clock: transport)
+    monkeypatch.setattr(metrics, "GAUGES_EVERY", 0.05)
     # as Airflow leaves it in the triggerer
     stats.initialize(factory=stats.Stats, export_legacy_names=False)
     metrics.begin_outside_tasks.cache_clear()

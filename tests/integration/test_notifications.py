@@ -235,8 +235,8 @@ def silent(connect) -> Iterator[str]:
 def test_a_store_that_does_not_answer_is_one_line_and_the_error(
     kind, silent, broker, monkeypatch, caplog, capsys
 ) -> None:
-    assert store_calls.SECONDS == 10
-    monkeypatch.setattr(store_calls, "SECONDS", 0.5)
+    assert store_calls.CALL_SECONDS == 10
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 0.5)
     # it is asked each time
     monkeypatch.setattr(store_calls, "SILENCE", 0.0)
     more = {"conn_id": broker, "destination": "q", "delay": 1} if kind is DelayedNotifier else {}

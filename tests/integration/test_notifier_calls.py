@@ -125,7 +125,7 @@ def test_five_notifiers_at_a_store_that_hangs_leave_the_sixth_callback_its_turn(
     silent: Silent, connect, monkeypatch, counters: Counters, caplog, tmp_path: Path
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(store_calls, "SECONDS", 0.3)
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 0.3)
     monkeypatch.setitem(store_calls._calls, "silent", StoreCalls("silent", monotonic=clock))
     called: list[dict[str, Any]] = []
     notifiers = [DelayedNotifier(conn_id="silent", store_conn_id="silent", destination="q", delay=n) for n in range(4)]
@@ -155,13 +155,13 @@ def test_five_notifiers_at_a_store_that_hangs_leave_the_sixth_callback_its_turn(
 
 
 def test_another_store_is_asked_all_the_same(silent: Silent, connect, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(store_calls, "SECONDS", 0.3)
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 0.3)
     hook = installed(tmp_path, "answering", connect)
     made = {"destination": "q", "delay": 1}
     monkeypatch.setitem(store_calls._calls, "silent", StoreCalls("silent"))
     silent_ones = [DelayedNotifier(conn_id="silent", store_conn_id="silent", **made)] * 2
     assert len(as_airflow_calls(silent_ones)) == 2
-    monkeypatch.setattr(store_calls, "SECONDS", 10.0)
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 10.0)
     assert as_airflow_calls([DelayedNotifier(conn_id="answering", store_conn_id="answering", **made)]) == []
     assert len(list(hook.list())) == 1
     hook.close()
@@ -186,8 +186,8 @@ def test_a_connection_that_fails_is_tried_once_more(connect, tmp_path: Path, cap
         calls.call(lambda store: store.count())
     calls = StoreCalls("blip", monotonic=Clock(), sleep=sleep)
     assert calls.call(lambda store: store.count()) == 0
-    assert slept == [store_calls.PAUSE] * 2
-    assert store_calls.PAUSE < store_calls.SECONDS
+    assert slept == [store_calls.RETRY_PAUSE] * 2
+    assert store_calls.RETRY_PAUSE < store_calls.CALL_SECONDS
 
 
 def test_many_missed_deadlines_share_four_threads_and_one_engine(connect, monkeypatch, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_many_missed_deadlines_share_four_threads_and_one_engine(connect, monkey
 
 
 def test_what_waits_for_a_thread_fails_with_the_calls_before_it(silent: Silent, monkeypatch) -> None:
-    monkeypatch.setattr(store_calls, "SECONDS", 0.3)
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 0.3)
     calls = StoreCalls("silent")
 
     async def all_at_once() -> list[Any]:

@@ -35,7 +35,7 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.nservicebus import headers
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.rabbitmq import reply_queues
-from airflow_delayed.testing.task_run import TaskRun
+from airflow_delayed.testing.delayed import TaskRun
 from airflow_delayed.triggers import reply
 
 Connect = Callable[..., str]

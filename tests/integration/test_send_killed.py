@@ -321,7 +321,7 @@ def test_no_other_failure_takes_anything_out(make, monkeypatch):
 
 
 def test_a_store_that_is_away_or_hangs_hides_no_error_and_holds_up_nothing(make, monkeypatch, capsys):
-    monkeypatch.setattr("airflow_delayed.operators.withdrawal.SECONDS", 1.0)
+    monkeypatch.setattr("airflow_delayed.operators.withdrawal.KILL_SECONDS", 1.0)
     end = threading.Event()
 
     def hang(*_: object, **__: object) -> None:

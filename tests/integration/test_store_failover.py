@@ -166,7 +166,7 @@ def start(connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
     def run(*servers: Postgres) -> Run:
         broker = Broker()
-        monkeypatch.setattr(service, "transport", lambda conn_id, clock: broker)
+        monkeypatch.setattr(service, "delivery_for", lambda conn_id, clock: broker)
         caplog.handler.setLevel(logging.WARNING)
         conn_id = connect(
             "store",

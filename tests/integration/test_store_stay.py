@@ -100,7 +100,7 @@ def through(monkeypatch):
             # dispatcher may be by some milliseconds
             return replace(transport, sent=transport.sent, delays=transport.delays)
 
-        monkeypatch.setattr(store_dispatch, "_transport", made)
+        monkeypatch.setattr(store_dispatch, "delivery_for", made)
 
     return use
 

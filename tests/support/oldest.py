@@ -145,7 +145,7 @@ def context_of_the_fixture() -> str:
     from airflow.sdk import DAG, BaseOperator
     from airflow.timetables.interval import CronDataIntervalTimetable
 
-    from airflow_delayed.testing.task_run import TaskRun
+    from airflow_delayed.testing.delayed import TaskRun
 
     class Render(BaseOperator):
         template_fields = ("text",)

@@ -56,9 +56,9 @@ def serve(
         made.away = Path(away[conn_id]) if away and conn_id in away else None
         return made
 
-    service.transport = transport
+    service.delivery_for = transport
     service.ASK_EVERY = 0.1
-    metrics.EVERY = 0.1
+    metrics.GAUGES_EVERY = 0.1
     if grace is not None:
         service.GRACE = grace
     if reachable is not None:

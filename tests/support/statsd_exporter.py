@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from airflow_delayed.cli.probes import Answer, ProbeServer
+from airflow_delayed.cli.service import Answer, ProbeServer
 
 
 class Exporter:

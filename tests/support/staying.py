@@ -17,7 +17,7 @@ def stay(pipe: Connection, *, conn_id: str, schema: str | None, journal: str, ha
 
 
 async def _stay(pipe: Connection, conn_id: str, schema: str | None, journal: str, hangs_after: int | None) -> None:
-    store_dispatch._transport = lambda conn_id, clock: Journal(journal, clock, hangs_after=hangs_after)
+    store_dispatch.delivery_for = lambda conn_id, clock: Journal(journal, clock, hangs_after=hangs_after)
     policy = DispatchPolicy(claim_timeout=timedelta(seconds=1), batch_size=50)
     trigger = store_dispatch.StoreDispatchTrigger(
         conn_id, ["broker"], until="empty", schema=schema, policy=policy.state()

@@ -24,8 +24,7 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.testing.delayed import Delayed
-from airflow_delayed.testing.task_run import TaskRun
+from airflow_delayed.testing.delayed import Delayed, TaskRun
 
 DAY = timedelta(days=1)
 OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRestoreOperator, DelayedRetryOperator]

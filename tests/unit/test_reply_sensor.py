@@ -17,7 +17,7 @@ from airflow_delayed.message import UTC
 from airflow_delayed.replies import Reply, ReplyQueue, answered
 from airflow_delayed.sensors import reply as sensors
 from airflow_delayed.sensors.reply import ReplySensor
-from airflow_delayed.testing.task_run import TaskRun
+from airflow_delayed.testing.delayed import TaskRun
 from airflow_delayed.triggers import reply as triggers
 from airflow_delayed.triggers.reply import ReplyTrigger
 

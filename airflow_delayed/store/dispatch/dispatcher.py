@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import Connection, Engine
 
-from airflow_delayed.collector import relaxed_gc
 from airflow_delayed.delivery import Clock, Delivery, with_defaults
 from airflow_delayed.errors import DelayedError, explained
 from airflow_delayed.identity import MAX_NAME
@@ -50,7 +49,7 @@ from airflow_delayed.store.notify import POLL, Poller, Waiter
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.threads import Ticker
+from airflow_delayed.threads import Ticker, relaxed_gc
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SourceError
+from airflow_delayed.reports import largest_destinations
 from airflow_delayed.spark.options import settings_of
 from airflow_delayed.spark.partition import slot
 from airflow_delayed.spark.reporting import (
     EVERY,
-    NAMED,
+    MOST_DESTINATIONS,
     AttemptFile,
     FailedAttempts,
     PartitionCounts,
@@ -70,7 +71,7 @@ def test_counts_add_up(many: list[PartitionCounts]) -> None:
     found = total(many)
     assert found.out == sum(one.out for one in many)
     assert found.rows == sum(one.rows for one in many)
-    destinations = found.destinations()["destinations"]
+    destinations = largest_destinations(found.by_destination())["destinations"]
     assert sum(destinations.values()) == sum(sum(one.by_destination().values()) for one in many)
     assert list(destinations.values()) == sorted(destinations.values(), reverse=True)
 
@@ -112,7 +113,7 @@ def test_a_job_that_succeeded(caplog: pytest.LogCaptureFixture) -> None:
     log_commit(LOG, SETTINGS, [(0, counts(sent=1))], others)
     assert "2 other attempts had sent at least 7 messages and stored at least 3 (10 to mail)" in caplog.messages[-1]
     caplog.clear()
-    log_commit(LOG, SETTINGS, [(0, counts(sent=1, destination=f"q{n}")) for n in range(NAMED + 3)], None)
+    log_commit(LOG, SETTINGS, [(0, counts(sent=1, destination=f"q{n}")) for n in range(MOST_DESTINATIONS + 3)], None)
     assert caplog.messages[-1] == "and 3 other destinations"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import AccessDenied, RetentionAtRisk, TopologyError
-from airflow_delayed.sqs.delay_loop import LONGEST_ROUND, PROGRESS, TURN, DelayQueueLoop
+from airflow_delayed.sqs.delay_queue import LONGEST_ROUND, PROGRESS, TURN, DelayQueueLoop
 from airflow_delayed.sqs.stats import CycleCounts, Prices
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -1,0 +1,165 @@
+"""The commands that install, and that move messages of RabbitMQ: ``install``, ``redrive`` and ``bridge``.
+
+``install`` does as TopologyInstallOperator, or prints the SQL of a store, for a database administrator. ``redrive``
+sends unroutable messages again, after a question. ``bridge`` is the process that delivers what services publish with
+``x-delay``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from argparse import Namespace
+from contextlib import closing
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from airflow.utils.cli import suppress_logs_and_warning
+
+from airflow_delayed.cli.commands import confirmed, expected_errors, show
+from airflow_delayed.delivery import State, TopologyReport, delivery_for
+from airflow_delayed.errors import DelayedError, NotAStore, TransportUnavailable
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.api import install_script
+
+if TYPE_CHECKING:
+    from airflow_delayed.rabbitmq.bridge import Bridge
+    from airflow_delayed.rabbitmq.drain import MoveReport
+
+log = logging.getLogger(__name__)
+
+
+@suppress_logs_and_warning
+def install_(args: Namespace) -> None:
+    """``airflow delayed install``: print what is there and what was made; exit code 1 if something differs."""
+    with expected_errors():
+        if args.sql:
+            print(_script(args), end="")
+            return
+        if args.dialect:
+            raise DelayedError("--dialect is for --sql alone")
+        report = _install(args)
+    rows = [{"where": finding.where, "what": str(finding).removeprefix(f"{finding.where}: ")} for finding in report]
+    show(rows, args.output)
+    if not report.ok:
+        raise SystemExit(1)
+
+
+def _install(args: Namespace) -> TopologyReport:
+    if not args.conn_id:
+        raise DelayedError("--conn-id is missing: name the connection of the store or the broker")
+    with closing(delivery_for(args.conn_id, table=args.table, schema=args.schema)) as delivery:
+        return delivery.install(args.queue or [], create_destinations=True, dry_run=args.dry_run)
+
+
+def _script(args: Namespace) -> str:
+    names = {"table": args.table} if args.table else {}
+    return install_script(args.dialect or _dialect(args.conn_id), args.queue or [], schema=args.schema, **names)
+
+
+def _dialect(conn_id: str | None) -> str:
+    """Return SQLAlchemy's name of a connection's database, by the connection's type alone.
+
+    :raises DelayedError: the type does not name one database, or the connection is a broker's.
+    """
+    if not conn_id:
+        raise DelayedError("--sql needs the connection of the store, or --dialect")
+    try:
+        name = DelayedStoreHook(conn_id).database()
+    except NotAStore:
+        raise DelayedError(
+            f"connection {conn_id!r} is a broker's, which has no SQL. This shows what an install makes there: airflow"
+            f" delayed install --conn-id {quote(conn_id)} --queue ... --dry-run. A user who may make it runs the same"
+            " without --dry-run"
+        ) from None
+    if name == "mysql":
+        raise DelayedError(
+            f"connection {conn_id!r} is of type mysql, which serves MySQL and MariaDB, and their SQL differs: add"
+            " --dialect mysql or --dialect mariadb"
+        )
+    return name
+
+
+@suppress_logs_and_warning
+def redrive_(args: Namespace) -> None:
+    """``airflow delayed redrive``: print by destination what was sent, or would be, and what stays with the reason."""
+    with expected_errors():
+        report = _redrive(args)
+    outcome = "would be sent" if report.dry_run else "sent"
+    sent = _sendable(report) if report.dry_run else report.by_destination
+    rows = [{"outcome": f"{outcome} to {name}", "messages": many} for name, many in sent.items()]
+    rows += [{"outcome": f"stays: {reason}", "messages": many} for reason, many in _staying(report).items()]
+    show(rows, args.output, ("outcome", "messages"))
+
+
+def _redrive(args: Namespace) -> MoveReport:
+    hook = delivery_for(args.conn_id)
+    if not isinstance(hook, RabbitMQDelayHook):
+        raise DelayedError(
+            f"connection {args.conn_id!r} is not RabbitMQ's, which alone has unroutable messages. For failed"
+            " messages of a store: airflow delayed retry. For dead letters of SQS: SqsDelayHook.redrive"
+        )
+    would = hook.redrive(destinations=args.destination, dry_run=True)
+    many = sum(_sendable(would).values())
+    if args.dry_run or not many:
+        return would
+    staying = sum(_staying(would).values())
+    if not args.yes and not confirmed(f"{many:,} sent" + (f", {staying:,} stay" if staying else "")):
+        raise SystemExit("Nothing was changed.")
+    print(f"{many:,} messages are sent again", file=sys.stderr)
+    return hook.redrive(destinations=args.destination)
+
+
+def _sendable(would: MoveReport) -> dict[str, int]:
+    return {name: many for name, many in would.destinations.items() if name not in would.problems}
+
+
+def _staying(report: MoveReport) -> dict[str, int]:
+    """Return how many messages stay, by reason; of a dry run, those whose destination has a problem too."""
+    found = dict(report.remaining)
+    for name, reason in report.problems.items():
+        found[reason] = found.get(reason, 0) + report.destinations[name]
+    return found
+
+
+def bridge_(args: Namespace) -> None:
+    """``airflow delayed bridge``."""
+    with expected_errors():
+        bridge = RabbitMQDelayHook(args.conn_id).bridge(args.exchange, args.target, type=args.type)
+        if args.install:
+            _show(bridge.install(dry_run=args.dry_run))
+        elif args.dry_run:
+            _show(bridge.verify())
+        elif args.redrive:
+            print(f"{bridge.redrive():,} messages sent on")
+        else:
+            _stay(bridge)
+
+
+def _show(report: TopologyReport) -> None:
+    for finding in report:
+        if finding.state is not State.OK:
+            print(finding)
+    if not report.ok:
+        raise SystemExit(1)
+    print(f"ready: {', '.join(f'{count:,} {state}' for state, count in report.counts().items())}")
+
+
+def _stay(bridge: Bridge) -> None:
+    # until the loop takes the signals, nothing is under way
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        bridge.require()
+    except TransportUnavailable as error:
+        log.warning("%s: %s", bridge, error)
+
+    async def stay() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await bridge.run(stop)
+
+    asyncio.run(stay())
