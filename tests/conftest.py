@@ -26,6 +26,8 @@ Path(_HOME.name, "dags").mkdir()
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from support import lengths, scopes, servers  # noqa: E402
+from support.fresh import fresh_fixture  # noqa: E402, F401
+from support.send_runs import log_fixture, run_fixture  # noqa: E402, F401
 
 # a slow machine is no failure, and a short run need not be lucky
 settings.register_profile("long", deadline=None, max_examples=100)

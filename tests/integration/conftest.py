@@ -1,4 +1,4 @@
-"""What the tests of RabbitMQ share: virtual hosts of the run's broker, and a broker that may be stopped."""
+"""What these tests share: virtual hosts of the run's broker, one that may be stopped, and what `support` offers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from itertools import count
 
 import pytest
 from support.certificates import Authority
+from support.commands import delayed_fixture  # noqa: F401
 from support.rabbitmq import VirtualHost, virtual_host
+from support.sqs import clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
+from support.stores import store_fixture  # noqa: F401
 from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -20,6 +23,12 @@ def virtual_hosts(rabbitmq_url: str) -> Iterator[VirtualHosts]:
     made = VirtualHosts(rabbitmq_url)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def idle_virtual_hosts() -> Iterator[None]:
+    yield
+    VirtualHosts.delete_idle()
 
 
 @pytest.fixture

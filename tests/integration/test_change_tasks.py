@@ -9,7 +9,6 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from support.examples import result
-from support.send_runs import log_fixture  # noqa: F401 - a fixture
 from support.standing import give_up
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 

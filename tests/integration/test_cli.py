@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 from support.standing import give_up, mark_dispatched
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import key_id

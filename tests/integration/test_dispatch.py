@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import delete, update
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.dispatch.report import DispatchFailed

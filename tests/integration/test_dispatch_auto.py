@@ -94,8 +94,8 @@ def test_what_is_handed_over_ahead_as_before(store: Store, options):
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
 def test_through_rabbitmq_they_pass_no_level(store: Store, vhost: VirtualHost, connect: Callable[..., str]):
-    broker = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
-    broker.install(["orders"], create_destinations=True)
+    connect("rabbit", **vhost.connection)
+    vhost.declare("orders")
     hook = store.installed(deliver_conn_id="rabbit")
     due = hook.now() + 2 * SECOND
     names = {f"m{number}" for number in range(300)}

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, event, select
 from support.standing import hold
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.store.dispatch import settle
 from airflow_delayed.store.dispatch.report import DispatchFailed

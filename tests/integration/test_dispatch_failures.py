@@ -11,7 +11,7 @@ import pytest
 from support.rabbitmq import eventually
 from support.sleeping import Time
 from support.standing import hold
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.store.dispatch import claim

@@ -25,15 +25,7 @@ from support.forked import Child
 from support.lengths import length
 from support.proxy import proxy
 from support.rabbitmq import VirtualHost
-from support.stores import (  # noqa: F401 - a fixture
-    Store,
-    Transport,
-    message,
-    on_postgres_only,
-    quoted,
-    run_sql,
-    store_fixture,
-)
+from support.stores import Store, Transport, message, on_postgres_only, quoted, run_sql
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

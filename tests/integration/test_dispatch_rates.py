@@ -12,13 +12,7 @@ from support.dispatching import dispatch
 from support.forked import Child
 from support.rabbitmq import eventually
 from support.sleeping import Time
-from support.stores import (  # noqa: F401 - a fixture
-    Store,
-    Transport,
-    message,
-    on_postgres_too,
-    store_fixture,
-)
+from support.stores import Store, Transport, message, on_postgres_too
 
 SECOND = timedelta(seconds=1)
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.operators import dispatch
 from airflow_delayed.operators.dispatch import StoreDispatchOperator

@@ -15,7 +15,7 @@ from sqlalchemy import event, select
 from sqlalchemy.exc import DBAPIError
 from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.report import BreakerTripped

@@ -24,7 +24,7 @@ from support.forked import Child
 from support.proxy import proxy
 from support.rabbitmq import eventually
 from support.serving import serve
-from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.cli import service
 from airflow_delayed.cli.service import MAX_CONNECTIONS, DispatchService, ProbeServer, PrometheusRecorder, health

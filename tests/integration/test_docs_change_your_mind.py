@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from support import pages
-from support.stores import Store, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deploy/schedulers.md"
 

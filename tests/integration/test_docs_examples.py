@@ -8,7 +8,6 @@ from datetime import timedelta
 from urllib.parse import quote
 
 from support import pages
-from support.sqs import clocked_server_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.message import DelayedMessage, utcnow
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.store.dispatch.dispatcher import database_time

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG
 from support import aws_cli, pages
-from support.sqs import World, clocked_server_fixture  # noqa: F401 - a fixture
+from support.sqs import World
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor

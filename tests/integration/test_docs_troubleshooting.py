@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.rabbitmq import VirtualHost, messages
 from support.standing import give_up, mark_dispatched
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.commands import Command
 from support.rabbitmq import VirtualHost
 from support.standing import give_up
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import text
-from support.stores import Store, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.commands import Command
 from support.rabbitmq import virtual_host
 from support.stores import message
 

@@ -15,7 +15,7 @@ from airflow.sdk.observability import stats
 from support import statsd
 from support.standing import give_up, hold, mark_dispatched, pause
 from support.statsd import Statsd, Told
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed import metrics
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fresh import NEIGHBOUR, fresh_fixture  # noqa: F401 - a fixture
+from support.fresh import NEIGHBOUR
 
 from airflow_delayed.provider_info import get_provider_info
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.forked import Child
 from support.lengths import length
 from support.row_watching import watch
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 ROWS = length("rows of a queue table whose triggerer is killed", 300, 3_000)
 KILLS = length("kills of a triggerer of a queue table", 3, 12)

@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout
 from support.forked import Child
 from support.replying import QUEUE, WaitingTask, die_handling, fired, reply_headers, result, sensor, text_of, wait
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from support.lengths import length
 from support.memory import peak
 from support.proxy import Proxy, proxy
-from support.stores import Store, message, quoted, run_sql, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, quoted, run_sql
 from support.watching import Triggerer, eventually, triggerer
 
 from airflow_delayed.hooks.store import DelayedStoreHook

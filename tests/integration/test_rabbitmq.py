@@ -143,7 +143,7 @@ def test_verify_wants_only_the_levels_that_a_delay_needs(hook: RabbitMQDelayHook
 
 
 def test_each_message_arrives_once_and_never_early(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     batch = messages("orders", [number % 51 / 10 for number in range(204)])
     report = hook.send(batch)
     assert (report.sent, report.by_destination) == (204, {"orders": 204})
@@ -158,7 +158,7 @@ def test_each_message_arrives_once_and_never_early(hook: RabbitMQDelayHook, vhos
 
 
 def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     due = utcnow() + timedelta(seconds=1)
     headers = {"content-type": "application/json", "customer": "Æther", "x-death": "copied from one received"}
     for body, message_id, fields in ((b"{}", "a", headers), (b"\x00\xff", "b", {})):
@@ -179,13 +179,13 @@ def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) 
 
 
 def test_a_message_that_is_due_goes_to_its_queue_at_once(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     assert hook.send(messages("orders", [-3600, 0])).sent == 2
     vhost.until(orders=2)
 
 
 def test_dotted_destinations_do_not_leak(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["Sales", "Acme.Sales"], create_destinations=True)
+    vhost.declare("Sales", "Acme.Sales")
     hook.send([*messages("Acme.Sales", [1] * 20, prefix="acme"), *messages("Sales", [1] * 10, prefix="own")])
     assert len(vhost.collect("Acme.Sales", enough=20)) == 20
     own = vhost.collect("Sales", enough=10)
@@ -200,7 +200,7 @@ def test_a_queue_that_was_declared_after_install_gets_its_messages(hook: RabbitM
 
 
 def test_a_missing_destination_is_an_error_and_nothing_is_sent(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     with pytest.raises(DestinationMissing, match="'rabbit' has no destination nowhere; declare the queue") as error:
         hook.send([*messages("nowhere", [0, 1]), *messages("orders", [0])])
     assert error.value.destinations == ("nowhere",)
@@ -208,7 +208,7 @@ def test_a_missing_destination_is_an_error_and_nothing_is_sent(hook: RabbitMQDel
 
 
 def test_a_destination_missing_further_on_is_counted(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     batch = [*messages("orders", [0] * 5), *messages("nowhere", [1], prefix="n"), *messages("orders", [0], prefix="z")]
     with pytest.raises(
         SendFailed, match=r"confirmed 5 messages and not 1: message n0: .* no destination nowhere"
@@ -227,7 +227,7 @@ def test_without_install_sending_says_what_to_do(hook: RabbitMQDelayHook, vhost:
 
 
 def test_a_level_that_is_missing_is_an_error(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     with vhost.channel() as channel:
         channel.queue_delete("delayed.hex.0000020")
     with pytest.raises(SendFailed, match=r"message m0: returned .* NO_ROUTE \(a delay level's queue is gone; Topology"):
@@ -299,7 +299,7 @@ def _fill(hook: RabbitMQDelayHook, vhost: VirtualHost, level: int) -> None:
 
 
 def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["gone", "orders"], create_destinations=True)
+    vhost.declare("gone", "orders")
     hook.send([*messages("gone", [3] * 5, prefix="gone"), *messages("orders", [4] * 5)])
     with vhost.channel() as channel:
         channel.queue_delete("gone")
@@ -313,7 +313,7 @@ def test_a_queue_deleted_while_messages_wait(hook: RabbitMQDelayHook, vhost: Vir
 def test_an_error_of_the_source_is_told_after_what_was_taken_is_confirmed(
     hook: RabbitMQDelayHook, vhost: VirtualHost
 ) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
 
     def stream() -> Iterator[DelayedMessage]:
         yield from messages("orders", [0] * 7)
@@ -344,7 +344,7 @@ def test_sending_nothing_needs_no_broker(connect: Connect) -> None:
 def test_limits_are_known_before_and_kept_when_sending(
     hook: RabbitMQDelayHook, vhost: VirtualHost, change: dict[str, object], column: str
 ) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     due = utcnow() + timedelta(seconds=1)
     message = DelayedMessage(**{"destination": "orders", "body": b"", "due_at": due, "message_id": "1", **change})
     for use in (lambda: hook.check(message, utcnow()), lambda: hook.send([message])):
@@ -355,7 +355,7 @@ def test_limits_are_known_before_and_kept_when_sending(
 
 
 def test_a_horizon_of_seven_digits(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install(["orders"], create_destinations=True)
+    vhost.declare("orders")
     assert hook.horizon == timedelta(seconds=268_435_455)
     hook.send([DelayedMessage(destination="orders", body=b"", due_at=utcnow() + hook.horizon, message_id="far")])
     vhost.until(**{"delayed.hex.f000000": 1})

@@ -17,7 +17,7 @@ from support.management import made_up
 from support.operations_page import Page, served_page_fixture  # noqa: F401 - a fixture
 from support.proxy import Proxy, proxy
 from support.rabbitmq import VirtualHost, messages
-from support.stores import Store, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store
 
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException
-from support.send_runs import NOW, run_fixture  # noqa: F401 - a fixture
+from support.send_runs import NOW
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.operators.send import DelayedSendOperator

@@ -13,9 +13,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.commands import Command
 from support.rabbitmq import VirtualHost, eventually, virtual_host
-from support.stores import Store, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store
 
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

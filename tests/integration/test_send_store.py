@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
-from support.send_runs import log_fixture  # noqa: F401 - a fixture
 from support.standing import lock, record
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
 

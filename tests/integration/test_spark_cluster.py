@@ -20,7 +20,6 @@ from support.rabbitmq import VirtualHost
 from support.spark import Connections, connections_fixture, environment, rows, send, session  # noqa: F401 - a fixture
 from support.stores import run_sql
 
-from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from services import spark as service
@@ -117,7 +116,7 @@ class World:
 def world(vhost: VirtualHost, postgres_url: str, connections: Connections, connect, tmp_path: Path) -> Iterator[World]:
     connections.add("broker", **vhost.connection)
     connect("broker", **vhost.connection)
-    RabbitMQDelayHook("broker").install(["mail"], create_destinations=True)
+    vhost.declare("mail")
     schema = f"spark_{uuid4().hex[:8]}"
     run_sql(postgres_url, f'CREATE SCHEMA "{schema}"')
     connections.add_postgres("waits", postgres_url, schema)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql import SparkSession
-from support.send_runs import Run, run_fixture  # noqa: F401 - a fixture
+from support.send_runs import Run
 from support.spark import spark_fixture  # noqa: F401 - a fixture
 from support.spark_times import MOMENTS, OLD, ZONE, write
 

@@ -18,7 +18,6 @@ from support.spark import Connections, connections_fixture, rows, send, spark_fi
 from support.sqs import World
 from support.stores import run_sql
 
-from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy, content_digest, key_id, scope_of
 from airflow_delayed.message import microseconds, utcnow
@@ -30,11 +29,10 @@ FAR = 600
 
 
 @pytest.fixture
-def broker(vhost: VirtualHost, connections: Connections, connect) -> VirtualHost:
+def broker(vhost: VirtualHost, connections: Connections) -> VirtualHost:
     """A RabbitMQ with the queue mail, as the connection ``broker`` for Spark alone."""
     connections.add("broker", **vhost.connection)
-    connect("installing", **vhost.connection)
-    RabbitMQDelayHook("installing").install(["mail"], create_destinations=True)
+    vhost.declare("mail")
     return vhost
 
 

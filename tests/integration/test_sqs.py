@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
-from support.sqs import World, grown, world_fixture  # noqa: F401 - a fixture
+from support.sqs import World, grown
 
 from airflow_delayed.delivery import State, delivery_for
 from airflow_delayed.errors import (

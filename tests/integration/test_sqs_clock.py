@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld
 
 
 def test_the_servers_clock_moves(clocked: ClockedWorld):

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
-from support.sqs import DELAY, ClockedWorld, clocked_fixture, clocked_server_fixture, sensor_of  # noqa: F401 - fixtures
+from support.sqs import DELAY, ClockedWorld, sensor_of
 
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook

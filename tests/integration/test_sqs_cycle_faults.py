@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from support.forked import Child
-from support.sqs import DELAY, ClockedWorld, clocked_fixture, clocked_server_fixture, grown, sensor_of  # noqa: F401
+from support.sqs import DELAY, ClockedWorld, grown, sensor_of
 from support.sqs_processes import dies_before_its_second_delete
 
 from airflow_delayed.errors import LimitExceeded

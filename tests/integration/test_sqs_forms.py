@@ -7,14 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from support.sqs import (  # noqa: F401 - fixtures
-    ClockedWorld,
-    World,
-    clocked_fixture,
-    clocked_server_fixture,
-    grown,
-    world_fixture,
-)
+from support.sqs import ClockedWorld, World, grown
 
 from airflow_delayed.errors import InputError, LimitExceeded
 from airflow_delayed.hooks.sqs import SqsDelayHook

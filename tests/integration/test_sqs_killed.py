@@ -11,7 +11,7 @@ from functools import partial
 from support.faulty import faulty
 from support.forked import Child
 from support.lengths import length
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld
 from support.sqs_processes import pokes
 
 from services import sqs

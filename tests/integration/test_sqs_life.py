@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.forked import Child
 from support.lengths import length
-from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
+from support.sqs import ClockedWorld, World
 from support.sqs_processes import moves_dead_letters
 
 from airflow_delayed.delivery import State

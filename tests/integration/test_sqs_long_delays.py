@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from support.lengths import length
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.message import DelayedMessage

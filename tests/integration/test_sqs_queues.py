@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from botocore.exceptions import ClientError
-from support.sqs import ClockedWorld, World, clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
+from support.sqs import ClockedWorld, World
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import AccessDenied, InputError, LimitExceeded, SendFailed, TopologyError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sqs import DELAY, ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import DELAY, ClockedWorld
 
 from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.sqs.entries import decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld
 
 #: Seconds from the first try to the last but one: pauses of 5, 10, 20 ... 300 s.
 PAUSES = (5, 10, 20, 40, 80, 160, 300, 300, 300)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
-from support.sqs import ClockedWorld, clocked_fixture, clocked_server_fixture, sensor_of  # noqa: F401 - fixtures
+from support.sqs import ClockedWorld, sensor_of
 
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor

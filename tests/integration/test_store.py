@@ -12,8 +12,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from support.commands import delayed_fixture  # noqa: F401 - a fixture
-from support.stores import Store, message, quoted, run_sql, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, quoted, run_sql
 
 from airflow_delayed.delivery import Finding, State, delivery_for, store_for
 from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError

@@ -14,7 +14,7 @@ from support.adopting import adopt
 from support.forked import Child
 from support.msmq import fill, headers_xml, row, timeouts_table
 from support.rabbitmq import virtual_host
-from support.stores import Store, Transport, message, on_postgres_only, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_only
 
 from airflow_delayed.errors import SourceError, TopologyError, UnsupportedColumns
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook

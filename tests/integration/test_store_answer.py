@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from sqlalchemy import update
-from support.stores import Store, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store
 
 from airflow_delayed.hooks import store as store_hook
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from support.standing import hold, lock, record, settle
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.errors import MessageConflict, TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook

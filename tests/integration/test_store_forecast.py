@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from support.sleeping import Time
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import State
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from support.standing import give_up, mark_dispatched
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import Finding
 from airflow_delayed.message import DelayedMessage

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 from support.lengths import length
 from support.standing import give_up, hold, lock
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TransportUnavailable

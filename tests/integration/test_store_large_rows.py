@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import LimitExceeded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.store import leases

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import notify

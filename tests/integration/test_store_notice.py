@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from support.standing import give_up, pause, record
-from support.stores import Store, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message
 
 from airflow_delayed.errors import MessageConflict
 from airflow_delayed.message import microseconds

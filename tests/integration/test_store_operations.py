@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import select
 from support.standing import give_up, hold, lock, mark_dispatched, pause, release, renew, settle
-from support.stores import Store, message, on_postgres_too, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.errors import MessageConflict, NaiveTime, NullCriterion, WrongState
 from airflow_delayed.hooks.store import DelayedStoreHook

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, event, literal_column, select, text, update
 from support.standing import give_up, hold, lock
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook

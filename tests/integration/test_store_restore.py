@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import Connection, Engine, event, select, update
 from support.standing import give_up, pause
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
-from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.commands import Command
 from support.etl import arm, take_back
 from support.stores import Store, Transport, message, run_sql
 

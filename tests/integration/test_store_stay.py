@@ -17,7 +17,7 @@ from support.forked import Child
 from support.lengths import length
 from support.rabbitmq import eventually
 from support.staying import stay
-from support.stores import Store, Transport, message, on_postgres_only, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message, on_postgres_only
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.store.dispatch.report import DispatchReport

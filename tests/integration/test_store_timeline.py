@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from sqlalchemy import func, select
-from support.stores import Store, Transport, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage

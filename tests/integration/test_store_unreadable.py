@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import create_engine, insert, make_url, text, update
 from support.lengths import length
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.report import DispatchFailed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Column, MetaData, String, Table, event, insert, inspect, select, update
-from support.stores import Store, Transport, message, store_fixture  # noqa: F401 - a fixture
+from support.stores import Store, Transport, message
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import TopologyError

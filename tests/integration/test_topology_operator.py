@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.rabbitmq import virtual_host
-from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.sqs import World
 
 from airflow_delayed.errors import MessagesWaiting, TopologyError
 from airflow_delayed.operators.topology import TopologyInstallOperator

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import format_span_id, format_trace_id
 from support.rabbitmq import VirtualHost
 from support.send_runs import States
-from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.sqs import World
 from support.stores import Store, message, plain_store_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed import hooks

@@ -10,7 +10,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from support.operations_page import Page, served_page_fixture  # noqa: F401 - a fixture
 from support.rabbitmq import VirtualHost, eventually, messages
-from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.sqs import World
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.sqs.settings import QueueSettings

@@ -21,7 +21,7 @@ from support.operations_page import (  # noqa: F401 - fixtures
     served_page_fixture,
 )
 from support.rabbitmq import VirtualHost, eventually, messages
-from support.sqs import World, world_fixture  # noqa: F401 - a fixture
+from support.sqs import World
 from support.standing import give_up
 from support.stores import Store, Transport, message, on_postgres_too
 

@@ -41,8 +41,6 @@ def fresh_fixture(pytestconfig: pytest.Config) -> dict[str, Any]:
     return answers
 
 
-# the fixture is another one in each module that imports it
-@functools.cache
 def _ask() -> dict[str, Any]:
     here = Path(__file__).resolve().parents[2]
     env = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import uuid
 from collections.abc import Callable, Iterator
@@ -137,7 +136,6 @@ def sensor_of(world: ClockedWorld, **fields: Any) -> FifoCycleSensor:
     return sensor
 
 
-# fixtures under other names, so that files which import them can use theirs as parameters
 @pytest.fixture(name="world")
 def world_fixture(connect, sqs_endpoint: str) -> Iterator[World]:
     made = World(sqs_endpoint, connect("sqs_test", **sqs.connection(sqs_endpoint, unrestricted_delay=True)))
@@ -145,35 +143,10 @@ def world_fixture(connect, sqs_endpoint: str) -> Iterator[World]:
     _remove(made)
 
 
-class _Clocked:
-    """The one server of this process whose clock can be moved, and whose queues can deny; while any module wants it."""
-
-    def __init__(self) -> None:
-        self.server: sqs.Sqs | None = None
-        self._wanted = 0
-        self._running = contextlib.ExitStack()
-
-    @contextlib.contextmanager
-    def wanted(self) -> Iterator[sqs.Sqs]:
-        if self.server is None:
-            self.server = self._running.enter_context(sqs.running(policies=True))
-        self._wanted += 1
-        try:
-            yield self.server
-        finally:
-            self._wanted -= 1
-            if not self._wanted:
-                self.server = None
-                self._running.close()
-
-
-_clocked = _Clocked()
-
-
-# a fixture that is imported is another one in each module, and all of them end with the session
 @pytest.fixture(scope="session", name="clocked_server")
 def clocked_server_fixture() -> Iterator[sqs.Sqs]:
-    with _clocked.wanted() as server:
+    """A server of this process, whose clock can be moved, and whose queues can deny."""
+    with sqs.running(policies=True) as server:
         yield server
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 from urllib.parse import quote
 
@@ -27,6 +27,8 @@ _MOST = 2
 #: of ours, and five on others.
 _STATISTICS_SECONDS = 2.5
 _PATIENCE_SECONDS = 6
+#: One that is not used costs in this time what it costs to make another one: idle queues report every two seconds.
+_WORTH_SECONDS = 150
 
 Definitions = dict[str, list[str]]
 
@@ -34,7 +36,10 @@ Definitions = dict[str, list[str]]
 class VirtualHosts:
     """The virtual hosts of one broker that a process of the test run uses again."""
 
+    _made: ClassVar[list[VirtualHosts]] = []
+
     def __init__(self, url: str) -> None:
+        self._made.append(self)
         self._url = url
         #: Those that no test uses, and when their last test ended; the one that has waited longest first.
         self._free: list[tuple[VirtualHost, float]] = []
@@ -55,6 +60,13 @@ class VirtualHosts:
     def close(self) -> None:
         while self._free:
             _delete(self._free.pop()[0])
+
+    @classmethod
+    def delete_idle(cls) -> None:
+        """Delete those of this process that no test has used for long."""
+        for each in cls._made:
+            while each._free and time.monotonic() - each._free[0][1] > _WORTH_SECONDS:
+                _delete(each._free.pop(0)[0])
 
     def _take(self) -> VirtualHost:
         while True:

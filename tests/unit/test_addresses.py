@@ -11,7 +11,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
-from support.send_runs import run_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed import lineage
 from airflow_delayed.addresses import is_secret, secrets_of, shown, without_secrets

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.send_runs import NOW, log_fixture, run_fixture  # noqa: F401 - two are fixtures
+from support.send_runs import NOW
 
 from airflow_delayed.decorators.delayed_send import delayed_send_task
 from airflow_delayed.errors import SendFailed

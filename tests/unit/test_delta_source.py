@@ -10,7 +10,6 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from deltalake import DeltaTable, write_deltalake
 from support.recorder import Recorder
-from support.send_runs import run_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.errors import SourceError
 from airflow_delayed.sources import DeltaSource

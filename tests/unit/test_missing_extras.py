@@ -13,7 +13,6 @@ import pytest
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
-from support.send_runs import run_fixture as run_fixture
 
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import MissingExtra

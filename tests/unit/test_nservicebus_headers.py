@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import pages
-from support.send_runs import log_fixture, rows, run_fixture  # noqa: F401 - fixtures
+from support.send_runs import rows
 
 from airflow_delayed.delivery import Connection
 from airflow_delayed.message import DelayedMessage, utcnow

@@ -17,7 +17,6 @@ import pytest
 from airflow.plugins_manager import AirflowPlugin
 from airflow.sdk import BaseHook, BaseNotifier, BaseOperator, BaseOperatorLink, BaseSensorOperator
 from airflow.triggers.base import BaseTrigger
-from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 
 import airflow_delayed
 from airflow_delayed.delivery import BUILT_IN

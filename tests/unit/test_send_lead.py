@@ -7,9 +7,8 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
-from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 from support.recorder import Recorder
-from support.send_runs import NOW, Run, log_fixture, rows, run_fixture  # noqa: F401 - two are fixtures
+from support.send_runs import NOW, Run, rows
 
 from airflow_delayed.errors import LimitExceeded, SendFailed
 

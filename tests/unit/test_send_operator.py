@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from support.send_runs import NOW, States, log_fixture, rows, run_fixture  # noqa: F401 - two are fixtures
+from support.send_runs import NOW, States, rows
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed

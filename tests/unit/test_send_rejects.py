@@ -6,7 +6,7 @@ import json
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from support.send_runs import log_fixture, rows, run_fixture  # noqa: F401 - two are fixtures
+from support.send_runs import rows
 
 
 def test_bad_rows_are_rejected_and_can_be_mended(run, tmp_path, log):

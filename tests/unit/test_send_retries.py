@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from hypothesis import given
 from hypothesis import strategies as st
 from support.recorder import Recorder
-from support.send_runs import NOW, Run, log_fixture, rows  # noqa: F401 - one is a fixture
+from support.send_runs import NOW, Run, rows
 
 from airflow_delayed import sending
 from airflow_delayed.errors import LimitExceeded, SendFailed

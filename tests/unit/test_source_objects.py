@@ -20,7 +20,7 @@ from airflow.sdk import DAG, ObjectStoragePath, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.serialization.helpers import serialize_template_field
 from airflow.serialization.serialized_objects import DagSerialization
-from support.send_runs import NOW, log_fixture, run_fixture  # noqa: F401 - two are fixtures
+from support.send_runs import NOW
 
 from airflow_delayed.errors import SendFailed, SourceError, SpoolError
 from airflow_delayed.message import UTC

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from support.send_runs import NOW, Run, States, rows, run_fixture  # noqa: F401 - one is a fixture
+from support.send_runs import NOW, Run, States, rows
 
 from airflow_delayed import compat
 from airflow_delayed.errors import SendFailed

@@ -13,7 +13,6 @@ import fsspec.implementations.local
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.send_runs import run_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.clock import zone
 from airflow_delayed.errors import SourceError, UnsupportedColumns

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from support.send_runs import log_fixture, run_fixture  # noqa: F401 - fixtures
 from support.spark_times import MOMENTS, OLD, ZONE
 
 from airflow_delayed.clock import resolve, zone

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.lengths import length
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
@@ -16,6 +17,7 @@ from airflow_delayed.rabbitmq.verify import judge
 ALL = {"quorum_queue": "enabled", "stream_queue": "enabled"}
 NO_FACTS = Facts()
 NO_COUNTS: Mapping[str, int | None] = {}
+EACH_BINDING = length("a binding that is missing, of so many", 7, 1)
 BINDINGS = ("binding", "binding-extra", "destination-unbound")
 RECEIVERS = ("destination-full", "destination-rejects", "destination-dead-letters-back")
 
@@ -164,7 +166,7 @@ def judged(topology: Topology, destinations: list[str], bindings: set[BindingFac
 def test_each_binding_that_is_missing_is_named(topology: Topology) -> None:
     bindings = there(topology, "orders")
     assert judged(topology, ["orders"], bindings) == []
-    for one in bindings:
+    for one in sorted(bindings, key=str)[::EACH_BINDING]:
         (found,) = judged(topology, ["orders"], bindings - {one})
         assert found.resource == f"binding {one.source} -> {one.target}"
         # senders bind a destination themselves

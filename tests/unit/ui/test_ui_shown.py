@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fresh import fresh_fixture  # noqa: F401 - a fixture
 
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.ui.models import text_of
