@@ -5,6 +5,7 @@
 circle: no module imports another that imports it, directly or through others; imports in functions and those for type
     checking count.
 class: no public class has the name of another.
+constant: nor has a public constant.
 module: no module has the name of another, unless both play the same role in their rooms (ROLES).
 door: a room is a folder of the package; the others import at most DOORS of its modules or subfolders.
 test: integration and acceptance tests, and what they share, import public paths and doors of rooms alone (TEST_DOORS).
@@ -168,19 +169,31 @@ def _way(imports: dict[str, set[str]], start: str, end: str) -> list[str] | None
     return ways.get(end)
 
 
-def classes(package: Package) -> Iterator[Violation]:
-    """Find public classes with the name of another one."""
-    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+def names_twice(package: Package) -> Iterator[Violation]:
+    """Find public classes and constants with the name of another one."""
+    places: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     for module, tree in package.trees.items():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append((package.file(module), node.lineno))
-    for name, found in places.items():
+            for rule, name in _public(node):
+                places[rule, name].append((package.file(module), node.lineno))
+    for (rule, name), found in places.items():
         for file, line in found:
             others = ", ".join(sorted({other for other, _ in found} - {file}))
             if others:
-                text = f"class {name} is in {others} too; name what differs, or begin the name with an underscore"
-                yield Violation("class", file, f"{file}:{line}", text)
+                text = f"{rule} {name} is in {others} too; name what differs, or begin the name with an underscore"
+                yield Violation(rule, file, f"{file}:{line}", text)
+
+
+def _public(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Return the public class or constants that a statement of a module makes; the T of generics is none."""
+    if isinstance(node, ast.ClassDef):
+        made = [("class", node.name)]
+    else:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        assigns = isinstance(node, ast.Assign | ast.AnnAssign)
+        made = [("constant", name) for name in names if assigns and name.isupper() and len(name) > 1]
+    yield from (one for one in made if not one[1].startswith("_"))
 
 
 def modules(package: Package) -> Iterator[Violation]:
@@ -277,7 +290,7 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def violations(folder: Path) -> list[Violation]:
     package = Package(folder)
-    found = [one for rule in (circles, classes, modules, doors, words) for one in rule(package)]
+    found = [one for rule in (circles, names_twice, modules, doors, words) for one in rule(package)]
     if folder == PACKAGE:
         found += test_imports(package, TOP / "tests", read_exceptions(EXCEPTIONS))
     return found

@@ -263,7 +263,7 @@ class _Extras:
 
 #: Seconds that a host has for the login when a connection is tested; the test ends in any case after so many times that
 #: (a name may stand for several addresses, and to resolve it takes time too).
-TEST_SECONDS = 5.0
+_TEST_SECONDS = 5.0
 _TEST_LIMIT = 1.6
 #: Errors of opening a connection. That of a host which accepts it and never answers is no AMQPError.
 _ERRORS = (exceptions.AMQPError, AMQPConnectorException, OSError)
@@ -295,7 +295,7 @@ def server_version(connection: BlockingConnection) -> str | None:
     return (version.decode() if isinstance(version, bytes) else version) or None
 
 
-def login_problems(hosts: Sequence[Parameters], *, seconds: float = TEST_SECONDS) -> list[str | None]:
+def login_problems(hosts: Sequence[Parameters], *, seconds: float = _TEST_SECONDS) -> list[str | None]:
     """Log in at all hosts at once; return for each its problem, or None. Takes a few seconds at most.
 
     :param seconds: that each host has for the login.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pika.connection import Parameters
 
 #: How many messages may be taken and not acknowledged.
-WINDOW = 32
+_WINDOW = 32
 #: Seconds between two passes over queues that seem empty: a message between two levels is in neither.
 _SETTLE_SECONDS = 0.5
 _NO_QUEUE = (
@@ -298,7 +298,7 @@ class MessageMover:
             conn_id=self._target.conn_id,
             topology=self._target.topology,
             clock=self._clock,
-            window=WINDOW,
+            window=_WINDOW,
             sleep=self._drainer.sleep,
             writer=MovedPropertiesWriter(self._target.topology.headers, self._target.user),
             on_confirm=self._on_confirm,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Messages that may be published and not confirmed at a time, and that each queue delivers before one is acknowledged.
 #: After kill -9 at most so many of each queue are published twice.
-WINDOW = 100
+RELAY_WINDOW = 100
 #: How often a message that the broker refuses (basic.nack) is published before it is parked.
 _TRIES = 5
 #: The reply code of a broker that ends a connection for reasons of its own, such as its own end.
@@ -108,7 +108,7 @@ class BrokerRefusals:
         """Note why a connection ended, and the messages that were published on it and not confirmed."""
         if isinstance(reason, ConnectionClosedByBroker) and reason.reply_code != _CONNECTION_FORCED and unconfirmed:
             # what each queue delivers again comes first
-            self.one_by_one = 2 * WINDOW
+            self.one_by_one = 2 * RELAY_WINDOW
             if len(unconfirmed) == 1:
                 self.digests.add(unconfirmed[0].digest())
 
@@ -136,7 +136,7 @@ class Relay(AsyncConnection):
         self._route = route
         self._on_confirmed = on_confirm
         self._refusals = refusals
-        self._window = 1 if refusals.one_by_one else WINDOW
+        self._window = 1 if refusals.one_by_one else RELAY_WINDOW
         self._pending: deque[TakenMessage] = deque()
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._last = 0
@@ -172,7 +172,7 @@ class Relay(AsyncConnection):
         self._consumer = channel
         channel.add_on_close_callback(lambda _, reason: self._end(self._refusal(reason)))
         channel.add_on_cancel_callback(lambda _: self._end(f"a queue of {self._queues} was deleted, or lost its node"))
-        channel.basic_qos(prefetch_count=WINDOW)
+        channel.basic_qos(prefetch_count=RELAY_WINDOW)
         self._open_publisher()
 
     def _open_publisher(self) -> None:
@@ -298,7 +298,7 @@ class Relay(AsyncConnection):
             else:
                 self._settle(entry)
         self._refusals.one_by_one = max(0, self._refusals.one_by_one - len(tags))
-        self._window = 1 if self._refusals.one_by_one else min(WINDOW, 2 * self._window)
+        self._window = 1 if self._refusals.one_by_one else min(RELAY_WINDOW, 2 * self._window)
         self._pump()
 
     def _settle(self, entry: _Unconfirmed) -> None:

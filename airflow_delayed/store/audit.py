@@ -18,13 +18,13 @@ from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
 
 #: A change by ids names the first so many.
-NAMED = 5
+AUDITED_IDS = 5
 MAX_WHO = 250
 MAX_BECAUSE = 1000
 #: Rows a page.
-PAGE = 1000
+AUDIT_PAGE = 1000
 #: The most characters of a selection, or of its counts, that are read; this package writes fewer.
-MOST_CHARACTERS = 16_384
+_MOST_CHARACTERS = 16_384
 #: The key of the reason, beside the selection.
 _BECAUSE = "because"
 
@@ -106,7 +106,7 @@ def system_user() -> str:
 
 def of_ids(ids: list[str]) -> dict[str, Any]:
     """Return the selection of a change by ids."""
-    return {"ids": len(ids), "first": ids[:NAMED]}
+    return {"ids": len(ids), "first": ids[:AUDITED_IDS]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def records(
         # the id as JSON writes it; the check below leaves out texts that only contain it
         conditions.append(table.c.Selection.contains(json.dumps(message_id, ensure_ascii=False), autoescape=True))
     while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
+        size = AUDIT_PAGE if left is None else min(AUDIT_PAGE, left)
         statement = select(*columns).where(*conditions).order_by(table.c.Seq.desc()).limit(size)
         if place is not None:
             statement = statement.where(table.c.Seq < place)
@@ -175,7 +175,7 @@ def records(
 def columns_of(engine: Engine, tables: Tables) -> list[ColumnElement[Any]]:
     """Return the columns that :func:`record_of` needs."""
     audit = tables.audit
-    long = [dialect_of(engine).beginning(column, MOST_CHARACTERS) for column in (audit.c.Selection, audit.c.Counts)]
+    long = [dialect_of(engine).beginning(column, _MOST_CHARACTERS) for column in (audit.c.Selection, audit.c.Counts)]
     return [audit.c.Seq, audit.c.At, audit.c.Who, audit.c.Action, long[0].label("Selection"), long[1].label("Counts")]
 
 

@@ -42,14 +42,14 @@ from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.filters import BOTH, Conditions, FilterArgs, MessageFilter, MessageState, Where
-from airflow_delayed.store.outcomes import NAMED, Outcome, Outcomes
+from airflow_delayed.store.outcomes import NAMED_IDS, Outcome, Outcomes
 from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
 from airflow_delayed.store.records import count_rows, place_of, token_of
 from airflow_delayed.store.schema import Tables
 
 #: How long to wait in all for messages in flight, and between two attempts; in seconds.
-PATIENCE = 0.5
-PAUSE = 0.05
+IN_FLIGHT_WAIT = 0.5
+_PAUSE = 0.05
 #: Messages that one statement cancels: with more, dispatchers would miss them for longer, and gain little.
 TAKEN = 2500
 #: Messages behind a limit are counted up to this number.
@@ -131,7 +131,7 @@ class BulkChanges:
         """
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
-        found = Outcomes(NAMED)
+        found = Outcomes(NAMED_IDS)
         entry = AuditEntry(
             who, change.action, selection_of(change, wanted), because=because, hide_tag=hides_tag(change)
         )
@@ -183,7 +183,7 @@ class BulkChanges:
         :param reasons: "failed", "expired", "remembered".
         """
         before = self._reading(self._database_time) - older_than
-        found = Outcomes(NAMED)
+        found = Outcomes(NAMED_IDS)
         selection = {"older_than": older_than.total_seconds(), "reasons": list(reasons)}
         entry = AuditEntry(who, Purge.action, selection, because=because)
         if REMEMBERED in reasons:
@@ -280,9 +280,9 @@ class BulkChanges:
         if not met and not dry_run:
             # a change that matches no message is in the audit too
             self._chunk(change, [], wanted, entry, found, dry_run=dry_run)
-        end = self._monotonic() + PATIENCE
+        end = self._monotonic() + IN_FLIGHT_WAIT
         while pending and not dry_run and self._monotonic() < end:
-            self._sleep(PAUSE)
+            self._sleep(_PAUSE)
             still: list[str] = []
             for some in slices(pending):
                 still += self._chunk(change, some, wanted, entry, found, again=True)

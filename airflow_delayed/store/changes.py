@@ -218,7 +218,7 @@ class Erase:
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
         at_rest = [found.message_id for found, outcome in decided if outcome is not Outcome.IN_FLIGHT]
         cancelled.forget_ids(connection, tables, at_rest)
-        nothing = dict.fromkeys(name for name in leases.KEPT if name != "Id")
+        nothing = dict.fromkeys(name for name in leases.RECORDED if name != "Id")
         blank = [
             {"Id": found.message_id, **nothing}
             for found, outcome in decided

@@ -34,9 +34,9 @@ from sqlalchemy import (
 from airflow_delayed.identity import MISSED_RUN, NOTIFIER
 from airflow_delayed.store.database import TimeUnit, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import MOST_RUNS, SILENT, connection_names, names_column
+from airflow_delayed.store.dispatch.report import DISPATCHER_SILENT, MOST_RUNS, connection_names, names_column
 from airflow_delayed.store.filters import (
-    AHEAD,
+    FARTHEST_LOOKAHEAD,
     LONGEST_LEASE,
     MessageFilter,
     MessageState,
@@ -237,7 +237,7 @@ def count(
     matching, matching_failed = wanted.stable_conditions(tables, table), wanted.stable_conditions(tables, failed)
     with engine.connect().execution_options(read_only=True) as connection:
         now = database_time(connection)
-        soon = table.c.Time <= now + AHEAD
+        soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
         # no message expires before it is due, so a message that is not due yet either waits or is tried again
         tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
         near = _sums(connection, table, [tried, *matching], now=now, overdue=overdue, select_from=table)
@@ -364,7 +364,7 @@ class DispatcherSeen:
     seen_at: datetime
     #: None: it is running, or was killed.
     ended_at: datetime | None
-    #: It has not ended, and gave a sign of life within :data:`SILENT`.
+    #: It has not ended, and gave a sign of life within :data:`DISPATCHER_SILENT`.
     at_work: bool
     #: When it last finished a piece of work. None: not yet.
     worked_at: datetime | None = None
@@ -388,7 +388,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
         now = database_time(connection)
         # no dispatcher writes a time to come, which would be the last sign of life for as long
         statement = select(*columns, names_column(connection, tables).label("names")).where(
-            table.c.SeenAt < now + SILENT
+            table.c.SeenAt < now + DISPATCHER_SILENT
         )
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
         rows = connection.execute(statement).all()
@@ -400,7 +400,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 started_at=row.StartedAt,
                 seen_at=row.SeenAt,
                 ended_at=row.EndedAt,
-                at_work=row.EndedAt is None and now - row.SeenAt <= SILENT,
+                at_work=row.EndedAt is None and now - row.SeenAt <= DISPATCHER_SILENT,
                 worked_at=row.WorkedAt,
                 problem=row.Problem,
                 host=row.Host,

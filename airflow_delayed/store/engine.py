@@ -23,9 +23,9 @@ from airflow_delayed.store.version import check_ready
 #: Where MySQL quotes what a row holds: "Duplicate entry '...' for key 'k'".
 _VALUE = re.compile(r"\b(entry|value:?) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL)
 #: How long a transaction is repeated, in seconds.
-PATIENCE = 30.0
+CONFLICT_WAIT = 30.0
 #: Tries after an IntegrityError, which a constraint that others gave the table raises each time.
-TRIES = 5
+INTEGRITY_TRIES = 5
 #: The first and the longest sleep before a repetition, in seconds.
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.02, 0.2
 #: Seconds after which a reader asks the database for its time again.
@@ -117,7 +117,7 @@ def retried(
     :raises TransportUnavailable: other transactions changed the same rows until the end.
     :raises sqlalchemy.exc.DBAPIError: any other error of the database.
     """
-    end = monotonic() + PATIENCE
+    end = monotonic() + CONFLICT_WAIT
     tries = 0
     while True:
         tries += 1
@@ -129,7 +129,7 @@ def retried(
                 raise TransportUnavailable(f"others keep changing the same messages: {error}; try again") from None
         except IntegrityError:
             # on MySQL: another transaction has just stored one of the ids
-            if tries >= TRIES:
+            if tries >= INTEGRITY_TRIES:
                 raise
         except DBAPIError as error:
             if not in_the_way(engine, error) or monotonic() >= end:

@@ -39,7 +39,7 @@ from airflow_delayed.store.schema import Tables
 log = logging.getLogger(__name__)
 
 #: Rows a transaction.
-CHUNK = 2500
+_CHUNK = 2500
 
 Row = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def enqueue(
     run: int | None = None
     fresh = True
     try:
-        while chunk := list(islice(rest, CHUNK)):
+        while chunk := list(islice(rest, _CHUNK)):
             if origin is not None and run is None:
                 run = _registered(engine, tables, origin)
             rows = message_rows(chunk, deliver_conn_id, run, until_due=until_due)
@@ -119,7 +119,7 @@ def note_sent(
     """
     run = None if origin is None else _registered(engine, tables, origin)
     rest = iter(messages)
-    while chunk := list(islice(rest, CHUNK)):
+    while chunk := list(islice(rest, _CHUNK)):
         labels = {"DeliverConnId": deliver_conn_id, "Run": run}
         retried(engine, partial(_note_sent, tables=tables, messages=chunk, of_all=labels))
 

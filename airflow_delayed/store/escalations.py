@@ -45,7 +45,7 @@ from airflow_delayed.store.schema import Tables
 #: The header with the failures: JSON, an object with their number ("failures") and the newest of them ("latest").
 HEADER = "airflow-escalation"
 #: The most failures that the header names, and its most characters: with long names it names fewer.
-NAMED, MAX_HEADER = 10, 8000
+NAMED_FAILURES, MAX_HEADER = 10, 8000
 
 #: The columns of a message that a change of its content reads.
 _CONTENT = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "DeliverConnId")
@@ -141,7 +141,7 @@ class RunFailures:
 
     def header(self) -> dict[str, str]:
         """Return them as a header."""
-        named = [one.plain() for one in self.latest[-NAMED:]]
+        named = [one.plain() for one in self.latest[-NAMED_FAILURES:]]
         while len(text := json.dumps({"failures": self.count, "latest": named})) > MAX_HEADER and len(named) > 1:
             del named[0]
         return {HEADER: text}
@@ -165,7 +165,7 @@ class RunFailures:
 
     def and_also(self, failure: RunFailure) -> RunFailures:
         """Return these and a further failure."""
-        return RunFailures(sorted([*self.latest, failure], key=lambda one: one.place)[-NAMED:], self.count + 1)
+        return RunFailures(sorted([*self.latest, failure], key=lambda one: one.place)[-NAMED_FAILURES:], self.count + 1)
 
     def after(self, success: RunAttempt) -> RunFailures:
         """Return the failures that a success does not end."""

@@ -39,7 +39,7 @@ from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import LEFT, Tables, UtcTime
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
-AHEAD = timedelta(days=1)
+FARTHEST_LOOKAHEAD = timedelta(days=1)
 #: A message that was claimed longer ago than this does not count as in flight.
 LONGEST_LEASE = timedelta(hours=1)
 #: A run without messages in the store is kept at least so long after it last began to store.
@@ -274,7 +274,7 @@ def stays_until_due(row: Mapping[str, Any]) -> bool:
 
 def moments(now: datetime) -> dict[str, datetime]:
     """Return the parameters of the condition of :func:`in_state`, by name."""
-    return {"now": now, "soon": now + AHEAD, "lately": now - LONGEST_LEASE}
+    return {"now": now, "soon": now + FARTHEST_LOOKAHEAD, "lately": now - LONGEST_LEASE}
 
 
 def claimed_until(tables: Tables) -> ScalarSelect[datetime]:

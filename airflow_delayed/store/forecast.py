@@ -21,12 +21,12 @@ from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import lookaheads
-from airflow_delayed.store.health import LATE
-from airflow_delayed.store.history import KEPT, MINUTE
+from airflow_delayed.store.health import LATE_AFTER
+from airflow_delayed.store.history import HISTORY_KEPT, MINUTE
 from airflow_delayed.store.schema import Tables, UtcTime
 
 #: How far ahead a forecast looks, unless it is asked to look farther; and at most.
-AHEAD, FARTHEST = timedelta(days=1), timedelta(days=31)
+_AHEAD, FARTHEST = timedelta(days=1), timedelta(days=31)
 #: So many minutes make a measured speed, and at most so many, the latest: a minute counts with a second or more in
 #: which more was due than the dispatchers sent.
 LEAST_MINUTES, MOST_MINUTES = 3, 10
@@ -36,9 +36,9 @@ MOST_ROWS = 100_000
 #: The most destinations whose rates are looked at.
 MOST_RATES = 500
 #: The least messages of a minute whose end is worth saying that it is not known.
-MANY = 10_000
+_MANY = 10_000
 #: The longest time that a backlog takes in a forecast; a rate that was written by hand may be very small.
-LONGEST = timedelta(days=365)
+_LONGEST = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def forecasts(engine: Engine, tables: Tables, conn_id: str, until: datetime | No
         now = database_time(connection)
         ahead = lookaheads(connection, tables, at_end=False)
         measured = _measured(connection, tables)
-        due = _due(connection, tables, now + AHEAD if until is None else min(until, now + FARTHEST))
+        due = _due(connection, tables, now + _AHEAD if until is None else min(until, now + FARTHEST))
     found: list[Forecast] = []
     for name, of_connection in _grouped(due, lambda one: one.deliver_conn_id).items():
         shown, window = conn_id if name is None else name, ahead.get(name, timedelta(0))
@@ -160,7 +160,7 @@ def forecasts(engine: Engine, tables: Tables, conn_id: str, until: datetime | No
         minutes = _by_minute(of_connection)
         if speed is not None:
             found += _late(shown, None, minutes, speed, now, window)
-        elif (peak := max(minutes, key=lambda one: one.messages)).messages >= MANY:
+        elif (peak := max(minutes, key=lambda one: one.messages)).messages >= _MANY:
             found.append(_forecast(shown, None, peak))
         for destination, rows in _grouped(of_connection, lambda one: one.destination).items():
             if destination is not None:
@@ -196,22 +196,22 @@ def _late(
     for one in minutes:
         begin, end = max(one.first - window, now), max(one.last - window, now)
         if backlog is not None and free <= begin:
-            if late > LATE:
+            if late > LATE_AFTER:
                 yield _forecast(conn_id, destination, backlog, speed, free, late)
             backlog, late = None, timedelta(0)
         starts = max(free, begin)
-        needs = timedelta(seconds=min(one.messages / speed.per_second, LONGEST.total_seconds()))
+        needs = timedelta(seconds=min(one.messages / speed.per_second, _LONGEST.total_seconds()))
         if starts + needs > end:
-            free = min(starts + needs, now + LONGEST)
+            free = min(starts + needs, now + _LONGEST)
             late = max(late, free - max(one.last, now))
             backlog = one if backlog is None else backlog.beside(one)
             continue
         # within this minute what waits is dispatched, beside what comes in
-        if backlog is not None and late > LATE:
+        if backlog is not None and late > LATE_AFTER:
             waits = (starts - begin) / (1 - needs / (end - begin))
             yield _forecast(conn_id, destination, backlog, speed, begin + waits, late)
         backlog, free, late = None, end, timedelta(0)
-    if backlog is not None and late > LATE:
+    if backlog is not None and late > LATE_AFTER:
         yield _forecast(conn_id, destination, backlog, speed, free, late)
 
 
@@ -262,7 +262,7 @@ def _measured(connection: Connection, tables: Tables) -> dict[str, Speed]:
     by = history.c.At, history.c.Seconds, history.c.Dispatcher, history.c.ConnId
     written = (
         select(history.c.At, history.c.ConnId, full, took)
-        .where(history.c.FullMs > 0, history.c.At >= database_time(connection) - KEPT)
+        .where(history.c.FullMs > 0, history.c.At >= database_time(connection) - HISTORY_KEPT)
         .group_by(*by)
         .order_by(history.c.At.desc())
         .limit(MOST_ROWS)

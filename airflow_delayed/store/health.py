@@ -16,7 +16,7 @@ from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS, SILENT
+from airflow_delayed.store.dispatch.report import DISPATCHER_SILENT, LEASES_LOST, SENDING_FAILS
 from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime
@@ -26,16 +26,16 @@ from airflow_delayed.store.version import environment_difference, version_differ
 
 #: A message that waits for longer than this after its due time is late, although dispatchers are at work, or ended in
 #: good order and come again.
-LATE = timedelta(minutes=1)
+LATE_AFTER = timedelta(minutes=1)
 #: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
 NAMES_HOSTS = frozenset({"lease-too-short", "connection-fails", "dispatcher-fails"})
 #: The most rows that are counted; further ones make the count "at least".
-MOST = 10_000
+_MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueMessages:
-    """The messages for one connection that could have been dispatched :data:`SILENT` ago, and were not."""
+    """The messages for one connection that could have been dispatched :data:`DISPATCHER_SILENT` ago, and were not."""
 
     #: None: the queue tables of the store's own database.
     deliver_conn_id: str | None
@@ -101,7 +101,7 @@ def overdue(connection: SqlConnection, tables: Tables, now: datetime) -> list[Ov
 def _overdue(
     connection: SqlConnection, tables: Tables, now: datetime, *of_destinations: ColumnElement[bool]
 ) -> list[OverdueMessages]:
-    table, past, latest = tables.messages, tables.past, now - SILENT
+    table, past, latest = tables.messages, tables.past, now - DISPATCHER_SILENT
     leased = exists().where(past.c.Id == table.c.Id, past.c.ClaimedUntil > now)
     wanted = and_(
         *of_destinations,
@@ -111,7 +111,7 @@ def _overdue(
         ~leased,
     )
     since = func.coalesce(table.c.NextTry, table.c.Time, type_=table.c.Time.type).label("since")
-    first = select(table.c.DeliverConnId, since).where(wanted).order_by(table.c.Time).limit(MOST).subquery()
+    first = select(table.c.DeliverConnId, since).where(wanted).order_by(table.c.Time).limit(_MOST).subquery()
     name = first.c.DeliverConnId
     statement = select(name, func.count(), func.min(first.c.since, type_=table.c.Time.type)).group_by(name)
     return [
@@ -131,10 +131,10 @@ def judge(
     for each in late:
         serving = [one for one in seen if each.deliver_conn_id in one.conn_ids]
         name = conn_id if each.deliver_conn_id is None else each.deliver_conn_id
-        count = f"at least {each.messages:,}" if each.messages == MOST else f"{each.messages:,}"
+        count = f"at least {each.messages:,}" if each.messages == _MOST else f"{each.messages:,}"
         condition = f"{count} overdue, the oldest since {_text(each.oldest)}"
         resource = f"messages of store {conn_id!r} for connection {name!r}"
-        is_late = now - each.oldest > LATE
+        is_late = now - each.oldest > LATE_AFTER
         if any(one in at_work for one in serving):
             if is_late and each.rate is not None:
                 yield _throttled(conn_id, each.rate, condition)
@@ -259,7 +259,7 @@ def _missed_runs(connection: SqlConnection, tables: Tables) -> dict[str | None, 
     table = tables.messages
     # as a range, which an index serves whatever the database's collation is
     of_missed_runs = and_(table.c.Tag >= MISSED_RUN, table.c.Tag < MISSED_RUN[:-1] + chr(ord(MISSED_RUN[-1]) + 1))
-    found = select(table.c.DeliverConnId, table.c.Tag).where(of_missed_runs).distinct().limit(MOST)
+    found = select(table.c.DeliverConnId, table.c.Tag).where(of_missed_runs).distinct().limit(_MOST)
     watched: dict[str | None, list[str]] = {}
     for row in connection.execute(found):
         watched.setdefault(row.DeliverConnId, []).append(row.Tag)
@@ -288,7 +288,7 @@ def _without_service(
 
 def _failed(connection: SqlConnection, tables: Tables) -> dict[str, int]:
     """Count the failed messages by destination, the most frequent first."""
-    first = select(tables.failed.c.Destination).where(tables.failed.c.Reason == "failed").limit(MOST).subquery()
+    first = select(tables.failed.c.Destination).where(tables.failed.c.Reason == "failed").limit(_MOST).subquery()
     many, name = func.count().label("many"), first.c.Destination
     counted = connection.execute(select(name, many).group_by(name).order_by(many.desc(), name))
     return {str(row.Destination): int(row.many) for row in counted}
@@ -297,7 +297,7 @@ def _failed(connection: SqlConnection, tables: Tables) -> dict[str, int]:
 def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Finding]:
     if by_destination:
         failed = sum(by_destination.values())
-        count = f"at least {failed:,}" if failed == MOST else f"{failed:,}"
+        count = f"at least {failed:,}" if failed == _MOST else f"{failed:,}"
         store = f"--store-conn-id {quote(conn_id)}"
         retry = f"airflow delayed retry {store} --destination {quote(next(iter(by_destination)))}"
         if len(by_destination) > 1:

@@ -31,9 +31,9 @@ LATE_BOUNDS = (1, 5, 15, 60, 300, 1800, 7200, 86400)
 #: Buckets that count as on time: up to 5 s.
 ON_TIME = 2
 #: The most destinations of a connection that have rows of their own; the row of the others has an empty name.
-MOST_DESTINATIONS = 20
+_MOST_DESTINATIONS = 20
 #: How long minutes are kept, and how long hours are.
-MINUTES_KEPT, KEPT = timedelta(days=1), timedelta(days=14)
+MINUTES_KEPT, HISTORY_KEPT = timedelta(days=1), timedelta(days=14)
 MINUTE, HOUR = 60, 3600
 #: By the seconds before and after now that a timeline shows: the seconds of each of its steps.
 STEPS: Mapping[int, int] = {3600: 60, 86_400: 3600, 604_800: 21_600}
@@ -177,7 +177,7 @@ def _largest(counted: Mapping[tuple[str, str], HistoryCounts]) -> dict[tuple[str
     named: dict[str, int] = {}
     for (conn_id, destination), counts in sorted(counted.items(), key=lambda one: -one[1].dispatched):
         named[conn_id] = named.get(conn_id, 0) + 1
-        name = destination if named[conn_id] <= MOST_DESTINATIONS else ""
+        name = destination if named[conn_id] <= _MOST_DESTINATIONS else ""
         kept.setdefault((conn_id, name), HistoryCounts()).merge(counts)
     return kept
 
@@ -212,7 +212,7 @@ def condense(connection: Connection, tables: Tables, dispatcher: str, now: datet
     """
     history = tables.history
     hour = now.replace(minute=0, second=0, microsecond=0)
-    oldest, minutes_from = hour - KEPT, hour - MINUTES_KEPT
+    oldest, minutes_from = hour - HISTORY_KEPT, hour - MINUTES_KEPT
     old = or_(history.c.At < oldest, and_(history.c.Seconds == MINUTE, history.c.At < minutes_from))
     found = select(history).where(old, history.c.At < minutes_from).order_by(history.c.At).limit(IDS)
     rows = connection.execute(found.with_for_update(skip_locked=True)).all()
@@ -294,7 +294,7 @@ def timeline(engine: Engine, tables: Tables, seconds: int) -> Timeline:
         for name, count in by_destination.items():
             totals[name] = totals.get(name, 0) + count
     names = sorted((name for name in totals if name), key=lambda name: (-totals[name], name))
-    largest = names[:MOST_DESTINATIONS]
+    largest = names[:_MOST_DESTINATIONS]
     others = [""] if totals.keys() - set(largest) else []
     known = set(largest)
     return Timeline(

@@ -31,9 +31,9 @@ from airflow_delayed.store.overview import StoreOverview
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
 #: A job without a sign of life for this long is interrupted: its process was killed, or does not reach the database.
-SILENT = timedelta(seconds=30)
+JOB_SILENT = timedelta(seconds=30)
 #: So many jobs are kept, the latest; the audit keeps the change of each.
-KEPT = 50
+JOBS_KEPT = 50
 #: The changes that can be jobs.
 JOB_ACTIONS: Mapping[str, Callable[..., MessageChange]] = {
     "cancel": Cancel,
@@ -65,7 +65,7 @@ class JobState(str, Enum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
-    #: It gave no sign of life for :data:`SILENT`.
+    #: It gave no sign of life for :data:`JOB_SILENT`.
     INTERRUPTED = "interrupted"
 
 
@@ -239,13 +239,15 @@ class StoreJobs(StoreOverview):
         # of several transactions that would begin a job, each counts the jobs that the transaction before has begun
         leases.lock_marks(connection, self.tables, [_BEGINNING], now)
         if at_once is not None:
-            at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - SILENT]
+            at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - JOB_SILENT]
             many = connection.execute(select(func.count()).select_from(jobs).where(*at_work)).scalar_one()
             if many >= at_once:
                 raise TooManyJobs(
                     f"{many} jobs of store {self.conn_id!r} are at work; wait until one ends, or stop one"
                 )
-        older = connection.execute(select(jobs.c.Seq).order_by(jobs.c.Seq.desc()).offset(KEPT - 1).limit(1)).scalar()
+        older = connection.execute(
+            select(jobs.c.Seq).order_by(jobs.c.Seq.desc()).offset(JOBS_KEPT - 1).limit(1)
+        ).scalar()
         if older is not None:
             connection.execute(delete(jobs).where(jobs.c.Seq <= older))
         return entry.write(connection, self.tables, {}, now)
@@ -267,7 +269,7 @@ class StoreJobs(StoreOverview):
                 statement = statement.where(jobs.c.Seq == seq)
             if seen_within is not None:
                 statement = statement.where(jobs.c.SeenAt > now - seen_within)
-            rows = connection.execute(statement.order_by(jobs.c.Seq.desc()).limit(KEPT)).all()
+            rows = connection.execute(statement.order_by(jobs.c.Seq.desc()).limit(JOBS_KEPT)).all()
         return [_seen(dict(row._mapping), now) for row in rows]
 
     def stop_job(self, seq: int, *, actor: str) -> None:
@@ -288,7 +290,7 @@ def _seen(row: Mapping[str, Any], now: datetime) -> JobSeen:
         # no job of this package wrote it
         state = JobState.FAILED
     if row["EndedAt"] is None:
-        if now - row["SeenAt"] > SILENT:
+        if now - row["SeenAt"] > JOB_SILENT:
             state = JobState.INTERRUPTED
         elif row["StoppedBy"] is not None:
             state = JobState.STOPPING

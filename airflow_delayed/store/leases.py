@@ -42,7 +42,7 @@ MARK_BEGINS = " "
 FIRST_ID = "!"
 
 #: The columns of a message that its record has too.
-KEPT = ("Id", "Destination", "Time", "Digest", "Tag", "Run", "DeliverConnId")
+RECORDED = ("Id", "Destination", "Time", "Digest", "Tag", "Run", "DeliverConnId")
 _LEASE = ("Outcome", "At", "Dispatcher", "ClaimedUntil")
 
 
@@ -56,7 +56,7 @@ def lock_messages(
     :param wait: wait for rows that another transaction has locked, instead of skipping them.
     """
     table, found, dialect = tables.messages, [], dialect_of(connection)
-    columns = [table.c[name] for name in KEPT]
+    columns = [table.c[name] for name in RECORDED]
     for some in slices(sorted(ids)):
         rows = select(*columns).where(dialect.among(table.c.Id, some)).order_by(table.c.Id)
         statement = dialect.by_key(rows.with_for_update(skip_locked=not wait), table)
@@ -101,7 +101,7 @@ def record(
     :param rows: with at least Id, Destination, Time, Digest, Tag, Run and DeliverConnId; each Id occurs once.
     :param dispatcher: it has a lease of them that ends at ``until``.
     """
-    own = [{name: row[name] for name in KEPT} for row in sorted(rows, key=lambda row: str(row["Id"]))]
+    own = [{name: row[name] for name in RECORDED} for row in sorted(rows, key=lambda row: str(row["Id"]))]
     if own:
         common = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
         dialect_of(connection).upsert(connection, tables.past, own, common)
@@ -129,8 +129,8 @@ def record_unleased(tables: Tables, messages: CTE, outcome: str) -> ReturningIns
 def _recording(past: Table, messages: CTE, outcome: str) -> postgresql.Insert:
     values = cast(literal(outcome), past.c.Outcome.type), _value(past.c.At, "now"), null(), null()
     # in one order, as below
-    rows = select(*(messages.c[name] for name in KEPT), *values).order_by(messages.c.Id)
-    return postgresql.insert(past).from_select((*KEPT, *_LEASE), rows)
+    rows = select(*(messages.c[name] for name in RECORDED), *values).order_by(messages.c.Id)
+    return postgresql.insert(past).from_select((*RECORDED, *_LEASE), rows)
 
 
 def _unleased(past: Table) -> ColumnElement[bool]:
@@ -138,7 +138,7 @@ def _unleased(past: Table) -> ColumnElement[bool]:
 
 
 def _replacing(past: Table, given: postgresql.Insert, free: ColumnElement[bool] | None = None) -> postgresql.Insert:
-    values = {name: given.excluded[name] for name in (*KEPT, *_LEASE) if name != "Id"}
+    values = {name: given.excluded[name] for name in (*RECORDED, *_LEASE) if name != "Id"}
     return given.on_conflict_do_update(index_elements=[past.c.Id], set_=values, where=free)
 
 
@@ -163,8 +163,8 @@ def lease_new(tables: Tables, due: CTE) -> postgresql.Insert:
         _value(past.c.ClaimedUntil, "until"),
     )
     # in one order, so that two dispatchers that lease the same messages do not deadlock
-    kept = (due.c[name] if name in due.c else _value(past.c[name], "conn_id") for name in KEPT)
-    return postgresql.insert(past).from_select((*KEPT, *_LEASE), select(*kept, *values).order_by(due.c.Id))
+    kept = (due.c[name] if name in due.c else _value(past.c[name], "conn_id") for name in RECORDED)
+    return postgresql.insert(past).from_select((*RECORDED, *_LEASE), select(*kept, *values).order_by(due.c.Id))
 
 
 def _value(column: Column[Any], name: str) -> ColumnElement[Any]:

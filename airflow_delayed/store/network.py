@@ -241,7 +241,7 @@ REPORT_AFTER = 10.0
 #: claimed or settled later than that counts for nothing.
 END_AFTER = 30.0
 #: But not earlier: on a busy machine an answer may take this long.
-LEAST = 5.0
+LEAST_WAIT = 5.0
 #: Where to look for the cause.
 ADVICE = (
     "look among the database's sessions for a holder of locks (pg_stat_activity, SHOW PROCESSLIST), and whether the"
@@ -260,7 +260,7 @@ class Watchdog:
     def __init__(self, conn_id: str, engine: Engine, lease: float) -> None:
         self._conn_id = conn_id
         self._activity = activity_of(engine)
-        self._end_after = min(END_AFTER, max(LEAST, lease))
+        self._end_after = min(END_AFTER, max(LEAST_WAIT, lease))
         self._report_after = min(REPORT_AFTER, self._end_after / 2)
         #: This dispatcher's, by thread.
         self._calls: dict[int, DatabaseCall] = {}

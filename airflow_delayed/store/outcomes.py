@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 
 #: A change by filter names the first so many ids of each outcome.
-NAMED = 10_000
+NAMED_IDS = 10_000
 
 
 class Outcome(str, Enum):

@@ -27,7 +27,7 @@ from airflow_delayed.store.queries import DeliveredMessage
 from airflow_delayed.store.transport import StoreTransport
 
 #: Failed messages that are looked at, the first by due time.
-MAX_FAILURES = 10_000
+_MAX_FAILURES = 10_000
 #: Groups of failures that are returned, the largest ones.
 MAX_GROUPS = 50
 #: Values of one field that a search returns.
@@ -94,7 +94,7 @@ class StoreOverview(StoreTransport):
         """
         failed = self.tables.failed
         columns = (failed.c.LastError, failed.c.Destination, failed.c.DeliverConnId, failed.c.Id, failed.c.FailedAt)
-        look = select(*columns, failed.c.Reason).order_by(failed.c.Time, failed.c.Id).limit(MAX_FAILURES).subquery()
+        look = select(*columns, failed.c.Reason).order_by(failed.c.Time, failed.c.Id).limit(_MAX_FAILURES).subquery()
         by = (look.c.LastError, look.c.Destination, look.c.DeliverConnId)
         count = func.count().label("many")
         groups = (
@@ -117,7 +117,7 @@ class StoreOverview(StoreTransport):
                 for row in connection.execute(groups)
             ]
             looked_at = connection.execute(select(func.count()).select_from(look)).scalar_one()
-        return found, len(found) == MAX_GROUPS or looked_at == MAX_FAILURES
+        return found, len(found) == MAX_GROUPS or looked_at == _MAX_FAILURES
 
     def search(self, text: str) -> Sequence[SearchMatch]:
         """Return up to five ids, tags, destinations and DAGs each that begin with a text, an exact one first.

@@ -27,7 +27,7 @@ from airflow_delayed.store.schema import MAX_ID
 log = logging.getLogger(__name__)
 
 #: Bytes of headers and wanted bodies at which a batch is complete.
-BATCH_BYTES = 4 * 1024 * 1024
+_BATCH_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class QueueTableReceiver:
                 expired.append(number)
                 continue
             size += min(headers or 0, LONGEST_HEADERS) + (body if self._wants(body) else 0)
-            if numbers and size > BATCH_BYTES:
+            if numbers and size > _BATCH_BYTES:
                 break
             numbers.append(number)
         return numbers, expired

@@ -26,7 +26,7 @@ from airflow_delayed.store.records import delivered_by
 from airflow_delayed.store.schema import Tables, UtcTime
 
 #: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.
-LEAST, MOST = 1e-6, 1e6
+LEAST_RATE, MOST_RATE = 1e-6, 1e6
 #: After a pause, as many messages may be claimed at once as in so many seconds; at least one.
 BURST_SECONDS = 1.0
 #: A claim waits for the tokens of so many seconds, at least for one token: a claim for each token would cost too much.
@@ -34,7 +34,7 @@ PORTION_SECONDS = 0.1
 #: The database's clock has been set back if a bucket was empty at a time that is further ahead than this.
 CLOCK_SET_BACK = timedelta(seconds=1)
 #: Seconds between two looks for rates while there are none.
-LOOK_EVERY = 5.0
+_LOOK_EVERY = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class DestinationRate:
 
 
 class RateReader:
-    """Reads the rates for a dispatcher; while there are none, every :data:`LOOK_EVERY` seconds."""
+    """Reads the rates for a dispatcher; while there are none, every :data:`_LOOK_EVERY` seconds."""
 
     def __init__(self, tables: Tables, monotonic: Callable[[], float]) -> None:
         self._tables = tables
@@ -96,7 +96,7 @@ class RateReader:
         if self._none_until is not None and self._monotonic() < self._none_until:
             return ()
         found = read_due(connection, self._tables, deliver_conn_id)
-        self._none_until = None if found else self._monotonic() + LOOK_EVERY
+        self._none_until = None if found else self._monotonic() + _LOOK_EVERY
         return found
 
 
@@ -158,10 +158,10 @@ def check(rates: Mapping[str, float | None]) -> None:
             raise ValueError(
                 f"destination {destination!r}: a name must have 1 to {MAX_DESTINATION} characters, without null"
             )
-        if rate is not None and not LEAST <= rate <= MOST:
+        if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
             raise ValueError(
-                f"the rate {rate} of destination {destination!r} must be from {LEAST:f} to {MOST:,.0f} messages a"
-                " second, or None for no limit"
+                f"the rate {rate} of destination {destination!r} must be from {LEAST_RATE:f} to {MOST_RATE:,.0f} messages"
+                " a second, or None for no limit"
             )
 
 

@@ -24,7 +24,7 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
-from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, Tables
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables
 
 #: ``json.dumps`` would make an encoder for each message.
 #: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so
@@ -325,10 +325,10 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     """
     check_limits(message)
     headers = _JSON(dict(message.headers)).encode()
-    _check_size("headers", headers, MAX_HEADERS)
+    _check_size("headers", headers, MAX_HEADER_BYTES)
     if message.trace:
         traced = _JSON({**message.headers, _TRACE: dict(message.trace)}).encode()
-        headers = traced if len(traced) <= MAX_HEADERS else headers
+        headers = traced if len(traced) <= MAX_HEADER_BYTES else headers
     return {
         "Id": message.message_id,
         "Destination": message.destination,
@@ -369,7 +369,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         raise LimitExceeded(
             "body",
             f"has {row['BodyBytes']:,} bytes and the headers {row['HeadersBytes']:,}, too many to be read; a dispatcher"
-            f" reads up to {MAX_BODY:,} and {MAX_HEADERS:,}; send where the content is, in its place",
+            f" reads up to {MAX_BODY:,} and {MAX_HEADER_BYTES:,}; send where the content is, in its place",
         )
     given = bytes(row["Headers"])
     headers: dict[str, Any] = {}

@@ -88,7 +88,7 @@ MAX_ERROR = 1000
 #: Bytes of a body: the default limit of RabbitMQ before its release 4; other transports have lower limits.
 MAX_BODY = 128 * 1024 * 1024
 #: Bytes of headers as JSON.
-MAX_HEADERS = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 16 * 1024 * 1024
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
 

@@ -19,7 +19,7 @@ from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
-from airflow_delayed.store.version import AHEAD, OLDER, record_version, version_difference
+from airflow_delayed.store.version import OLDER, STORE_AHEAD, record_version, version_difference
 from airflow_delayed.store.version import upgrade as upgrade_tables
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_i
 
     def work(connection: Connection) -> TopologyReport:
         found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
-        compared = [one for _, findings in found for one in findings if one.code != AHEAD]
+        compared = [one for _, findings in found for one in findings if one.code != STORE_AHEAD]
         return TopologyReport((*compared, *_foreign(connection, tables, queues)))
 
     return _read(engine, work)
@@ -149,7 +149,7 @@ def _compared(
     """Yield each table (None for the version) and its findings; a table is compared when the caller asks for it."""
     if difference is not None:
         yield None, [difference]
-    if difference is None or difference.code == AHEAD:
+    if difference is None or difference.code == STORE_AHEAD:
         for table in tables:
             yield table, compare(connection, table)
     for table in _queue_tables(connection, tables, queues):

@@ -27,7 +27,7 @@ from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables
 OLDER = "store-older"
 TOO_OLD = "store-too-old"
 #: The tables are newer than this release, which uses them.
-AHEAD = "store-ahead"
+STORE_AHEAD = "store-ahead"
 #: The tables are newer than this release, and not for it.
 NEWER = "store-newer"
 #: The store is of another environment than this host.
@@ -72,7 +72,7 @@ def version_difference(connection: Connection, tables: Tables, conn_id: str) -> 
         if usable_from is None or number < VERSION
         else NEWER
         if usable_from > VERSION
-        else AHEAD
+        else STORE_AHEAD
     )
     update_here = "update airflow-provider-delayed here"
     why, remedy = {
@@ -82,14 +82,14 @@ def version_difference(connection: Connection, tables: Tables, conn_id: str) -> 
             "a newer release has upgraded them, and this one cannot use them",
             f"{update_here}, or give this store another table=",
         ),
-        AHEAD: (None, f"{update_here}; until then all works"),
+        STORE_AHEAD: (None, f"{update_here}; until then all works"),
     }[code]
     return Finding(
-        state=State.WARNING if code == AHEAD else State.DIFFERS,
+        state=State.WARNING if code == STORE_AHEAD else State.DIFFERS,
         resource=f"table {tables.messages.fullname}",
         argument="version",
         wanted=VERSION,
-        found=f"version {number}, newer than this release's {VERSION}" if code == AHEAD else number,
+        found=f"version {number}, newer than this release's {VERSION}" if code == STORE_AHEAD else number,
         code=code,
         why=why,
         remedy=remedy,
@@ -184,7 +184,7 @@ def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
             for table in tables
             if not inspector.has_table(table.name, schema=table.schema)
         ]
-    findings = missing if difference is None or difference.code == AHEAD else [difference]
+    findings = missing if difference is None or difference.code == STORE_AHEAD else [difference]
     if error := problem(conn_id, TopologyReport(tuple(findings))):
         raise error from None
 

@@ -142,7 +142,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds in place of half a minute."""
     monkeypatch.setattr("airflow_delayed.store.network.REPORT_AFTER", 0.5)
     monkeypatch.setattr("airflow_delayed.store.network.END_AFTER", 2.0)
-    monkeypatch.setattr("airflow_delayed.store.network.LEAST", 2.0)
+    monkeypatch.setattr("airflow_delayed.store.network.LEAST_WAIT", 2.0)
     monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
 
 

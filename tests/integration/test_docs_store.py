@@ -18,7 +18,7 @@ from support.sqs import World
 from airflow_delayed.cli import service
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import HERE
-from airflow_delayed.store.dispatch.dispatcher import AHEAD
+from airflow_delayed.store.dispatch.dispatcher import CLAIMED_AHEAD
 from airflow_delayed.store.notify import POLL
 from airflow_delayed.store.policy import BREAKER_TIME, MAX_QUEUE_NAME, DispatchPolicy
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
@@ -97,7 +97,7 @@ def test_the_figures_and_names_are_told(docs: Path):
     assert f"`give_up_after` ({BREAKER_TIME.seconds} s)" in text
     assert f"`number_of_retries` times ({policy.number_of_retries})" in text
     assert policy.maximum_recovery_failures_per_second == 1  # "more often than once a second"
-    assert f"up to {AHEAD.total_seconds():g} s before" in text
+    assert f"up to {CLAIMED_AHEAD.total_seconds():g} s before" in text
     assert f"within {StoreDispatchTrigger.grace:g} seconds" in text
     assert (HERE, POLL) == (30, 1)  # "half a minute at most", "looks every second"
 

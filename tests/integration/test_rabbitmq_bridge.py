@@ -25,7 +25,7 @@ from support.rabbitmq import VirtualHost, eventually
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.bridge import BridgeNotReady
 from airflow_delayed.rabbitmq.management import Facts, _exchanges
-from airflow_delayed.rabbitmq.relay import WINDOW
+from airflow_delayed.rabbitmq.relay import RELAY_WINDOW
 
 UTC = timezone.utc
 KILLS = length("kills of a bridge", 3, 20)
@@ -343,7 +343,7 @@ def test_a_bridge_that_is_killed_again_and_again(vhost: VirtualHost, hook: Rabbi
     print(f"killed {KILLS} times: sent {many}, arrived {len(arrived)}, twice {twice}, early {len(early)}")
     assert (set(arrived), early) == (set(delays), [])
     # what was taken from the two queues and not acknowledged
-    assert twice <= KILLS * 2 * WINDOW
+    assert twice <= KILLS * 2 * RELAY_WINDOW
     with vhost.channel() as channel:
         for queue in ("intake", "due", "parked"):
             assert channel.queue_declare(f"delayed.bridge.services.{queue}", passive=True).method.message_count == 0

@@ -57,7 +57,7 @@ def test_a_record_has_the_reason(store: Store):
 
 
 def test_a_long_audit_is_read_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("airflow_delayed.store.audit.PAGE", 3)
+    monkeypatch.setattr("airflow_delayed.store.audit.AUDIT_PAGE", 3)
     hook = store.installed()
     for number in range(10):
         hook.cancel([f"m{number % 2}"], actor=f"{number}")

@@ -172,7 +172,7 @@ def test_who_does_not_get_a_row_in_time_says_so_and_changes_nothing(store: Store
     with other.engine.begin() as connection:
         assert len(lock(connection, other.tables, "leased")) == 1
         with monkeypatch.context() as patched:
-            patched.setattr("airflow_delayed.store.engine.PATIENCE", 0)
+            patched.setattr("airflow_delayed.store.engine.CONFLICT_WAIT", 0)
             with pytest.raises(TransportUnavailable, match=r"(?i)lock.* timeout"):
                 hook.send([second("waiting"), second("leased"), first("new")])
         # who changes nothing is done all the same

@@ -13,7 +13,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.report import DispatchFailed
-from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES
 
 SECOND = timedelta(seconds=1)
 MIB = 1024 * 1024
@@ -45,12 +45,12 @@ def test_a_row_too_large_to_be_read_is_given_up_and_the_others_go_on(store: Stor
     hook = store.installed(*(["q"] if queues else []), deliver_conn_id=None if queues else "broker")
     now, transport = hook.now(), None if queues else Transport()
     hook.send([message("large", now - 5 * SECOND), *(message(f"m{n}", now - SECOND) for n in range(2))])
-    size = {"State": MAX_BODY, "Headers": MAX_HEADERS}[column]
+    size = {"State": MAX_BODY, "Headers": MAX_HEADER_BYTES}[column]
     if hook.engine.dialect.name == "mysql" or column == "State":
         # MySQL makes no value of more than its max_allowed_packet, and 128 MiB take every database seconds
         size = MIB
         monkeypatch.setattr(claim, "MAX_BODY", size)
-        monkeypatch.setattr(claim, "MAX_HEADERS", size)
+        monkeypatch.setattr(claim, "MAX_HEADER_BYTES", size)
     grow(store, hook, column, size + 1, name="large")
     body, headers = {"State": (size + 1, 2), "Headers": (len(b"body of large"), size + 1)}[column]
     with pytest.raises(DispatchFailed) as caught:

@@ -370,7 +370,7 @@ def test_a_message_that_has_got_the_place_of_another(store: Store):
 @pytest.fixture
 def remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> DelayedStoreHook:
     """A store that remembers an id, and changes that wait for others as long as these take."""
-    monkeypatch.setattr("airflow_delayed.store.bulk_changes.PATIENCE", 120.0)
+    monkeypatch.setattr("airflow_delayed.store.bulk_changes.IN_FLIGHT_WAIT", 120.0)
     hook = store.installed()
     hook.send([message("m", LATER)])
     give_up(hook, "m")

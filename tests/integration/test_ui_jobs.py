@@ -139,15 +139,15 @@ def test_a_job_is_stopped_in_its_middle_beside_a_dispatcher(
 def test_a_job_whose_process_was_killed_is_interrupted_and_goes_on_when_it_is_started_again(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("airflow_delayed.store.jobs.SILENT", timedelta(hours=1))
+    monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(hours=1))
     with closing(Child(work, conn_id=store.conn_id, tag="t")) as killed:
         job = killed.answer()
         assert page.get(f"{top}/jobs/{job}")["state"] == "running"
         killed.kill()
-    monkeypatch.setattr("airflow_delayed.store.jobs.SILENT", timedelta(0))
+    monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(0))
     seen = page.get(f"{top}/jobs/{job}")
     assert (seen["state"], seen["considered"], seen["ended_at"]) == ("interrupted", 1000, None)
-    monkeypatch.setattr("airflow_delayed.store.jobs.SILENT", timedelta(hours=1))
+    monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(hours=1))
     again = page.post(f"{top}/jobs", action="cancel", filter={"tag": "t"})
     assert again["total"] == 1500
     assert ended(page, top, again["job"])["counts"] == {"cancelled": 1500}
@@ -173,7 +173,7 @@ def test_a_job_that_the_database_refuses_says_why(
 def test_few_jobs_work_at_once_and_few_are_kept(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("airflow_delayed.store.jobs.KEPT", 3)
+    monkeypatch.setattr("airflow_delayed.store.jobs.JOBS_KEPT", 3)
     jobs = [hook.begin_job("cancel", {}, actor="user op", tag="t") for _ in range(3)]
     answer = page.ask("POST", f"{top}/jobs", json={"action": "cancel", "filter": {"tag": "t"}})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")

@@ -35,7 +35,7 @@ FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
 #: the message was for, so that ServicePulse's retry sends it there; the time is that of DateTimeOffsetHelper
 #: (``yyyy-MM-dd HH:mm:ss:ffffff Z``).
 FAILED_QUEUE = "NServiceBus.FailedQ"
-REASON = "NServiceBus.ExceptionInfo.Message"
+_REASON = "NServiceBus.ExceptionInfo.Message"
 TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 #: Valid ids, each with a blank behind it.
 _IDS = re.compile(f"(?:[!-~]{{1,{MAX_ID_LENGTH}}} )*")
@@ -420,7 +420,7 @@ def error_copy(message: DelayedMessage, destination: str, reason: str, now: date
     headers = {
         **message.headers,
         FAILED_QUEUE: message.destination,
-        REASON: reason,
+        _REASON: reason,
         TIME_OF_FAILURE: f"{now.astimezone(UTC):%Y-%m-%d %H:%M:%S:%f} Z",
     }
     return replace(message, destination=destination, headers=headers, due_at=min(message.due_at, now), expires_at=None)

@@ -52,7 +52,7 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import Row
 from airflow_delayed.store.drivers import raw_of
 from airflow_delayed.store.records import count_rows, delivered_by
-from airflow_delayed.store.schema import MAX_BODY, MAX_HEADERS, Tables, UtcTime
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, UtcTime
 
 #: The bytes of bodies and headers of one claim, without its last message.
 MOST_BYTES = 16 * 1024 * 1024
@@ -209,7 +209,7 @@ def _lock(
     dialect, form = dialect_of(connection), _form(request)
     if not dialect.locks_examined_rows:
         statement = _select_due(tables, form, dialect).limit(request.limit)
-        return [dict(zip(CLAIMED, row, strict=True)) for row in connection.execute(statement, values).all()]
+        return [dict(zip(_CLAIMED, row, strict=True)) for row in connection.execute(statement, values).all()]
     rows: list[dict[str, Any]] = []
     passed = 0
     while missing := request.limit - len(rows):
@@ -218,7 +218,7 @@ def _lock(
         ids = connection.execute(first, values).scalars().all()
         if ids:
             locked = connection.execute(_select_due(tables, form, dialect), {**values, "ids": ids}).all()
-            by_id = {row.Id: dict(zip(CLAIMED, row, strict=True)) for row in locked}
+            by_id = {row.Id: dict(zip(_CLAIMED, row, strict=True)) for row in locked}
             rows += [by_id[name] for name in ids if name in by_id]
         passed += len(ids)
         if len(ids) < missing:
@@ -228,7 +228,7 @@ def _lock(
 
 def size_of(row: Mapping[str, Any]) -> int:
     """Return the bytes of body and headers that a claim reads of a row: 0 if the row is over the limits."""
-    readable = row["BodyBytes"] <= MAX_BODY and row["HeadersBytes"] <= MAX_HEADERS
+    readable = row["BodyBytes"] <= MAX_BODY and row["HeadersBytes"] <= MAX_HEADER_BYTES
     return row["BodyBytes"] + row["HeadersBytes"] if readable else 0
 
 
@@ -272,7 +272,7 @@ _PLAIN = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "
 _COPIED = ("Run", "DeliverConnId")
 #: The content, and its size in bytes, which is read even where the content is not.
 _CONTENT, _SIZES = ("State", "Headers"), ("BodyBytes", "HeadersBytes")
-CLAIMED = (*_PLAIN, *_COPIED, *_SIZES)
+_CLAIMED = (*_PLAIN, *_COPIED, *_SIZES)
 _PLACED = (*_PLAIN, *_SIZES, "ctid")
 _TIME = itemgetter("Time")
 _TIMES, _TIMESTAMP = ("Time", "ExpiresAt"), TIMESTAMP(timezone=True)
@@ -350,7 +350,7 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
     columns = [*(table.c[name] for name in (*_PLAIN, "Run")), *sizes, place]
     oldest = select(*columns).where(*conditions).order_by(table.c.Time).limit(bindparam("limit", type_=Integer()))
     locked = oldest.with_for_update(skip_locked=True).cte("locked")
-    readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADERS)
+    readable = and_(locked.c.BodyBytes <= MAX_BODY, locked.c.HeadersBytes <= MAX_HEADER_BYTES)
     size = case((readable, locked.c.BodyBytes + locked.c.HeadersBytes), else_=0)
     before = func.coalesce(func.sum(size).over(order_by=locked.c.Time, rows=(None, -1)), 0)
     counted = select(*locked.c, readable.label("readable"), before.label("before")).subquery("counted")

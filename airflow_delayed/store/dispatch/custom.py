@@ -47,7 +47,7 @@ from airflow_delayed.store.protocol import (
 log = logging.getLogger(__name__)
 
 #: The sleep after a failure (RepeatedFailuresOverTimeCircuitBreaker.cs, timeToWaitWhenArmed), in seconds.
-PAUSE = 1.0
+_PAUSE = 1.0
 #: Seconds after its fetch at which a message is not sent any more: its lease may end during the send.
 USABLE_LEASE = LEASE.total_seconds() * 5 / 6
 
@@ -204,7 +204,7 @@ class CustomDispatcher:
                     raise _ConnectionLost
                 else:
                     # messages that were fetched when the connection was lost come free when their leases end
-                    self._sleep(min(PAUSE, self._sending.remaining))
+                    self._sleep(min(_PAUSE, self._sending.remaining))
         finally:
             for leased in again:
                 self._count_failure(leased)
@@ -275,7 +275,7 @@ class CustomDispatcher:
             raise _ConnectionLost from error
         else:
             log.warning("%s; it is tried again", about(self._conn_id, error))
-            self._sleep(min(PAUSE, self._sending.remaining))
+            self._sleep(min(_PAUSE, self._sending.remaining))
         if self._recovery.tripped:
             raise BreakerTripped(str(self._recovery))
 
@@ -306,7 +306,7 @@ class CustomDispatcher:
                 if breaker.failure(explained(error)):
                     raise BreakerTripped(str(breaker)) from error
                 log.warning("store %r: %s; it is tried again", self._name, explained(error))
-                self._sleep(min(PAUSE, breaker.remaining))
+                self._sleep(min(_PAUSE, breaker.remaining))
             else:
                 breaker.success()
                 return result

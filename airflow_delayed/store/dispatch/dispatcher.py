@@ -58,7 +58,7 @@ LEASED_SLEEP = timedelta(seconds=0.5)
 #: Seconds between two heartbeats in the store, and between two log lines of the counts.
 HEARTBEAT = 10.0
 #: How long before it is sent a message is claimed, for a connection that gets messages when they are due.
-AHEAD = timedelta(seconds=0.2)
+CLAIMED_AHEAD = timedelta(seconds=0.2)
 #: The longest time between two passes, in seconds.
 PASS_EVERY = 60.0
 #: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
@@ -494,7 +494,7 @@ class Dispatcher:
         if self._stays:
             # a dispatcher that ends would leave the messages to its next run, though a broker hangs for a moment only
             transport.silence = SILENCE if suspects is None else PATIENT_SILENCE
-        ahead = AHEAD if self._stays else timedelta(0)
+        ahead = CLAIMED_AHEAD if self._stays else timedelta(0)
         return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
 
     def _reach(self, conn_id: str, transport: Delivery) -> Reach:

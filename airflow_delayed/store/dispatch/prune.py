@@ -31,7 +31,7 @@ RUN_TRANSACTIONS = 20
 #: allowance.
 BY_TIME_TRANSACTIONS = 100
 #: Seconds until the next look at how many were dispatched.
-LOOK_EVERY = 1.0
+_LOOK_EVERY = 1.0
 
 
 class Pruner:
@@ -70,7 +70,7 @@ class Pruner:
             elif ended:
                 break
             else:
-                wait(workers, timeout=LOOK_EVERY)
+                wait(workers, timeout=_LOOK_EVERY)
         return forgotten
 
     def _allow(self) -> None:

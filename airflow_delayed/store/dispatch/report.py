@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 #: How long a run of a dispatcher is kept after its last heartbeat.
 DISPATCHERS_KEPT = timedelta(days=1)
 #: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
-SILENT = timedelta(seconds=15)
+DISPATCHER_SILENT = timedelta(seconds=15)
 #: How problems begin that are none of the database.
 SENDING_FAILS = "it cannot send through connection"
 LEASES_LOST = "leases ended before the messages were sent and settled"
 #: How many runs of dispatchers are read at most, and how many characters of the names of their connections: anybody
 #: with the right to INSERT can write more.
 MOST_RUNS = 1000
-MOST_CHARACTERS = 8192
+_MOST_CHARACTERS = 8192
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ def lookaheads(connection: Connection, tables: Tables, *, at_end: bool = True) -
     """
     found: dict[str | None, timedelta] = {}
     table = tables.dispatchers
-    text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
+    text = dialect_of(connection).beginning(table.c.Reaches, _MOST_CHARACTERS)
     written = select(text).where(table.c.Reaches.is_not(None)).distinct().limit(MOST_RUNS)
     for reaches in connection.execute(written).scalars():
         for name, reach in _reaches_in(reaches).items():
@@ -317,8 +317,12 @@ def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) 
     :param but: the dispatcher that asks.
     """
     table = tables.dispatchers
-    text = dialect_of(connection).beginning(table.c.Reaches, MOST_CHARACTERS)
-    at_work = table.c.EndedAt.is_(None), table.c.SeenAt >= now - SILENT, table.c.SeenAt < now + SILENT
+    text = dialect_of(connection).beginning(table.c.Reaches, _MOST_CHARACTERS)
+    at_work = (
+        table.c.EndedAt.is_(None),
+        table.c.SeenAt >= now - DISPATCHER_SILENT,
+        table.c.SeenAt < now + DISPATCHER_SILENT,
+    )
     others = select(text).where(table.c.Id != but, *at_work)
     reaches = connection.execute(others.where(table.c.Reaches.is_not(None)).limit(MOST_RUNS)).scalars()
     return {name for text in reaches for name, reach in _reaches_in(text).items() if reach.at_end is not None}
@@ -338,7 +342,7 @@ def _reaches_in(text: str) -> dict[str, Reach]:
 
 def names_column(connection: Connection, tables: Tables) -> ColumnElement[str]:
     """Return the column of connections' names, for :func:`connection_names`."""
-    return dialect_of(connection).beginning(tables.dispatchers.c.ConnIds, MOST_CHARACTERS)
+    return dialect_of(connection).beginning(tables.dispatchers.c.ConnIds, _MOST_CHARACTERS)
 
 
 def connection_names(text: str) -> tuple[str | None, ...]:

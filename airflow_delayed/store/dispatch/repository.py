@@ -38,9 +38,9 @@ T = TypeVar("T")
 #: Seconds between two claims that begin with the oldest message, while claims find all they may take; at least so many
 #: times as long as such a claim took; and while destinations rest, whose messages each such claim reads.
 RESTART_AFTER = 1.0
-PAUSE, RESTING_PAUSE = 10, 200
+_PAUSE, RESTING_PAUSE = 10, 200
 #: Seconds between two questions to the database while nothing may be claimed.
-ASK_EVERY = 10.0
+_ASK_EVERY = 10.0
 #: Seconds for which a dispatcher reports that it lost leases.
 LOSS_REPORTED = 600.0
 #: Seconds for which another dispatcher is expected beside this one, after it has claimed the same messages.
@@ -170,10 +170,10 @@ class DispatchRepository:
         while self.may_claim:
             if taken := self.rate.take(most):
                 return taken
-            if self.claimed_at is None or self.monotonic() - self.claimed_at >= ASK_EVERY:
+            if self.claimed_at is None or self.monotonic() - self.claimed_at >= _ASK_EVERY:
                 self.reading(lambda connection, now: None)
             left = inf if self._claim_until is None else self._claim_until - self.monotonic()
-            self.sleep(max(0.0, min(self.rate.wait, left, ASK_EVERY)))
+            self.sleep(max(0.0, min(self.rate.wait, left, _ASK_EVERY)))
         return 0
 
     def settle_and_claim(
@@ -334,7 +334,7 @@ class DispatchRepository:
             )
             if since is None:
                 ended = self.monotonic()
-                pause = (ended - began) * (RESTING_PAUSE if turns.resting else PAUSE)
+                pause = (ended - began) * (RESTING_PAUSE if turns.resting else _PAUSE)
                 cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, pause))
             round_.served(cursor.advance(rows, wanted), rows, wanted, from_oldest=since is None)
             if rows:

@@ -31,11 +31,11 @@ from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
 
 #: By how much the messages of a claim are late, when destinations that wait behind them get turns.
-LATE = timedelta(seconds=5)
+_LATE = timedelta(seconds=5)
 #: Seconds between two looks for destinations that wait behind a backlog; at least ten times as long as a look took.
-LOOK_EVERY = 1.0
+_LOOK_EVERY = 1.0
 #: The most destinations of one look, which takes a query for each; the next look goes on behind them.
-MOST_DESTINATIONS = 100
+_MOST_DESTINATIONS = 100
 #: The most messages with which a destination is tried again that has rested, and the most such destinations at a time.
 TRIED, MOST_TRIED = 10, 5
 
@@ -100,7 +100,7 @@ class ClaimTurns:
 
     def caught_up(self, now: datetime) -> datetime:
         """Return the due time with which the main cursor goes on that has claimed all that was due."""
-        return now + self.main.window - LATE
+        return now + self.main.window - _LATE
 
 
 def _own(main: ClaimCursor, destination: str, *, limited: bool) -> ClaimCursor:
@@ -145,7 +145,7 @@ class ClaimRound:
             self._waiting.remove(self._turns.main)
             self._ended.append(self._turns.main)
         elif turns.resting:
-            self._look_for_late(now - LATE)
+            self._look_for_late(now - _LATE)
 
     def _lock_buckets(self, database_time: Callable[[Connection], datetime]) -> None:
         due = [one for one in self._limits.values() if one.first_due is not None and one.first_due <= self._now]
@@ -189,7 +189,7 @@ class ClaimRound:
                 self._idle.add(name)
         elif full:
             self._waiting.append(cursor)
-            if name is None and rows and rows[-1]["Time"] <= self._began - LATE:
+            if name is None and rows and rows[-1]["Time"] <= self._began - _LATE:
                 self._look_for_late(self._now, {row["Destination"] for row in rows})
         elif name is None and (self._is_throttled or self._turns.resting):
             # each claim from the oldest on would read all messages that are throttled, or that rest
@@ -231,7 +231,7 @@ class ClaimRound:
         names, after = late_destinations(self._connection, self._tables, due_by, self._turns.looked_up_to, others)
         self._waiting.extendleft(_own(main, name, limited=False) for name in reversed(names))
         took = self._monotonic() - began
-        look_at = began + took + max(LOOK_EVERY, 10 * took)
+        look_at = began + took + max(_LOOK_EVERY, 10 * took)
         cursors = (*self._turns.cursors, *self._waiting)
         self._turns = replace(self._turns, cursors=cursors, looked_up_to=after, look_at=look_at)
 
@@ -252,7 +252,7 @@ def late_destinations(
     """
     table = tables.messages
     names: list[str] = []
-    for _ in range(MOST_DESTINATIONS):
+    for _ in range(_MOST_DESTINATIONS):
         first = select(table.c.Destination, table.c.Time).where(table.c.Destination > after)
         ordered = first.order_by(table.c.Destination, table.c.Time).limit(1)
         row = connection.execute(ordered).first()
@@ -270,7 +270,7 @@ def next_claim(
 ) -> datetime | None:
     """Return when a message of a connection may be claimed next; None: there is no message."""
     turns = turns.limited(limits, now)
-    soon = now + timedelta(seconds=LOOK_EVERY)
+    soon = now + timedelta(seconds=_LOOK_EVERY)
     moments: list[datetime | None] = [until for until in turns.resting.values() if until > now]
     if turns.only is not None:
         # a query for each would take longer than the pass that it spares

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 #: A run stops after so many rows that cannot be taken over: each later query must exclude them by id.
 MAX_LEFT = 1000
 #: Batches between two log lines about progress.
-PROGRESS = 20
+_PROGRESS = 20
 
 _Row = Mapping[str, Any]
 
@@ -113,7 +113,7 @@ class Adopter:
         batches = 0
         while len(left) < MAX_LEFT and self._batch(report, left):
             batches += 1
-            if batches % PROGRESS == 0:
+            if batches % _PROGRESS == 0:
                 log.info("table %s: %s messages adopted so far", self._source.fullname, f"{report.adopted:,}")
         with self._engine.connect().execution_options(read_only=True) as connection:
             there = connection.execute(select(func.count()).select_from(self._source)).scalar_one()

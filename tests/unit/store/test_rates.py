@@ -17,7 +17,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 ASKED = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 5_000)), max_size=30)
 
 
-@given(per_second=st.floats(rates.LEAST, 10_000), asked=ASKED)
+@given(per_second=st.floats(rates.LEAST_RATE, 10_000), asked=ASKED)
 def test_no_stretch_of_time_has_more_than_its_rate_and_one_burst(per_second, asked):
     rate = DestinationRate(destination="sms", per_second=per_second, empty_at=NOON - timedelta(days=1))
     now, taken = NOON, [(NOON, 0)]
@@ -33,7 +33,7 @@ def test_no_stretch_of_time_has_more_than_its_rate_and_one_burst(per_second, ask
             assert total <= per_second * (moment - begin).total_seconds() + max(1, per_second) + 1e-6
 
 
-@pytest.mark.parametrize("per_second", [rates.LEAST, 0.3, 1, 3, 7.5, 50, 1234, rates.MOST])
+@pytest.mark.parametrize("per_second", [rates.LEAST_RATE, 0.3, 1, 3, 7.5, 50, 1234, rates.MOST_RATE])
 def test_the_rate_is_reached(per_second):
     """Who asks as soon as the bucket is ready gets all that the rate allows."""
     rate = DestinationRate(destination="sms", per_second=per_second, empty_at=NOON)

@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.store.engine import PATIENCE, TRIES, Overtaken, in_the_way, retried
+from airflow_delayed.store.engine import CONFLICT_WAIT, INTEGRITY_TRIES, Overtaken, in_the_way, retried
 
 
 class Said(Exception):
@@ -61,7 +61,7 @@ def test_patience_comes_to_an_end(engine):
 
     with pytest.raises(TransportUnavailable, match="others keep changing the same messages: m1; try again"):
         retried(engine, work, sleep=sleep, monotonic=lambda: seconds)
-    assert PATIENCE <= seconds < PATIENCE + 1
+    assert CONFLICT_WAIT <= seconds < CONFLICT_WAIT + 1
     assert max(naps) < 0.5
 
 
@@ -74,4 +74,4 @@ def test_a_rule_that_is_broken_is_not_tried_for_long(engine):
 
     with pytest.raises(IntegrityError):
         retried(engine, work, sleep=lambda nap: None)
-    assert len(tries) == TRIES
+    assert len(tries) == INTEGRITY_TRIES

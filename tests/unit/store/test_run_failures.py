@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_delayed.store.escalations import HEADER, MAX_HEADER, NAMED, RunAttempt, RunFailure, RunFailures
+from airflow_delayed.store.escalations import HEADER, MAX_HEADER, NAMED_FAILURES, RunAttempt, RunFailure, RunFailures
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -59,10 +59,10 @@ def test_what_a_success_ends(green: RunAttempt, red: RunFailure, ends: bool) -> 
 def test_the_newest_are_named_and_all_are_counted() -> None:
     every = [failure(number, run=str(number), run_after=NOON + timedelta(days=number)) for number in range(15)]
     found = of_all(*reversed(every))
-    assert (found.count, list(found.latest)) == (15, every[-NAMED:])
+    assert (found.count, list(found.latest)) == (15, every[-NAMED_FAILURES:])
     # of those that are not named some have ended; how many is not known
     older = found.after(success(99, run="x", run_after=NOON + timedelta(days=2)))
-    assert (older.count, list(older.latest)) == (15, every[-NAMED:])
+    assert (older.count, list(older.latest)) == (15, every[-NAMED_FAILURES:])
     newer = found.after(success(99, run="x", run_after=NOON + timedelta(days=12)))
     assert (newer.count, list(newer.latest)) == (3, every[-3:])
     assert found.after(success(99, run="x", run_after=NOON + timedelta(days=99))) == RunFailures([], 0)
