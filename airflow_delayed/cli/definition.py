@@ -1,4 +1,7 @@
-"""The commands and their arguments. Airflow imports this at each start, so that a command imports its work later."""
+"""The commands and their arguments. Airflow imports this at each start, so that a command imports its work later.
+
+No text may have a word in square brackets: Airflow's help takes it for a style, and leaves it out.
+"""
 
 from __future__ import annotations
 
@@ -88,13 +91,13 @@ def _policy(name: str, help_: str, default: str, **options: Any) -> Arg:
 _DELIVER_CONN_IDS = _policy(
     "deliver_conn_ids",
     "The connections that it may deliver through; the store's own for queue tables in its database",
-    "[delayed] deliver_conn_ids",
+    "option deliver_conn_ids of section delayed",
     nargs="+",
 )
 _LOOKAHEAD = _policy(
     "lookahead",
     "Seconds before its due time at which a message is dispatched, fewer if its transport cannot delay it for so long;"
-    " auto: through RabbitMQ when it is due, and [delayed] lookahead ahead at the end of the last dispatcher",
+    " auto: through RabbitMQ when it is due, and ahead by option lookahead at the end of the last dispatcher",
     "auto",
     type=lambda text: text if text == "auto" else float(text),
 )
@@ -114,7 +117,10 @@ _GIVE_UP_AFTER = _policy(
 )
 _MAX_RATE = _policy("max_rate", "Messages a second at most, of all connections together", "no limit", type=float)
 _REMEMBER = _policy(
-    "remember", "Seconds for which ids of what was dispatched are remembered", "[delayed] remember", type=float
+    "remember",
+    "Seconds for which ids of what was dispatched are remembered",
+    "option remember of section delayed",
+    type=float,
 )
 _CLAIM_TIMEOUT = _policy(
     "claim_timeout", "Seconds after which the claims of a dispatcher that was killed end", "30", type=float
@@ -209,7 +215,8 @@ def get_delayed_commands() -> list[CLICommand]:
                     "restore",
                     "Take cancels back",
                     (*_STORE, _IDS, _OVERDUE_OK, *_FILTER[:-1], _RESTORED_STATE, *_CHANGE),
-                    "For [delayed] cancel_grace, by default 10 minutes, a cancelled message is kept. " + _SAFE,
+                    "A cancelled message is kept for option cancel_grace of section delayed, by default 10 minutes. "
+                    + _SAFE,
                 ),
                 _command(
                     "reschedule",
@@ -256,9 +263,9 @@ def get_delayed_commands() -> list[CLICommand]:
                     "environment",
                     "Show or change the environment that a store is of",
                     (*_STORE, _ENVIRONMENT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
-                    "A dispatcher whose [delayed] environment differs takes no message from it. Give a copy the name of"
-                    " its own environment when what waits in it may be delivered from there. It counts what waits and"
-                    " asks, unless --yes is given.",
+                    "A dispatcher of another environment (option of section delayed) takes no message from it. Give a"
+                    " copy the name of its own environment when what waits in it may be delivered from there. It counts"
+                    " what waits and asks, unless --yes is given.",
                 ),
                 _command(
                     "arm",
@@ -299,7 +306,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     "Examine connections: what keeps messages from arriving in time, and what to do",
                     (_EXAMINED, _VERIFIED, *_SHOWN),
                     "Changes nothing. Errors come first; with one, the exit code is 1. Without --conn-id"
-                    " it examines all connections that the section [delayed] of Airflow's configuration names.",
+                    " it examines all connections that section delayed of Airflow's configuration names.",
                     module="doctor",
                 ),
                 _command(

@@ -160,8 +160,8 @@ def check(rates: Mapping[str, float | None]) -> None:
             )
         if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
             raise ValueError(
-                f"the rate {rate} of destination {destination!r} must be from {LEAST_RATE:f} to {MOST_RATE:,.0f} messages"
-                " a second, or None for no limit"
+                f"the rate {rate} of destination {destination!r} must be from {LEAST_RATE:f} to {MOST_RATE:,.0f}"
+                " messages a second, or None for no limit"
             )
 
 

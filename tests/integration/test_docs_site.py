@@ -258,6 +258,14 @@ def test_the_reference_has_each_error_command_and_option(site: Path) -> None:
     assert [name for name in get_provider_info()["config"]["delayed"]["options"] if name not in text] == []
 
 
+def test_no_help_has_a_word_in_brackets() -> None:
+    """Airflow's help would take it for a style, and leave it out."""
+    (group,) = get_delayed_commands()
+    texts = [command.description or command.help for command in group.subcommands]
+    texts += [each.kwargs.get("help", "") for command in group.subcommands for each in command.args]
+    assert [text for text in texts if re.search(r"\[[a-z]", text)] == []
+
+
 def test_a_fault_of_a_page_fails_the_build_with_what_to_do(tmp_path: Path) -> None:
     for name in (".ci/docs", "docs/conf.py", "docs/_sphinx", "airflow_delayed/__init__.py"):
         target = tmp_path / name
