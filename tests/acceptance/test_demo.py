@@ -38,8 +38,9 @@ def test_the_demo_ends_with_every_reminder_on_time(tmp_path: Path) -> None:
     "stage, asked",
     [
         # the emulator starts
-        pytest.param("SQS emulator,", signal.SIGINT, marks=pytest.mark.long),
-        ("SparkSubmitOperator", signal.SIGTERM),  # and Airflow, and soon Spark
+        ("SQS emulator,", signal.SIGINT),
+        # and Airflow, and soon Spark
+        pytest.param("SparkSubmitOperator", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_the_demo_stops_what_it_started(tmp_path: Path, stage: str, asked: signal.Signals) -> None:

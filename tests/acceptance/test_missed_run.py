@@ -94,6 +94,7 @@ def silent_server() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.long
 def test_silence_escalates_whatever_is_killed(watch: Watch) -> None:
     live, store, folder = watch.world.live, watch.store, watch.folder
     service = live.begin(
