@@ -338,7 +338,7 @@ class BulkChanges:
         def work(connection: Connection) -> tuple[list[str], dict[str, Outcome], int]:
             now = self._database_time(connection)
             left = change.take(connection, self._tables, ids, wanted, now)
-            taken = dict.fromkeys(ids, Outcome.CANCELLED)
+            taken = dict.fromkeys(sorted(ids), Outcome.CANCELLED)
             for message_id in left:
                 del taken[message_id]
             return left, taken, entry.write(connection, self._tables, found.counts_with(taken), now)

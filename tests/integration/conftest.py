@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from support.certificates import Authority
-from support.commands import delayed_fixture  # noqa: F401
+from support.commands import airflow_command  # noqa: F401
 from support.rabbitmq import VirtualHost, virtual_host
 from support.sqs import clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
 from support.stores import store_fixture  # noqa: F401

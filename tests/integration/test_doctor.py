@@ -21,11 +21,11 @@ pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
-def doctor(delayed: Command) -> Callable[..., tuple[int, str]]:
+def doctor(airflow_command: Command) -> Callable[..., tuple[int, str]]:
     """The command: exit code and output."""
 
     def run(*words: str) -> tuple[int, str]:
-        done = delayed("doctor", *words)
+        done = airflow_command("doctor", *words)
         return done.code, done.out + done.err
 
     return run

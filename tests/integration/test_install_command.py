@@ -38,18 +38,18 @@ def run_script(file: Path, script: str) -> None:
     subprocess.run(["sqlite3", "-bail", file], input=script, text=True, check=True, capture_output=True)
 
 
-def test_a_stores_tables_are_made(file: Path, delayed: Command):
-    plan = delayed("install", "--conn-id", "reminders_db", "--queue", "alarms", "--dry-run", "-o", "json")
+def test_a_stores_tables_are_made(file: Path, airflow_command: Command):
+    plan = airflow_command("install", "--conn-id", "reminders_db", "--queue", "alarms", "--dry-run", "-o", "json")
     assert (plan.code, plan.out.count('"would create"')) == (0, 12)
     with closing(DelayedStoreHook("reminders_db")) as hook:
         assert not hook.verify(["alarms"]).ok
-        done = delayed("install", "--conn-id", "reminders_db", "--queue", "alarms", "-o", "json")
+        done = airflow_command("install", "--conn-id", "reminders_db", "--queue", "alarms", "-o", "json")
         assert done.code == 0, done.err
         assert hook.verify(["alarms"]).ok
 
 
-def test_sqlites_own_client_runs_the_script(file: Path, delayed: Command):
-    done = delayed("install", "--sql", "--conn-id", "reminders_db", "--queue", "alarms")
+def test_sqlites_own_client_runs_the_script(file: Path, airflow_command: Command):
+    done = airflow_command("install", "--sql", "--conn-id", "reminders_db", "--queue", "alarms")
     assert done.code == 0, done.err
     # it may be run again
     for _ in range(2):
@@ -60,8 +60,8 @@ def test_sqlites_own_client_runs_the_script(file: Path, delayed: Command):
         assert hook.send([message("m", PAST, destination="alarms")]).sent == 1
 
 
-def test_the_script_leaves_tables_of_another_release_at_their_version(file: Path, delayed: Command):
-    script = delayed("install", "--sql", "--dialect", "sqlite").out
+def test_the_script_leaves_tables_of_another_release_at_their_version(file: Path, airflow_command: Command):
+    script = airflow_command("install", "--sql", "--dialect", "sqlite").out
     run_script(file, script)
     with closing(sqlite3.connect(file)) as database:
         database.execute('UPDATE delayed_messages_version SET "Version" = 0')
@@ -70,19 +70,19 @@ def test_the_script_leaves_tables_of_another_release_at_their_version(file: Path
         assert database.execute('SELECT "Version" FROM delayed_messages_version').fetchall() == [(0,)]
 
 
-def test_the_script_needs_no_database(delayed: Command, connect):
+def test_the_script_needs_no_database(airflow_command: Command, connect):
     # nothing listens there
     connect("postgres_store", "postgresql://user@127.0.0.1:1/db")
     names = ("--table", 'a "strange" % name', "--schema", "delayed")
-    done = delayed("install", "--sql", "--conn-id", "postgres_store", *names)
+    done = airflow_command("install", "--sql", "--conn-id", "postgres_store", *names)
     assert done.code == 0, done.err
-    assert done.out == delayed("install", "--sql", "--dialect", "postgresql", *names).out
+    assert done.out == airflow_command("install", "--sql", "--dialect", "postgresql", *names).out
     assert 'CREATE TABLE IF NOT EXISTS "delayed"."a ""strange"" % name_past"' in done.out
     for dialect, text in {
         "mysql": "COLLATE utf8mb4_0900_bin",
         "mariadb": "COLLATE utf8mb4_nopad_bin",
     }.items():
-        script = delayed("install", "--sql", "--dialect", dialect).out
+        script = airflow_command("install", "--sql", "--dialect", dialect).out
         assert (text in script, f"SELECT {VERSION} " in script) == (True, True)
 
 
@@ -99,43 +99,45 @@ def test_the_script_needs_no_database(delayed: Command, connect):
         (["--sql", "--dialect", "sqlite", "--queue", "q" * 64], "the name of a table has up to 63"),
     ],
 )
-def test_what_cannot_be_done_is_an_error_that_names_the_remedy(delayed: Command, connect, words: list[str], text: str):
+def test_what_cannot_be_done_is_an_error_that_names_the_remedy(
+    airflow_command: Command, connect, words: list[str], text: str
+):
     connect("mysql_store", "mysql://user@127.0.0.1:1/db")
     connect("broker", "amqp://user@127.0.0.1:1/")
     connect("queues", conn_type="aws")
-    done = delayed("install", *words)
+    done = airflow_command("install", *words)
     assert (done.code, done.out) == (1, "")
     assert text in done.err
 
 
-def test_rabbitmqs_topology_is_made(rabbitmq_url: str, delayed: Command, connect):
+def test_rabbitmqs_topology_is_made(rabbitmq_url: str, airflow_command: Command, connect):
     with virtual_host(rabbitmq_url) as broker:
         connect("broker", **broker.connection)
         words = ("install", "--conn-id", "broker", "--queue", "orders", "-o", "json")
         hook = RabbitMQDelayHook("broker")
-        plan = delayed(*words, "--dry-run")
+        plan = airflow_command(*words, "--dry-run")
         assert (plan.code, "queue orders" in plan.out) == (0, True)
         assert not hook.verify(["orders"]).ok
-        assert delayed(*words).code == 0
+        assert airflow_command(*words).code == 0
         assert hook.verify(["orders"]).ok
         hook.close()
 
 
-def test_sqs_queues_are_made(sqs_endpoint: str, delayed: Command, connect, tmp_path: Path):
+def test_sqs_queues_are_made(sqs_endpoint: str, airflow_command: Command, connect, tmp_path: Path):
     prefix = f"{urlsplit(tmp_path.as_uri()).path.replace('/', '')[-12:].strip('-')}-"
     connect("queues", **sqs.connection(sqs_endpoint, queue_name_prefix=prefix))
     hook = SqsDelayHook("queues")
     assert not hook.verify(["orders"]).ok
-    done = delayed("install", "--conn-id", "queues", "--queue", "orders", "-o", "json")
+    done = airflow_command("install", "--conn-id", "queues", "--queue", "orders", "-o", "json")
     assert done.code == 0, done.err
     assert hook.verify(["orders"]).ok
     hook.close()
 
 
-def test_the_commands_of_the_page(file: Path, delayed: Command, here: Path):
+def test_the_commands_of_the_page(file: Path, airflow_command: Command, here: Path):
     page = (here / "docs/store/install.md").read_text()
     commands = re.findall(r"^airflow delayed (install .*?)(?: > install.sql)?$", page, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
-        done = delayed(*shlex.split(command))
+        done = airflow_command(*shlex.split(command))
         assert done.code == 0, done.err

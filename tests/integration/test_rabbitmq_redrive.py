@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pika
 import pytest
-from support.commands import Command, delayed_fixture  # noqa: F401 - a fixture
+from support.commands import Command
 from support.rabbitmq import DUE_AT, VirtualHost, eventually, messages
 
 from airflow_delayed.errors import TopologyError, TransportUnavailable
@@ -20,27 +20,27 @@ UTC = timezone.utc
 UNROUTABLE = "delayed.hex.unroutable"
 
 
-def test_the_command_asks_and_sends(hook: RabbitMQDelayHook, vhost: VirtualHost, delayed: Command) -> None:
+def test_the_command_asks_and_sends(hook: RabbitMQDelayHook, vhost: VirtualHost, airflow_command: Command) -> None:
     strand(hook, vhost)
     command = ("redrive", "--conn-id", "rabbit", "-o", "json")
     stays = [{"outcome": "stays: destination 'gone': missing", "messages": 2}]
-    nothing = delayed(*command, "--yes")
+    nothing = airflow_command(*command, "--yes")
     assert [row["messages"] for row in json.loads(nothing.out)] == [4, 2]
     assert vhost.count(UNROUTABLE) == 6
     hook.install(["Acme.Sales"], create_destinations=True)
-    would = delayed(*command, "--dry-run")
+    would = airflow_command(*command, "--dry-run")
     assert json.loads(would.out) == [{"outcome": "would be sent to Acme.Sales", "messages": 4}, *stays]
-    no = delayed(*command, answer="n\n")
+    no = airflow_command(*command, answer="n\n")
     assert (no.code, "This would be: 4 sent, 2 stay. Go on? (y/N)" in no.err) == (1, True)
     assert vhost.count(UNROUTABLE) == 6
-    yes = delayed(*command, answer="y\n")
+    yes = airflow_command(*command, answer="y\n")
     assert json.loads(yes.out) == [{"outcome": "sent to Acme.Sales", "messages": 4}, *stays]
     vhost.until(**{"Acme.Sales": 4, UNROUTABLE: 2})
 
 
-def test_the_command_is_of_rabbitmq_alone(connect: Callable[..., str], delayed: Command) -> None:
+def test_the_command_is_of_rabbitmq_alone(connect: Callable[..., str], airflow_command: Command) -> None:
     connect("store", conn_type="sqlite", host="/nowhere")
-    done = delayed("redrive", "--conn-id", "store")
+    done = airflow_command("redrive", "--conn-id", "store")
     assert (done.code, "is not RabbitMQ's" in done.err) == (1, True)
 
 

@@ -64,11 +64,11 @@ def names_in(host: VirtualHost) -> set[str]:
     return {name for name in names if "airflow-delayed-try" in name}
 
 
-def test_a_message_is_sent(broker: VirtualHost, delayed: Command):
+def test_a_message_is_sent(broker: VirtualHost, airflow_command: Command):
     words = ("send", "--conn-id", "broker", "--destination", "orders", "--value", "hello", "--header", "a=b=c")
-    plan = delayed(*words, "--dry-run", "-o", "json")
+    plan = airflow_command(*words, "--dry-run", "-o", "json")
     assert (plan.code, json.loads(plan.out)[0]["state"], broker.count("orders")) == (0, "would be sent", 0)
-    done = delayed(*words, "--message-id", "m", "-o", "json")
+    done = airflow_command(*words, "--message-id", "m", "-o", "json")
     assert done.code == 0, done.err
     (row,) = json.loads(done.out)
     expected = {"message_id": "m", "destination": "orders", "conn_id": "broker", "store_conn_id": None, "state": "sent"}
@@ -88,10 +88,14 @@ def test_a_message_is_sent(broker: VirtualHost, delayed: Command):
     ids=lambda extra: " ".join(extra.values()) or "delayed",
 )
 @pytest.mark.parametrize("delay", ["0", "2"])
-def test_it_arrives_through_rabbitmq(broker: VirtualHost, connect, delayed: Command, extra: dict[str, str], delay: str):
+def test_it_arrives_through_rabbitmq(
+    broker: VirtualHost, connect, airflow_command: Command, extra: dict[str, str], delay: str
+):
     connect("other", **broker.connection_with(**extra))
     RabbitMQDelayHook("other").install([])
-    done = delayed("send", "--conn-id", "other", "--wait", "--delay", delay, "--timeout", PATIENCE, "-o", "json")
+    done = airflow_command(
+        "send", "--conn-id", "other", "--wait", "--delay", delay, "--timeout", PATIENCE, "-o", "json"
+    )
     assert done.code == 0, done.err
     (row,) = json.loads(done.out)
     assert row["state"] == "arrived"
@@ -99,23 +103,23 @@ def test_it_arrives_through_rabbitmq(broker: VirtualHost, connect, delayed: Comm
     eventually(lambda: names_in(broker) == set())
 
 
-def test_it_arrives_through_sqs(queues: SqsDelayHook, delayed: Command):
-    done = delayed("send", "--conn-id", "queues", "--wait", "--delay", "1", "--timeout", PATIENCE, "-o", "json")
+def test_it_arrives_through_sqs(queues: SqsDelayHook, airflow_command: Command):
+    done = airflow_command("send", "--conn-id", "queues", "--wait", "--delay", "1", "--timeout", PATIENCE, "-o", "json")
     assert done.code == 0, done.err
     assert json.loads(done.out)[0]["late_seconds"] >= 0
     assert json.loads(done.out)[0]["destination"].startswith("airflow-delayed-try-")
     with closing(queues) as hook, pytest.raises(Exception, match="missing"):
         hook.life(json.loads(done.out)[0]["destination"])
-    far = delayed("send", "--conn-id", "queues", "--wait", "--delay", "901")
+    far = airflow_command("send", "--conn-id", "queues", "--wait", "--delay", "901")
     assert (far.code, far.out) == (1, "")
     assert "through queues a message is delayed by 0:14:30 at most" in far.err
 
 
-def test_it_arrives_in_a_queue_table(store: Store, delayed: Command):
+def test_it_arrives_in_a_queue_table(store: Store, airflow_command: Command):
     hook = store.installed("q", deliver_conn_id=None)
     words = ["--schema", hook.schema] if hook.schema else []
     with dispatching(hook, hook.conn_id):
-        done = delayed("send", "--conn-id", hook.conn_id, *words, "--wait", "--timeout", PATIENCE, "-o", "json")
+        done = airflow_command("send", "--conn-id", hook.conn_id, *words, "--wait", "--timeout", PATIENCE, "-o", "json")
     assert done.code == 0, done.err
     (row,) = json.loads(done.out)
     assert (row["state"], row["late_seconds"] >= 0) == ("arrived", True)
@@ -124,29 +128,33 @@ def test_it_arrives_in_a_queue_table(store: Store, delayed: Command):
 
 
 @on_sqlite
-def test_it_arrives_through_store_and_dispatcher(broker: VirtualHost, store: Store, delayed: Command):
+def test_it_arrives_through_store_and_dispatcher(broker: VirtualHost, store: Store, airflow_command: Command):
     hook = store.installed()
     words = ("send", "--conn-id", "broker", "--store-conn-id", hook.conn_id)
     with dispatching(hook, "broker"):
-        done = delayed(*words, "--wait", "--delay", "1", "--timeout", PATIENCE, "--tag", "t", "-o", "json")
+        done = airflow_command(*words, "--wait", "--delay", "1", "--timeout", PATIENCE, "--tag", "t", "-o", "json")
         assert done.code == 0, done.err
         (row,) = json.loads(done.out)
         assert (row["state"], row["store_conn_id"]) == ("arrived", hook.conn_id)
         assert f"stored {row['message_id']} to {row['destination']}" in done.err
         assert names_in(broker) == set()
-        stored = delayed(*words, "--destination", "orders", "--delay", "9000", "--message-id", "m", "-o", "json")
+        stored = airflow_command(
+            *words, "--destination", "orders", "--delay", "9000", "--message-id", "m", "-o", "json"
+        )
         assert json.loads(stored.out)[0]["state"] == "stored"
-        again = delayed(*words, "--destination", "orders", "--due-at", str(hook.get("m").due_at), "--message-id", "m")
+        again = airflow_command(
+            *words, "--destination", "orders", "--due-at", str(hook.get("m").due_at), "--message-id", "m"
+        )
         assert (again.code, "stored before" in again.out) == (0, True)
 
 
 @on_sqlite
 def test_without_a_dispatcher_it_says_so_and_takes_the_message_back(
-    broker: VirtualHost, store: Store, delayed: Command
+    broker: VirtualHost, store: Store, airflow_command: Command
 ):
     hook = store.installed()
     words = ("send", "--conn-id", "broker", "--store-conn-id", hook.conn_id, "--message-id", "m")
-    done = delayed(*words, "--wait", "--timeout", "0.5")
+    done = airflow_command(*words, "--wait", "--timeout", "0.5")
     assert (done.code, done.out) == (1, "")
     assert f"airflow delayed dispatcher --store-conn-id {hook.conn_id} --deliver-conn-ids broker" in done.err
     assert "no dispatcher has taken it from the store; none was at work within a day" in done.err
@@ -156,20 +164,20 @@ def test_without_a_dispatcher_it_says_so_and_takes_the_message_back(
 
 
 @on_sqlite
-def test_what_is_given_up_ends_the_wait_with_the_reason(broker: VirtualHost, store: Store, delayed: Command):
+def test_what_is_given_up_ends_the_wait_with_the_reason(broker: VirtualHost, store: Store, airflow_command: Command):
     hook = store.installed()
     words = ("send", "--conn-id", "broker", "--store-conn-id", hook.conn_id, "--wait", "--timeout", PATIENCE)
     with dispatching(hook, "broker", allowed_destinations=["orders"]):
-        done = delayed(*words)
+        done = airflow_command(*words)
     assert (done.code, done.out) == (1, "")
     assert "it does not arrive: it is failed: " in done.err
     assert "allowed_destinations" in done.err
     assert names_in(broker) == set()
 
 
-def test_what_does_not_arrive_is_an_error(broker: VirtualHost, delayed: Command):
+def test_what_does_not_arrive_is_an_error(broker: VirtualHost, airflow_command: Command):
     # the time is up when it is due, and began before the broker had the message
-    done = delayed("send", "--conn-id", "broker", "--wait", "--delay", "2", "--timeout", "0")
+    done = airflow_command("send", "--conn-id", "broker", "--wait", "--delay", "2", "--timeout", "0")
     assert done.code == 1
     assert "it has not arrived in time, though it was sent and confirmed" in done.err
     # it would be unroutable without its queue, which the broker deletes by itself
@@ -184,7 +192,7 @@ def test_what_does_not_arrive_is_an_error(broker: VirtualHost, delayed: Command)
 @on_sqlite
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_takes_it_back_and_removes_the_queue(
-    broker: VirtualHost, store: Store, delayed: Command, number: signal.Signals
+    broker: VirtualHost, store: Store, airflow_command: Command, number: signal.Signals
 ):
     hook = store.installed()
     handler = signal.getsignal(signal.SIGTERM)
@@ -198,7 +206,7 @@ def test_a_signal_takes_it_back_and_removes_the_queue(
     thread = threading.Thread(target=interrupt)
     thread.start()
     words = ("--store-conn-id", hook.conn_id, "--wait", "--message-id", "m", "--delay", "600")
-    done = delayed("send", "--conn-id", "broker", *words)
+    done = airflow_command("send", "--conn-id", "broker", *words)
     thread.join()
     assert (done.code, done.out, len(there[0])) == (128 + number, "", 1)
     assert hook.get("m").state == "cancelled"
@@ -206,8 +214,8 @@ def test_a_signal_takes_it_back_and_removes_the_queue(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_an_error_of_the_send_removes_the_queue(broker: VirtualHost, delayed: Command):
-    done = delayed("send", "--conn-id", "broker", "--wait", "--header", "CC=x")
+def test_an_error_of_the_send_removes_the_queue(broker: VirtualHost, airflow_command: Command):
+    done = airflow_command("send", "--conn-id", "broker", "--wait", "--header", "CC=x")
     assert (done.code, done.out) == (1, "")
     assert "'CC' is read by RabbitMQ itself" in done.err
     assert names_in(broker) == set()
@@ -230,26 +238,26 @@ WRONG: list[tuple[list[str], str]] = [
 ]
 
 
-def test_what_cannot_be_is_an_error_before_anything_is_sent(broker: VirtualHost, delayed: Command):
+def test_what_cannot_be_is_an_error_before_anything_is_sent(broker: VirtualHost, airflow_command: Command):
     for words, text in WRONG:
-        done = delayed("send", "--conn-id", "broker", *words)
+        done = airflow_command("send", "--conn-id", "broker", *words)
         assert (done.code, done.out) == (1, ""), words
         assert text in done.err
     assert broker.count("orders") == 0
 
 
-def test_without_the_levels_it_says_what_to_install(rabbitmq_url: str, connect, delayed: Command):
+def test_without_the_levels_it_says_what_to_install(rabbitmq_url: str, connect, airflow_command: Command):
     with virtual_host(rabbitmq_url) as host:
         connect("broker", **host.connection)
-        done = delayed("send", "--conn-id", "broker", "--wait", "--delay", "5")
+        done = airflow_command("send", "--conn-id", "broker", "--wait", "--delay", "5")
         assert (done.code, done.out) == (1, "")
         assert "connection 'broker' is not ready" in done.err
         assert names_in(host) == set()
 
 
 @on_sqlite
-def test_a_store_delivers_for_itself_alone(store: Store, connect, tmp_path: Path, delayed: Command):
+def test_a_store_delivers_for_itself_alone(store: Store, connect, tmp_path: Path, airflow_command: Command):
     store.installed()
-    done = delayed("send", "--conn-id", store.conn_id, "--store-conn-id", "another", "--destination", "q")
+    done = airflow_command("send", "--conn-id", store.conn_id, "--store-conn-id", "another", "--destination", "q")
     assert (done.code, done.out) == (1, "")
     assert "stores its messages itself: leave --store-conn-id out" in done.err

@@ -100,7 +100,7 @@ def test_tables_that_somebody_else_owns_are_a_warning(store: Store, postgres_url
         run_sql(postgres_url, f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP OWNED BY {user}", f"DROP ROLE {user}")
 
 
-def test_triggers_are_a_warning(store: Store, delayed):
+def test_triggers_are_a_warning(store: Store, airflow_command):
     hook = store.hook(None)
     hook.install(["reminders"], create_destinations=True)
     assert warned(store, hook, "reminders") == []
@@ -124,7 +124,7 @@ def test_triggers_are_a_warning(store: Store, delayed):
     ]
     assert "has trigger on_delayed_messages" in str([str(each) for each in hook.verify([])])
     if database == "sqlite":
-        assert "on_reminders" in delayed("doctor", "--conn-id", store.conn_id, "--destination", "reminders").out
+        assert "on_reminders" in airflow_command("doctor", "--conn-id", store.conn_id, "--destination", "reminders").out
 
 
 def test_a_view_and_other_types_in_place_of_a_queue_table_are_a_warning(store: Store):

@@ -86,8 +86,10 @@ def mariadb_client(url: str) -> list[str]:
     return ["mariadb", "--no-defaults", *login, f"--port={parts.port}", parts.path.lstrip("/")]
 
 
-def test_an_administrator_runs_the_script_of_an_install(world: SimpleNamespace, delayed: Command):
-    script = delayed("install", "--sql", "--dialect", world.dialect, "--schema", world.schema, "--queue", "alarms").out
+def test_an_administrator_runs_the_script_of_an_install(world: SimpleNamespace, airflow_command: Command):
+    script = airflow_command(
+        "install", "--sql", "--dialect", world.dialect, "--schema", world.schema, "--queue", "alarms"
+    ).out
     # it may be run again
     for _ in range(2):
         subprocess.run(world.client, input=script, text=True, check=True, capture_output=True)

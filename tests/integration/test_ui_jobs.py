@@ -33,7 +33,7 @@ from airflow_delayed.identity import Origin
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
-#: More than two steps of a job, which are a thousand each.
+#: More than two steps of a job, which are a thousand each; of a cancel by filter on PostgreSQL all of one.
 MANY = 2500
 
 
@@ -47,6 +47,11 @@ def hook(store: Store) -> DelayedStoreHook:
     made = store.installed()
     made.send(message(f"m{number:04}", LATER + number * SECOND, tag="t") for number in range(MANY))
     return made
+
+
+def send_more(hook: DelayedStoreHook) -> None:
+    """Store 1,500 messages that are due after the others."""
+    hook.send(message(f"n{number:04}", LATER + timedelta(days=1), tag="t") for number in range(1500))
 
 
 @pytest.fixture
@@ -139,6 +144,7 @@ def test_a_job_is_stopped_in_its_middle_beside_a_dispatcher(
 def test_a_job_whose_process_was_killed_is_interrupted_and_goes_on_when_it_is_started_again(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):
+    send_more(hook)
     monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(hours=1))
     with closing(Child(work, conn_id=store.conn_id, tag="t")) as killed:
         job = killed.answer()
@@ -146,7 +152,7 @@ def test_a_job_whose_process_was_killed_is_interrupted_and_goes_on_when_it_is_st
         killed.kill()
     monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(0))
     seen = page.get(f"{top}/jobs/{job}")
-    assert (seen["state"], seen["considered"], seen["ended_at"]) == ("interrupted", 1000, None)
+    assert (seen["state"], seen["considered"], seen["ended_at"]) == ("interrupted", MANY, None)
     monkeypatch.setattr("airflow_delayed.store.jobs.JOB_SILENT", timedelta(hours=1))
     again = page.post(f"{top}/jobs", action="cancel", filter={"tag": "t"})
     assert again["total"] == 1500
@@ -158,12 +164,13 @@ def test_a_job_whose_process_was_killed_is_interrupted_and_goes_on_when_it_is_st
 def test_a_job_that_the_database_refuses_says_why(
     store: Store, hook: DelayedStoreHook, page: Page, top: str, monkeypatch: pytest.MonkeyPatch
 ):
-    store.sql(hook, """ALTER TABLE {s}"delayed_messages_past" ADD CONSTRAINT "guard" CHECK ("Id" <> 'm1500')""")
+    store.sql(hook, """ALTER TABLE {s}"delayed_messages_past" ADD CONSTRAINT "guard" CHECK ("Id" <> 'n0500')""")
+    send_more(hook)
     job = page.post(f"{top}/jobs", action="cancel", filter={"tag": "t"})["job"]
     failed = ended(page, top, job)
-    assert (failed["state"], failed["counts"]) == ("failed", {"cancelled": 1000})
+    assert (failed["state"], failed["counts"]) == ("failed", {"cancelled": MANY})
     assert "guard" in failed["problem"]
-    assert "m1500" not in failed["problem"]
+    assert "n0500" not in failed["problem"]
     assert len(list(hook.list())) == 1500
     # a broker's or a database's words are for those who may read the connection
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")

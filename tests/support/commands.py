@@ -19,8 +19,8 @@ class Done(NamedTuple):
 Command = Callable[..., Done]
 
 
-@pytest.fixture(name="delayed")
-def delayed_fixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+@pytest.fixture
+def airflow_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The commands; ``answer`` is what a user types."""
     from airflow.cli import cli_parser
 

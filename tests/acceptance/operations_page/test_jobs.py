@@ -29,12 +29,12 @@ def test_a_job_of_the_server_is_seen_stopped_and_started_again(site: Site) -> No
             DelayedMessage(
                 destination="place", body=b"{}", due_at=now + timedelta(days=30), message_id=f"j{n}", tag="job"
             )
-            for n in range(3000)
+            for n in range(6000)
         )
         steps = iter(store.begin_job("cancel", {}, actor="user admin", tag="job"))
         next(steps)
         page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&tag=job")
-        says(page, "1,000 of 3,000 messages, running")
+        says(page, "2,500 of 6,000 messages, running")
         for theme in ("light", "dark"):
             page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
             site.take(page, f"job-{theme}")
@@ -42,7 +42,7 @@ def test_a_job_of_the_server_is_seen_stopped_and_started_again(site: Site) -> No
         page.click("#jobs button", text="Stop")
         says(page, "messages, stopping")
         list(steps)
-        says(page, "Stopped by user op after 2,000 of 3,000 messages")
+        says(page, "Stopped by user op after 5,000 of 6,000 messages")
         listed(page, lambda ids: len(ids) == 50)
         page.click("input[aria-label='Choose all on this page']")
         page.click("[role=toolbar] button", text="choose all that match")
@@ -50,7 +50,7 @@ def test_a_job_of_the_server_is_seen_stopped_and_started_again(site: Site) -> No
     says(page, "60,000 messages match")
     page.click("dialog footer button", text="Erase them")
     # also the cancelled ones: an erase is final
-    says(page, "3,000 messages changed")
+    says(page, "6,000 messages changed")
     assert axe.violations(page) == []
     done(page)
     says(page, "erase by user op (tag sha256:")
