@@ -182,7 +182,7 @@ def test_a_silent_connection_is_logged_and_replaced(between: Proxy, listener: Li
 
 
 def test_a_frozen_server_is_logged_and_waited_for_only_so_long(between: Proxy, hook, clock: Clock, caplog, monkeypatch):
-    for name, seconds in (("REPORT_AFTER", 0.2), ("END_AFTER", 1.0), ("LEAST", 1.0)):
+    for name, seconds in (("REPORT_AFTER", 0.2), ("END_AFTER", 1.0), ("LEAST_WAIT", 1.0)):
         monkeypatch.setattr(f"airflow_delayed.store.network.{name}", seconds)
     monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
     watchdog = Watchdog(hook.conn_id, hook.engine, 30)

@@ -404,7 +404,7 @@ def test_what_was_stored_anew_while_it_was_retried(hook: DelayedStoreHook, store
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_a_change_by_filter_names_ten_thousand(store: Store, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.store.bulk_changes.NAMED", 10)
+    monkeypatch.setattr("airflow_delayed.store.bulk_changes.NAMED_IDS", 10)
     hook = store.installed()
     hook.send(message(f"m{n:02}", LATER, tag="t") for n in range(30))
     hold(hook, "m03", "m29")
