@@ -45,8 +45,8 @@ KINDS = {
 }
 
 
-def spoil(broker: rabbitmq.Broker, host: VirtualHost, kind: str, queues: Sequence[str]) -> None:
-    """Make queues that take no messages."""
+def spoil(broker: rabbitmq.Broker, host: VirtualHost, kind: str, queues: Sequence[str], stack: ExitStack) -> None:
+    """Make queues that take no messages, until the block ends."""
     if (arguments := KINDS[kind]) is None:
         return
     with pika.BlockingConnection(host.parameters) as connection:
@@ -58,6 +58,8 @@ def spoil(broker: rabbitmq.Broker, host: VirtualHost, kind: str, queues: Sequenc
     if kind == "hangs":
         processes = ", ".join(f"'{host.name}_{queue}'" for queue in queues)
         broker.eval(f"[sys:suspend(Name) || Name <- [{processes}]]")
+        # else the virtual host could not be deleted
+        stack.callback(broker.eval, f"[sys:resume(Name) || Name <- [{processes}]]")
 
 
 def messages(begin: float, options: argparse.Namespace, others: Sequence[str]) -> Iterator[DelayedMessage]:
@@ -81,7 +83,7 @@ def measure(broker: rabbitmq.Broker, options: argparse.Namespace, kind: str, num
     with virtual_host(broker.url) as host, ExitStack() as stack:
         hook = dispatched_store(host, stack, 1)
         if others:
-            spoil(broker, host, kind, others)
+            spoil(broker, host, kind, others, stack)
         here, there = multiprocessing.Pipe()
         count = options.seconds * options.rate
         consumer = multiprocessing.get_context("fork").Process(target=consume, args=(host, count, there), daemon=True)
