@@ -51,7 +51,7 @@ _DUE_UNTIL = _arg("--due-until", "Only what is due before then")
 _IN_STATE = "Only messages in this state, also several: waiting, due, 'in flight', retrying, failed, expired"
 _STATE = _several("--state", _IN_STATE)
 _LISTED_STATE = _several(
-    "--state", f"{_IN_STATE}; or those that have left the store, the last one first: dispatched, cancelled"
+    "--state", f"{_IN_STATE}; or messages that have left the store, the last one first: dispatched, cancelled"
 )
 _ERASED_STATE = _several("--state", f"{_IN_STATE}; or those whose cancel can still be taken back: cancelled")
 _REJECTS = _several("--rejects", "With --tag: a file of rejected rows on this machine; also several")

@@ -42,7 +42,7 @@ _BODIES = ("value", "body")
 
 
 def typed(values: Sequence[Any]) -> pa.Array | None:
-    """Return a column as an array; None if its values have several types, or one that no array has."""
+    """Return a column as an array; None if its values have several types, or a type that no array has."""
     kinds = {*map(type, values)} - {NoneType}
     if not kinds:
         return pa.nulls(len(values))

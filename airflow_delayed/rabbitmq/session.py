@@ -217,7 +217,7 @@ class Session:
             return
         if self._connection.is_open:
             self._connection.close()
-        # a broker that takes no messages reads no farewell either, and one that has blocked a channel answers none
+        # a broker that takes no messages reads no farewell either, and a broker that has blocked a channel answers none
         patient = self.blocked is None and not self._blocked_channels
         self._loop.call_later(_CLOSE_SECONDS if patient else 0, self._hang_up)
 

@@ -30,7 +30,7 @@ VARIABLES = ("DELAYED_CONN_", "AIRFLOW_CONN_")
 FILE_VARIABLE = "DELAYED_CONNECTIONS_FILE"
 #: Fields of Airflow's form that are read.
 FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
-#: And those that are ignored.
+#: And names that are ignored.
 _IGNORED = ("conn_id", "description", "team_name")
 
 

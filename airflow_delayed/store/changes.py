@@ -135,7 +135,7 @@ class Cancel:
     def take(
         self, connection: Connection, tables: Tables, places: Mapping[str, str], wanted: MessageFilter, now: datetime
     ) -> list[str]:
-        """Cancel waiting messages in one statement of PostgreSQL, and return the ids of those that it left.
+        """Cancel waiting messages in one statement of PostgreSQL, and return the ids of the messages that it left.
 
         It leaves messages that have moved or changed since, that another transaction has locked, or that have leases.
 

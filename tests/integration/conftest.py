@@ -1,4 +1,4 @@
-"""What these tests share: virtual hosts of the run's broker, one that may be stopped, and what `support` offers."""
+"""What these tests share: virtual hosts of a broker, a broker that may be stopped, and what `support` offers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ClaimTurns:
     """The cursors of one connection, between two claims.
 
     :param cursors: the one whose turn is next comes first. One of them, the main one, has no destination: it takes all
-        messages except those of destinations with a rate, and of those that rest or are tried again.
+        messages except those of destinations with a rate, and of destinations that rest or are tried again.
     :param throttled: destinations with a rate had due messages and no tokens at the last claim.
     :param resting: destinations that take no messages at present, and until when none is claimed for them.
     :param only: the destinations of a worker without a main cursor; None: it has one.
@@ -90,10 +90,16 @@ class ClaimTurns:
             own = set(self.only) - rest
         main, excluded = self.main, sorted(limited | self.resting.keys())
         there = {one.destination for one in self.cursors} - {None}
-        if list(main.excluded) == excluded and own <= there and not there & rest:
+        if (
+            list(main.excluded) == excluded
+            and own <= there
+            and not there & rest
+            and (self.only is None or there == own)
+        ):
             return self
         cursors = [_own(main, name, limited=name in limited) for name in sorted(own)]
-        cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
+        if self.only is None:
+            cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
         if not set(main.excluded).issubset(excluded):
             main = replace(main, since=None, passed="", untouched=False)
         return replace(self, cursors=(*cursors, replace(main, excluded=excluded)))
