@@ -38,8 +38,8 @@ LOWER = ".venv/bin/python .ci/guards.py --lower"
 #: Names that several rooms give to a module, because it does the same in each.
 ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
 ROLES |= {"reply", "reporting"}
-# a public path that only passes a name on: origin; frozen dataclasses that a room returns: records
-ROLES |= {"clock", "messages_dispatched", "origin", "records", "topology", "transport"}
+# frozen dataclasses that a room returns: records
+ROLES |= {"clock", "messages_dispatched", "records", "topology", "transport"}
 DOORS = 8
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
@@ -48,13 +48,13 @@ TEST_DOORS = {
     "decorators": "*",
     "hooks": "*",
     "notifications": "callback_run listener missed_run notifiers store_calls",
-    "operators": "change custom_dispatch dispatch send spark spark_connections topology",
+    "operators": "change custom_dispatch dispatch pause send spark spark_connections topology",
     "rabbitmq": "bridge consumer levels publisher topology transport",
     "sensors": "*",
     "sources": "*",
     "spark": "sink",
     "sqs": "entries queues settings transport",
-    "store": "api dispatch.dispatcher dispatch.report origin policy protocol records schema transport",
+    "store": "api dispatch.dispatcher dispatch.report policy protocol records schema transport",
     "testing": "*",
     "triggers": "*",
     "ui": "app hook_pool plugin",

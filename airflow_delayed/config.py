@@ -16,6 +16,8 @@ from airflow_delayed.message import delay_of
 from airflow_delayed.provider_info import get_provider_info
 
 SECTION = "delayed"
+#: The most destinations that the page's metrics have by name.
+MOST_METRICS_DESTINATIONS = 20
 
 
 def hold_over() -> timedelta:
@@ -129,6 +131,14 @@ def metrics_token() -> str:
     return _text("metrics_token")
 
 
+def metrics_destinations() -> tuple[str, ...]:
+    """Return the destinations that the page's ``/metrics`` names, at most 20; the others are one, ``other``."""
+    names = _names("metrics_destinations")
+    if len(names) > MOST_METRICS_DESTINATIONS:
+        raise InvalidOption("metrics_destinations", str(len(names)), f"name at most {MOST_METRICS_DESTINATIONS}")
+    return names
+
+
 def page_body_limit() -> int:
     """Return how many bytes of a body the operations page shows to users with the right to see it; 0: none."""
     return _number("page_body_limit", "give a whole number of bytes, 0 or more")
@@ -147,6 +157,11 @@ def page_home_card() -> bool:
 def listener() -> bool:
     """Return whether notifiers hear of states that a person sets, and of callbacks that were lost."""
     return _switch("listener")
+
+
+def canaries() -> bool:
+    """Return whether a dispatcher that stays measures how late each RabbitMQ delivers."""
+    return _switch("canaries")
 
 
 def sqlite_on_shared_disk() -> bool:

@@ -172,6 +172,15 @@ class Delivery(ABC):
         """Use one connection for all sends within the block, which follow each other within seconds."""
         return nullcontext()
 
+    def probe(self) -> None:
+        """Check that the connection works, for a dispatcher that has nothing to send; by default nothing is looked at.
+
+        Called every 5 s from one thread; what it opens stays open until ``close``.
+
+        :raises TransportUnavailable: it does not.
+        """
+        return
+
     def dataset(self, destination: str) -> Dataset | None:
         """Return OpenLineage's name of a destination; None: it has none."""
         return None
@@ -256,8 +265,11 @@ class DelayStore(Delivery):
         """Return what will be late of these messages that fall due until then; by default nothing."""
         return ()
 
-    def gauges(self) -> None:
-        """Emit the store's counts as gauges through Airflow's Stats; by default none."""
+    def gauges(self, *, quick: bool = False) -> None:
+        """Emit the store's counts as gauges through Airflow's Stats; by default none.
+
+        :param quick: only the gauges whose cost does not grow with the due messages.
+        """
         return
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import blake2b
@@ -282,6 +282,10 @@ class Origin:
     def digest(self) -> bytes:
         """A digest of 16 bytes."""
         return blake2b(scope_of(*self.parts), digest_size=16, person=_ORIGIN).digest()
+
+    def to_json(self) -> dict[str, str | int]:
+        """Return the fields by name, without an iteration that it does not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.operators.send",
                     "airflow_delayed.operators.change",
+                    "airflow_delayed.operators.pause",
                     "airflow_delayed.operators.topology",
                     "airflow_delayed.operators.dispatch",
                     "airflow_delayed.operators.custom_dispatch",
@@ -212,6 +213,14 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
+                    "canaries": _option(
+                        "Whether a dispatcher that stays sends two messages a minute through each of its RabbitMQ"
+                        " connections, to a queue of its own, and reads them back. So the page and doctor know how late"
+                        " the broker itself delivers.",
+                        "boolean",
+                        default="False",
+                        example="True",
+                    ),
                     "sqs_prices": _option(
                         "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
                         " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"
@@ -277,6 +286,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="",
                         example="a long random text",
                         sensitive=True,
+                    ),
+                    "metrics_destinations": _option(
+                        "Destinations, at most 20, whose lateness /delayed-deliveries/metrics has by name; that of all"
+                        " others is there as other.",
+                        "string",
+                        default="",
+                        example="orders, emails",
                     ),
                     "page_body_limit": _option(
                         "How many bytes of a message's body the page shows to those who may see it; 0 shows none.",

@@ -88,6 +88,10 @@ class Finding:
     repair: str | None = None
     #: What to do, with the command or the parameter.
     remedy: str | None = None
+    #: The connection that delivers the messages that it keeps.
+    deliver_conn_id: str | None = None
+    #: Since when it is so.
+    since: datetime | None = None
 
     @property
     def severity(self) -> str:

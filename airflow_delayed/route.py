@@ -148,18 +148,19 @@ def publish_and_record(
         if record is not None and isinstance(error, SendFailed):
             # the user sees the first error
             with suppress(DelayedError):
-                record(_confirmed(messages, error))
+                record(confirmed(messages, error))
         raise
     if record is not None:
         record(messages)
 
 
-def _confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
-    """Return the messages that were confirmed, or none if the error does not account for every message.
+def confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
+    """Return the messages that were confirmed, or none if the error does not account for each that was taken.
 
-    A message that was not even tried must not pass for sent.
+    A transport takes messages in their order. A message that was not even tried must not pass for sent.
     """
     failed = {message_id for message_id, _ in error.failures}
-    others = [message for message in messages if message.message_id not in failed]
     confirmed = error.report.sent + error.report.duplicates
-    return others if confirmed == len(others) and confirmed + len(error.failures) == len(messages) else []
+    taken = messages[: confirmed + len(error.failures)]
+    others = [message for message in taken if message.message_id not in failed]
+    return others if confirmed == len(others) else []

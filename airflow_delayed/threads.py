@@ -56,12 +56,16 @@ class Ticker:
         self._stop = Event()
         self._thread = start_thread(self._run, name)
 
+    def stop(self) -> None:
+        """Begin no more work."""
+        self._stop.set()
+
     def close(self, seconds: float | None = None) -> None:
         """End the thread, and wait for it.
 
         :param seconds: wait no longer for work that is being done; None: wait for its end.
         """
-        self._stop.set()
+        self.stop()
         self._thread.join(seconds)
 
     def _run(self) -> None:

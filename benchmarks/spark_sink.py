@@ -94,13 +94,13 @@ def _ticks(pid: int) -> int:
     return total
 
 
-def _peak(pid: int) -> float:
-    """MiB of the Python worker that had the most, of all that a process started."""
+def _peak(pid: int, field: str = "VmHWM") -> float:
+    """MiB of the Python worker that had the most, of all that a process started; with VmRSS that has it now."""
     try:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         worker = b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        own = int(status["VmHWM"].split()[0]) / 1024 if worker else 0
-        return max([own, *map(_peak, _children(pid))])
+        own = int(status[field].split()[0]) / 1024 if worker else 0
+        return max([own, *(_peak(child, field) for child in _children(pid))])
     except (OSError, KeyError):
         return 0  # it has just ended
 

@@ -1,6 +1,7 @@
 """Claiming and removing what is due, without a broker: this package beside procrastinate, pgqueuer and pgmq.
 
     python benchmarks/store_claim.py [--rounds 5] [--rows 10000000 [--scattered]] [--ours]
+    python benchmarks/store_claim.py [--rounds 5] --beside CHECKOUT
 
 Bodies of 200 bytes, 500 a claim, one process; a private PostgreSQL with fsync on, and a database of its own for each
 contestant in each round, filled, vacuumed and checkpointed before; the rounds alternate. Ours is the dispatcher as the
@@ -12,6 +13,9 @@ With --rows, 100,000 messages fall due in a table of so many, in which they lie 
 --scattered each in another page. (10,000,000 rows take about 6 GB of disk, and some minutes to fill.) "snapshot": a
 transaction elsewhere stays open meanwhile, so that nothing of what is removed can be cleared away.
 
+With --beside, another checkout of this repository, such as one of the commit before a change, claims in turn with this
+one, and nothing else does.
+
 CPU is user and system time, the server's that of all its processes.
 """
 
@@ -21,26 +25,40 @@ import argparse
 import sys
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from store_fill import BLOCK
-from store_peers import OURS, PGMQ, PGQUEUER, PROCRASTINATE, Rounds, Server, alternating, long_snapshot, measured, work
+from store_peers import (
+    OURS,
+    PGMQ,
+    PGQUEUER,
+    PROCRASTINATE,
+    ROOT,
+    Rounds,
+    Server,
+    alternating,
+    long_snapshot,
+    measured,
+    verdict,
+    work,
+)
 from store_peers import server as running
 
 #: What procrastinate claims of it: it takes one at a time.
 FEW = 2000
-SNAPSHOT, MANY = "ours, a snapshot open", "ours, of many rows"
+SNAPSHOT, MANY, BESIDE = "ours, a snapshot open", "ours, of many rows", "ours, the other checkout"
 FETCH = "procrastinate, fetch and finish"
 QUERIES, WORKER = "pgqueuer, dequeue and log", "pgqueuer, its worker"
 DELETE, ARCHIVE = "pgmq, read and delete", "pgmq, read and archive"
 
 
-def ours(server: Server, rounds: Rounds, number: int, *, name: str, snapshot: bool = False) -> None:
+def ours(server: Server, rounds: Rounds, number: int, *, name: str, snapshot: bool = False, root: Path = ROOT) -> None:
     with server.database() as url, ExitStack() as stack:
-        work(OURS, "fill", url, BLOCK, server, "0")
+        work(OURS, "fill", url, BLOCK, server, "0", root=root)
         server.settle(url)
         if snapshot:
             stack.enter_context(long_snapshot(url))
-        rounds.note(number, name, measured(OURS, "claim", url, BLOCK, server, "0"))
+        rounds.note(number, name, measured(OURS, "claim", url, BLOCK, server, "0", root=root))
 
 
 def peer(server: Server, rounds: Rounds, number: int, *, name: str, who: str, action: str, count: int) -> None:
@@ -62,6 +80,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=0, help="also in a table of so many rows, such as 10000000")
     parser.add_argument("--scattered", action="store_true", help="what falls due lies all over that table")
     parser.add_argument("--ours", action="store_true", help="leave the peers out")
+    parser.add_argument("--beside", type=Path, help="another checkout of this repository, to compare with")
     options = parser.parse_args()
     if options.rows and options.rows < (options.rounds + 1) * BLOCK:
         parser.error(f"--rows must be at least {(options.rounds + 1) * BLOCK}: each round claims {BLOCK} of them")
@@ -79,6 +98,8 @@ def main() -> int:
             partial(peer, server, rounds, name=ARCHIVE, who=PGMQ, action="archive", count=BLOCK),
         ]
         contestants += [] if options.ours else peers
+        if options.beside:
+            contestants[1:] = [partial(ours, server, rounds, name=BESIDE, root=options.beside.resolve())]
         if options.rows:
             url = stack.enter_context(server.database())
             print(f"filling a table with {options.rows:,} rows ...", file=sys.stderr, flush=True)
@@ -106,6 +127,10 @@ def report(rounds: Rounds, rows: int) -> bool:
         for one, other, wanted, text, factor in ratios
         if one in rounds.found and other in rounds.found
     ]
+    if BESIDE in rounds.found:
+        pairs = zip(rounds.found[BESIDE], rounds.found[OURS], strict=True)
+        costs = [100 * (one.client_us + one.server_us) / (own.client_us + own.server_us) for one, own in pairs]
+        good.append(verdict(costs, 97, "% of the CPU of ours is that of the other checkout"))
     return all(good)
 
 

@@ -85,10 +85,15 @@ def long_snapshot(url: str) -> Iterator[None]:
             yield
 
 
-def work(name: str, action: str, url: str, count: int, server: Server, *more: str) -> Measured | None:
-    """Run a contestant's worker and return what it measured; None when it only fills."""
+def work(
+    name: str, action: str, url: str, count: int, server: Server, *more: str, root: Path = ROOT
+) -> Measured | None:
+    """Run a contestant's worker and return what it measured; None when it only fills.
+
+    :param root: the checkout whose worker runs.
+    """
     python = sys.executable if name == OURS else peers.python()
-    command = [python, str(HERE / WORKERS[name]), action, url, str(count), str(server.pid), *more]
+    command = [python, str(root / "benchmarks" / WORKERS[name]), action, url, str(count), str(server.pid), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=_env())
     if done.returncode:
         raise SystemExit(f"{name} {action} failed:\n{done.stderr[-3000:]}")
@@ -96,9 +101,9 @@ def work(name: str, action: str, url: str, count: int, server: Server, *more: st
     return Measured(**json.loads(lines[-1])) if lines else None
 
 
-def measured(name: str, action: str, url: str, count: int, server: Server, *more: str) -> Measured:
+def measured(name: str, action: str, url: str, count: int, server: Server, *more: str, root: Path = ROOT) -> Measured:
     """Run a contestant's worker, and insist on its having done all."""
-    found = work(name, action, url, count, server, *more)
+    found = work(name, action, url, count, server, *more, root=root)
     if found is None or found.count != count:
         raise SystemExit(f"{name} {action}: {count} messages were asked for, and it did {found}")
     return found

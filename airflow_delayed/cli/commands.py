@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from airflow.utils.cli import suppress_logs_and_warning
@@ -19,8 +20,9 @@ from airflow_delayed import config
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import SentBy
 from airflow_delayed.message import parse_moment
-from airflow_delayed.store.api import REASONS, Outcome, Outcomes, system_user
+from airflow_delayed.store.api import REASONS, Outcome, Outcomes, PauseReport, UnpauseReport, system_user
 from airflow_delayed.store.policy import DispatchPolicy, breaker_times, check_connections
 from airflow_delayed.store.schema import LEFT
 
@@ -30,6 +32,7 @@ _ALL = 2**31 - 2
 EXAMPLES = 5
 #: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
+PAUSE_COLUMNS = ("selection", "at", "ends_at", "on_unpause", "spread", "who", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
 MESSAGE_COLUMNS = (*LEFT_COLUMNS[:5], "tag", "retry_count", "last_error")
 
@@ -135,6 +138,53 @@ def purge_(args: Namespace) -> None:
     age = timedelta(days=args.older_than)
     with store_of(args) as store:
         run_change(args, lambda **options: store.purge(age, reason=args.reason or REASONS, **options))
+
+
+@suppress_logs_and_warning
+def pause_(args: Namespace) -> None:
+    """``airflow delayed pause``."""
+    with store_of(args) as store:
+        selection = _paused(args)
+        if not selection:
+            show([one.summary() for one in store.pauses()], args.output, PAUSE_COLUMNS)
+            return
+        options = {**selection, **_pause_options(args), "duration": args.duration}
+        _run_pause(args, "a pause of", partial(store.pause, **options))
+
+
+@suppress_logs_and_warning
+def unpause_(args: Namespace) -> None:
+    """``airflow delayed unpause``."""
+    with store_of(args) as store:
+        _run_pause(args, "the end of the pause of", partial(store.unpause, **_paused(args), **_pause_options(args)))
+
+
+def _paused(args: Namespace) -> dict[str, Any]:
+    """Return what is paused."""
+    selection = _texts(args)
+    sender = _texts(args, ("dag_id", "run_id"))
+    if sender and "dag_id" not in sender:
+        raise InputError("--run-id needs --dag-id: a run's id is of its DAG alone")
+    return {**selection, "sent_by": SentBy(**sender)} if sender else selection
+
+
+def _pause_options(args: Namespace) -> dict[str, Any]:
+    return {name: value for name in ("on_unpause", "spread") if (value := getattr(args, name)) is not None}
+
+
+def _run_pause(args: Namespace, what: str, work: Callable[..., PauseReport | UnpauseReport]) -> None:
+    """Begin or end a pause, after a question, and print what it says."""
+    if args.dry_run or not args.yes:
+        report = work(dry_run=True)
+        named = str(report).partition("pause ")[2]
+        if not args.dry_run and named and not confirmed(f"{what} {named}"):
+            raise SystemExit("Nothing was changed.")
+    if not args.dry_run:
+        report = work(actor=actor_of(args), because=args.because)
+    if report.pause is None:
+        raise SystemExit(f"Nothing was changed: {report}.")
+    print(report, file=sys.stderr)
+    show([report.summary()], args.output)
 
 
 @suppress_logs_and_warning
@@ -247,6 +297,25 @@ def environment_(args: Namespace) -> None:
         show([{"environment": store.environment(), "former": former}], args.output)
 
 
+@suppress_logs_and_warning
+def stream_restart_(args: Namespace) -> None:
+    """``airflow delayed stream-restart``."""
+    with store_of(args) as store:
+        what = (
+            f"the stream of {args.checkpoint} reads its source again from the start, with a new checkpoint, and sends"
+            " again what the store no longer knows by a key: it forgets ids after [delayed] remember, by default 14"
+            " days after the dispatch"
+        )
+        if not (args.yes or confirmed(what)):
+            raise SystemExit("Nothing was changed.")
+        if not store.restart_stream(args.checkpoint, actor=actor_of(args), because=args.because):
+            raise SystemExit(
+                f"The store knows no stream of {args.checkpoint}, or a task runs it now. Nothing was changed."
+                " The task's error names the place as it has to be written here."
+            )
+        show([{"stream": args.checkpoint, "restarted": True}], args.output)
+
+
 def _rate(text: str) -> tuple[str, float | None]:
     """Return destination and rate of an argument."""
     destination, _, number = text.rpartition("=")
@@ -339,10 +408,10 @@ def selection_of(args: Namespace) -> dict[str, Any]:
     return selection
 
 
-def _texts(args: Namespace) -> dict[str, Any]:
+def _texts(args: Namespace, names: Sequence[str] = ("tag", "destination", "deliver_conn_id")) -> dict[str, Any]:
     """Return the criteria that are texts."""
     texts: dict[str, Any] = {}
-    for name in ("tag", "destination", "deliver_conn_id"):
+    for name in names:
         text = getattr(args, name)
         if text is not None and not text.strip():
             raise InputError(

@@ -60,7 +60,7 @@ _OVERDUE_OK = _switch("--overdue-ok", "Also messages that are due by now; they a
 _LIMIT = _arg("--limit", "At most so many; 0: all (default: 100)", type=int, default=100)
 _AFTER = _arg("--after", "Go on where a list ended, with the token that it gave")
 _OVERDUE = _arg(
-    "--overdue", "Due for longer than so many seconds counts as overdue (default: 60)", type=float, default=60
+    "--overdue", "Due for longer than so many seconds counts as overdue (default: 10)", type=float, default=10
 )
 _HOURS = _arg("--hours", "Count by hour for so many hours, 0 to 744 (default: 24)", type=int, default=24)
 _BY_DESTINATION = _switch("--by-destination", "Count by destination, which reads all rows")
@@ -72,6 +72,7 @@ _REASON = _several(
     "What to purge, may be given several times: failed, expired, remembered (default: all of them)",
     choices=("failed", "expired", "remembered"),
 )
+_CHECKPOINT = _arg("checkpoint", "The place of the checkpoint, as the task's error names it")
 _ENVIRONMENT = _arg("name", "The store's environment from now on", nargs="?")
 _DRY_RUN = _switch("--dry-run", "Change nothing, and report what would happen")
 
@@ -148,6 +149,16 @@ _REDRIVE = _switch("--redrive", "Send on what is parked, once its cause is repai
 _CHECK = _switch("--dry-run", "Change nothing; show what is there, missing or wrong, and end")
 _BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
 
+_OF_DAG = _arg("--dag-id", "Only messages that this DAG stored")
+_OF_RUN = _arg("--run-id", "Only messages that this run of it stored")
+_DURATION = _arg("--duration", "It ends by itself after so many seconds, or so long (PT10M, P1D)")
+_ON_UNPAUSE = _arg(
+    "--on-unpause",
+    "What becomes of messages that fell due meanwhile: they are spread over --spread (default), sent at once, or"
+    " cancelled",
+    choices=("spread", "at_once", "drop"),
+)
+_SPREAD = _arg("--spread", "Within so many seconds, or so long, they are sent (default: PT10M)")
 _DAG_ID = _arg("dag_id", "The DAG")
 _KEY = _arg("--key", "In place of the notifier's own key, which a run's params may make")
 _INSTALLED = _arg("--conn-id", "The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
@@ -191,6 +202,7 @@ _ASKED = (_DRY_RUN, ARG_YES, *_SHOWN)
 _ACTOR = _arg("--actor", "The person for whom you change it, for the audit beside the system's user")
 _BECAUSE = _arg("--because", "The reason, for the audit; 1000 characters at most")
 _CHANGE = (_ACTOR, _BECAUSE, *_ASKED)
+_PAUSED = (_DESTINATION, _DELIVER_CONN_ID, _TAG, _OF_DAG, _OF_RUN)
 _SAFE = "Works beside dispatchers. By a filter, it reports how many messages match and asks, unless --yes is given."
 
 
@@ -240,6 +252,19 @@ def get_delayed_commands() -> list[CLICommand]:
                     module="erase_command",
                 ),
                 _command(
+                    "pause",
+                    "Let no dispatcher take the messages of a destination, connection, tag, DAG or run for a time",
+                    (*_STORE, *_PAUSED, _DURATION, _ON_UNPAUSE, _SPREAD, *_CHANGE),
+                    "Each dispatcher obeys within 2 seconds. It prints what a broker has already, which nobody can"
+                    " stop. Without a selection it shows the pauses. It asks, unless --yes is given.",
+                ),
+                _command(
+                    "unpause",
+                    "End the pause of the same selection",
+                    (*_STORE, *_PAUSED, _ON_UNPAUSE, _SPREAD, *_CHANGE),
+                    "--on-unpause and --spread are in place of what the pause says. It asks, unless --yes is given.",
+                ),
+                _command(
                     "audit",
                     "Show the audit, newest first",
                     (*_STORE, _OF_ID, _SINCE, _LIMIT, _AFTER, *_SHOWN),
@@ -266,6 +291,15 @@ def get_delayed_commands() -> list[CLICommand]:
                     "A dispatcher of another environment (option of section delayed) takes no message from it. Give a"
                     " copy the name of its own environment when what waits in it may be delivered from there. It counts"
                     " what waits and asks, unless --yes is given.",
+                ),
+                _command(
+                    "stream-restart",
+                    "Let a stream of DelayedSparkSendOperator begin again, with a new checkpoint",
+                    (*_STORE, _CHECKPOINT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
+                    "For a stream whose checkpoint is lost, or whose source or query was changed. The next run of the"
+                    " task reads the source from the start. The store recognises messages whose ids are made of keys,"
+                    " while they wait and after their dispatch for the option remember of section delayed (by default"
+                    " 14 days); all others are sent again. It asks, unless --yes is given.",
                 ),
                 _command(
                     "arm",
@@ -332,5 +366,5 @@ def get_delayed_commands() -> list[CLICommand]:
 def _command(
     name: str, help_: str, args: tuple[Arg, ...], description: str | None = None, module: str = "commands"
 ) -> ActionCommand:
-    function = lazy_load_command(f"airflow_delayed.cli.{module}.{name}_")
+    function = lazy_load_command(f"airflow_delayed.cli.{module}.{name.replace('-', '_')}_")
     return ActionCommand(name=name, help=help_, func=function, args=args, description=description)

@@ -12,39 +12,37 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from shlex import quote
 
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed import config
 from airflow_delayed.cli.commands import expected_errors, show
 from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
+from airflow_delayed.diagnosis import (
+    NO_ANSWER,
+    clock_difference,
+    is_silence,
+    merged,
+    no_answer_remedy,
+    of_paused,
+    paused_dags,
+    with_remedies,
+)
 from airflow_delayed.errors import TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
-from airflow_delayed.reports import SEVERITIES
 from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
 EXAMINE_SECONDS = 15.0
-#: Codes of connections that are not tried a second time.
-_NO_ANSWER = ("silent", "unreachable", "not-examined")
-#: What the drivers of databases say when a server accepts a connection and does not answer.
-_TIMED_OUT = ("timeout expired", "timed out")
 #: Of each connection, so many destinations of a store's messages are verified.
 MAX_DESTINATIONS = 100
 #: The reasons of so many failed messages are compared.
 MAX_REASONS = 1000
-#: By how much the clocks of a store and of this machine may differ.
-_TOLERANCE = timedelta(seconds=5)
 #: Seconds for the forecast, which reads all that falls due within a day.
 _FORECAST_SECONDS = 8.0
 #: What suffices for ``hold_over`` beside a dispatcher that stays.
 _HOLD_OVER = timedelta(seconds=30)
-_MEND = (
-    "if the server is down, start it: its own log has the reason, such as a full disk; else mend the host, the network"
-    " or the connection's fields; a send fails in the same way"
-)
 _DEFINE = (
     "add the connection to Airflow, or correct its name: the argument, or deliver_conn_ids of sender and dispatcher"
 )
@@ -61,8 +59,10 @@ def doctor_(args: Namespace) -> None:
             " configuration (page_stores, page_rabbitmq, page_sqs, deliver_conn_ids)."
         )
     examined = examine(wanted, EXAMINE_SECONDS)
-    found = [(conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"]
-    found.sort(key=lambda pair: SEVERITIES.index(pair[1].severity))
+    found = merged(
+        ((conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"),
+        lambda cause, follows: replace(cause, why=follows.why or follows.what),
+    )
     if args.output in ("json", "yaml"):
         show([{"connection": conn_id, **finding.to_json()} for conn_id, finding in found], args.output)
     else:
@@ -121,7 +121,7 @@ def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, li
     reached = {
         conn_id: of_store
         for conn_id, of_store in stores.items()
-        if not any(each.code in _NO_ANSWER for each in findings.get(conn_id, ()))
+        if not any(each.code in NO_ANSWER for each in findings.get(conn_id, ()))
     }
     of_messages = _side_by_side(lambda conn_id: _verify_destinations(conn_id, reached[conn_id]), reached, seconds)
     for conn_id, examination in of_messages.items():
@@ -166,12 +166,14 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
     """
     with closing(delivery_for(conn_id)) as delivery:
         report = delivery.verify(() if delivery.is_store and not alone else destinations)
-        found = _with_remedies(conn_id, report)
-        if isinstance(delivery, DelayStore):
-            found += _clock_difference(delivery)
+        found = with_remedies(conn_id, report)
         if not isinstance(delivery, DelayedStoreHook):
+            if isinstance(delivery, DelayStore):
+                asked, stated, answered = utcnow(), delivery.now(), utcnow()
+                found += clock_difference(conn_id, asked, stated, answered)
             return Examination(found)
         try:
+            found = _with_paused(delivery, found)
             found += _forecast(delivery)
             found += _hold_over(delivery)
             return Examination(_with_reason(delivery, found), delivery.destinations())
@@ -207,28 +209,7 @@ def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination
                 remedy="name others with --destination",
             )
         )
-    return Examination(_with_remedies(conn_id, found))
-
-
-def _with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
-    """Give all that is missing the command that installs it."""
-    found = list(report)
-    missing = [each for each in found if each.state is State.MISSING]
-    missing += [each for each in found if each.code == "destination-unbound"]
-    queues = dict.fromkeys(each.destination for each in missing if each.destination)
-    install = " ".join(
-        [f"airflow delayed install --conn-id {quote(conn_id)}", *(f"--queue {quote(name)}" for name in queues)]
-    )
-    remedy = f"install what is missing: {install}"
-    redrive = (
-        f"airflow delayed redrive --conn-id {quote(conn_id)} --dry-run names their destinations; when these exist, the"
-        " same without --dry-run sends the messages"
-    )
-    remedies = {"unroutable": redrive, "destination-unbound": remedy}
-    return [
-        replace(each, remedy=remedy if each.state is State.MISSING else remedies.get(each.code or "", each.remedy))
-        for each in found
-    ]
+    return Examination(with_remedies(conn_id, found))
 
 
 def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[Finding]:
@@ -242,6 +223,17 @@ def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[F
 def _frequent_reason(store: DelayedStoreHook) -> str:
     reasons = Counter(each.last_error for each in store.list(state="failed", limit=MAX_REASONS) if each.last_error)
     return f", most of them because: {reasons.most_common(1)[0][0]}" if reasons else ""
+
+
+def _with_paused(store: DelayedStoreHook, findings: Sequence[Finding]) -> list[Finding]:
+    """Say of messages that wait for a paused DAG that they do, in place of what the store says of them."""
+    paused = paused_dags(store.dispatchers(), lambda _: True)
+    if not paused:
+        return list(findings)
+    state = store.condition()
+    of_dags = of_paused(store.conn_id, paused, state.lateness, state.next_due, state.at)
+    others = [one for one in findings if one.code != "no-dispatcher" or one.deliver_conn_id not in of_dags]
+    return [*of_dags.values(), *others]
 
 
 def _forecast(store: DelayedStoreHook) -> list[Finding]:
@@ -279,28 +271,6 @@ def _hold_over(store: DelayedStoreHook) -> list[Finding]:
     ]
 
 
-def _clock_difference(store: DelayStore) -> list[Finding]:
-    """Return the finding for a store whose clock certainly differs from this machine's by more than 5 s."""
-    asked, stated, answered = utcnow(), store.now(), utcnow()
-    ahead = stated > answered
-    difference = stated - answered if ahead else asked - stated
-    if difference <= _TOLERANCE:
-        return []
-    by = f"{difference.total_seconds():,.0f} s {'ahead of' if ahead else 'behind'}"
-    return [
-        Finding(
-            state=State.WARNING,
-            resource=f"clock of store {store.conn_id!r}",
-            found=f"the database is {by} this machine; a"
-            " due time that a task computes from its own clock is dispatched by the database's, so early or late by"
-            " that much",
-            code="clock-difference",
-            remedy="let the database's machine and Airflow's machines follow NTP (chronyc tracking shows how far off a"
-            " machine is)",
-        )
-    ]
-
-
 def _failed(conn_id: str, error: Exception) -> Finding:
     """Return the finding for a connection that could not be examined; the package's errors say what to do."""
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
@@ -312,14 +282,18 @@ def _failed(conn_id: str, error: Exception) -> Finding:
         f"connection {conn_id!r}: "
     )
     away = isinstance(error, TransportUnavailable)
-    if away and any(words in text for words in _TIMED_OUT):
+    if away and is_silence(text):
         return _silent(conn_id, text)
     return Finding(
         state=State.BLOCKED,
         resource=f"connection {conn_id!r}",
         found=text,
         code="unreachable" if away else "not-examined",
-        remedy=_MEND if away else _DEFINE if isinstance(error, AirflowNotFoundException) else None,
+        remedy=no_answer_remedy("unreachable", text)
+        if away
+        else _DEFINE
+        if isinstance(error, AirflowNotFoundException)
+        else None,
     )
 
 
@@ -329,7 +303,7 @@ def _silent(conn_id: str, found: str) -> Finding:
         resource=f"connection {conn_id!r}",
         found=found,
         code="silent",
-        remedy="look whether the server hangs (frozen, disk full, waiting for locks) or a firewall drops packets",
+        remedy=no_answer_remedy("silent", found),
     )
 
 

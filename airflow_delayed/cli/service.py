@@ -31,8 +31,9 @@ from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Clock, delivery_for
 from airflow_delayed.errors import DelayedError, UnsupportedConnection, about, explained
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.dispatch.dispatcher import HAND_OVER, PASS_EVERY, Dispatcher
+from airflow_delayed.store.dispatch.dispatcher import HAND_OVER, Dispatcher
 from airflow_delayed.store.dispatch.limits import RateLimit
+from airflow_delayed.store.dispatch.loop import PASS_EVERY
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.threads import start_thread
 

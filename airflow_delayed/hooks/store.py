@@ -96,21 +96,22 @@ class DelayedStoreHook(Store, BaseHook):
         """
         return self._sql_hook().get_conn()
 
-    def gauges(self) -> None:
+    def gauges(self, *, quick: bool = False) -> None:
         """Emit the counts as gauges through Airflow's Stats.
 
-        ``delayed.store.waiting``, ``.due``, ``.overdue`` (by a minute), ``.in_flight``, ``.retrying``, ``.failed``,
+        ``delayed.store.waiting``, ``.due``, ``.overdue`` (by 10 s), ``.in_flight``, ``.retrying``, ``.failed``,
         ``.expired`` and ``.remembered``, each with the tag ``store_conn_id``, and ``table`` for another table than the
         default; ``delayed.store.oldest_due_seconds`` is how long the oldest has been due. Reads what :meth:`counts`
         reads.
+
+        :param quick: emit ``oldest_due_seconds`` alone, which one row tells, however many messages are due.
         """
-        found = self.counts(hours=0)
-        late = timedelta(0) if found.oldest_due is None else found.at - found.oldest_due
         tags = {"store_conn_id": self.conn_id}
         if self.table.fullname != TABLE:
             # another store on the same connection
             tags["table"] = self.table.fullname
-        for name, value in {**found.numbers(), "oldest_due_seconds": late.total_seconds()}.items():
+        numbers = {} if quick else self.counts(hours=0).numbers()
+        for name, value in {**numbers, "oldest_due_seconds": self.oldest_due_seconds()}.items():
             metrics.gauge(f"store.{name}", value, tags)
 
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
@@ -126,6 +127,7 @@ class DelayedStoreHook(Store, BaseHook):
         """Return a dispatcher whose outcomes Airflow's Stats counts, see :meth:`Store.dispatcher`."""
         task = _current_task()
         more: dict[str, Any] = {"dag_id": task and task["ti"].dag_id, "meter": metrics.count_outcomes(self.conn_id)}
+        more["canaries"] = config.canaries()
         return super().dispatcher(deliver_conn_ids, transports, **{**more, **policy})
 
     def cancel_grace(self) -> timedelta:

@@ -39,7 +39,15 @@ from airflow_delayed.intake.arrow import (
     text_parts,
 )
 from airflow_delayed.intake.columns import MAX_HEADERS, RowBatch, RowRules
-from airflow_delayed.message import EPOCH, MAX_ID_LENGTH, DelayedMessage, from_microseconds, microseconds, unchecked
+from airflow_delayed.message import (
+    EPOCH,
+    MAX_ID_LENGTH,
+    MICROSECOND,
+    DelayedMessage,
+    from_microseconds,
+    microseconds,
+    unchecked,
+)
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))
 #: Columns that are not read by columns when they come from a folder's name, and so as text.
@@ -152,17 +160,20 @@ class ColumnarReader:
 
     def _dues(self, columns: dict[str, Any]) -> pa.Array:
         due = self._moments(columns, "due_at") if "due_at" in columns else None
+        anchor: Any = self._anchor
+        if self._rules.delay_from is not None:
+            anchor = self._moments(columns, self._rules.delay_from)
+            if anchor.null_count:
+                raise Unusual
         if "delay_seconds" in columns:
             delays = columns["delay_seconds"]
-            if self._anchor is None:
+            if anchor is None:
                 raise Unusual
             if due is not None and pc.any(pc.and_(due.is_valid(), delays.is_valid())).as_py():
                 raise Unusual
-            if self._anchor is None:
-                raise Unusual
-            after = pc.add(arrow.delays(delays), self._anchor)
-            arrow.in_calendar(after)
-            due = after if due is None else pc.coalesce(due, after)
+            due = _first(due, pc.add(arrow.delays(delays), anchor))
+        if self._rules.delay is not None:
+            due = _first(due, pc.add(anchor, self._rules.delay // MICROSECOND))
         if due is None or due.null_count:
             if self._due is None:
                 raise Unusual
@@ -201,6 +212,12 @@ class ColumnarReader:
         if pc.max(pc.binary_length(ids)).as_py() > MAX_ID_LENGTH or arrow.content(ids).translate(None, _PRINTABLE):
             raise Unusual
         return ids
+
+
+def _first(due: pa.Array | None, after: pa.Array) -> pa.Array:
+    """Return the due times, and where there is none the end of the row's delay."""
+    arrow.in_calendar(after)
+    return after if due is None else pc.coalesce(due, after)
 
 
 #: Columns that may as well be missing.

@@ -99,12 +99,13 @@ class RowReader:
             column("tag"),
             column("expires_at"),
             column("timezone"),
+            column(self.rules.delay_from) if self.rules.delay_from else repeat(None, batch.size),
             keys,
             strict=True,
         )
         broken = batch.broken
         for index, row in enumerate(rows):
-            value, body, destination, due, delay, spread, headers, message_id, tag, expires, where, key = row
+            value, body, destination, due, delay, spread, headers, message_id, tag, expires, where, since, key = row
             if broken and index in broken:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
@@ -113,7 +114,7 @@ class RowReader:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
                 yield self._message(
-                    content, destination, due, delay, spread, headers, message_id, tag, expires, where, key
+                    content, destination, due, delay, spread, headers, message_id, tag, expires, where, since, key
                 )
             except InvalidMessage as error:
                 name = error.column
@@ -133,6 +134,7 @@ class RowReader:
         tag: Any,
         expires: object,
         where: object,
+        since: object,
         key: tuple[object, ...] | None,
     ) -> DelayedMessage:
         rules = self.rules
@@ -142,7 +144,7 @@ class RowReader:
         destination = rules.destination if destination is None else destination
         if destination is None or destination == "":
             raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
-        due_at = self._due(due, delay, where)
+        due_at = self._due(due, delay, where, since)
         span = rules.spread if spread is None else _span(spread)
         all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
         tag = rules.tag if tag is None else tag
@@ -177,18 +179,27 @@ class RowReader:
         )
         return message if not span else _moved(message, span, "spread" if spread is None else "spread_seconds")
 
-    def _due(self, due: object, delay: object, where: object) -> datetime:
+    def _due(self, due: object, delay: object, where: object, since: object) -> datetime:
         if delay is not None:
             if due is not None:
                 raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
-            return due_after(
-                self.rules.anchor, delay_of(_seconds(delay, "delay_seconds"), "delay_seconds"), "delay_seconds"
-            )
+            span = delay_of(_seconds(delay, "delay_seconds"), "delay_seconds")
+            return due_after(self._anchor(since, where), span, "delay_seconds")
         if due is not None:
             return self._moment("due_at", due, where)
+        if self.rules.delay is not None:
+            return due_after(self._anchor(since, where), self.rules.delay)
         if self.rules.due_at is not None:
             return self.rules.due_at
         raise InvalidMessage("due_at", "is null; fill it (or delay_seconds), or give due_at= or delay=")
+
+    def _anchor(self, since: object, where: object) -> datetime | None:
+        column = self.rules.delay_from
+        if column is None:
+            return self.rules.anchor
+        if since is None:
+            raise InvalidMessage(column, "is null; fill it, for the row's delay counts from it")
+        return self._moment(column, since, where)
 
     def _moment(self, column: str, value: object, where: object) -> datetime:
         """Return a time in UTC.

@@ -127,10 +127,10 @@ class TopologyAdmin:
             raise TopologyError(self.conn_id, report, _REPLACE, topology=self.topology.name)
         if differing:
             self._remove(differing, contents, parts, "then replace what differs")
-        if differing or any(one.state is not State.OK for one in by_amqp):
-            declare.apply(self.connection, parts)
-        else:
-            declare.apply(self.connection, [part for part in parts if str(part) not in as_planned])
+        # the management API may still list what AMQP does not find, with its bindings
+        missing = {one.resource for one in by_amqp if one.state is State.MISSING}
+        make = [part for part in parts if str(part) not in as_planned or not missing.isdisjoint(_ends(part))]
+        declare.apply(self.connection, parts if differing else make)
         if differing:
             rebind(self.connection, self._destination_bindings(facts))
         if policy and policy.state is State.MISSING and self.management:
@@ -201,7 +201,7 @@ class TopologyAdmin:
             self._delete(there)
         else:
             names = set(map(str, there))
-            kept = tuple(p for p in parts if (_ends(p) if isinstance(p, Binding) else {str(p)}) <= names)
+            kept = tuple(part for part in parts if _ends(part) <= names)
             self._remove(there, contents, kept, "then uninstall")
         policy = policy_for_unroutable(self.topology)
         if self.management and any(one.resource == str(policy) for one in findings):
@@ -277,8 +277,9 @@ def _differing(parts: Iterable[Declaration], found: Iterable[Finding]) -> tuple[
     )
 
 
-def _ends(part: Binding) -> set[str]:
-    return {str(part.source), str(part.target)}
+def _ends(part: Declaration) -> set[str]:
+    """Return the exchanges and queues that a binding joins; of another part itself."""
+    return {str(part.source), str(part.target)} if isinstance(part, Binding) else {str(part)}
 
 
 def _done(finding: Finding) -> Finding:

@@ -386,7 +386,7 @@ def _no_amqp(host: Parameters | None) -> str:
     if host is not None and host.ssl_options is not None:
         # with TLS 1.3 a client learns only after the handshake that its certificate is refused
         return f"the broker cut the connection right after the TLS handshake; {_CLIENT_CERTIFICATE}"
-    return "what listens there does not speak AMQP 0-9-1; check the port, and whether it wants ssl"
+    return "it hangs, or what listens there does not speak AMQP 0-9-1; check the port, and whether it wants ssl"
 
 
 def _login_refused(host: Parameters | None) -> str:

@@ -30,7 +30,7 @@ from airflow_delayed.rabbitmq.confirm_timer import (
     SilenceWatch,
     SilentDestination,
 )
-from airflow_delayed.rabbitmq.declare import refusal_cause
+from airflow_delayed.rabbitmq.declare import denies, refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
 from airflow_delayed.rabbitmq.hosts import host_name
 from airflow_delayed.rabbitmq.properties import DESTINATION, MessagePropertiesWriter, PropertiesWriter
@@ -566,8 +566,10 @@ class Session:
     def _on_not_bound(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is not None:
             entry, self._waiting = self._waiting, None
-            cause = refusal_cause(self._backlog.conn_id, self._topology, reason, entry.message.destination)
-            self._backlog.fail(entry, cause)
+            name = entry.message.destination
+            if denies(reason, name):
+                self._backlog.denied.add(name)
+            self._backlog.fail(entry, refusal_cause(self._backlog.conn_id, self._topology, reason, name))
         # also if the broker closed the channel by itself: a message may have come before there was another channel
         self._pump()
 

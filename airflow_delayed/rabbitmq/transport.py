@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -70,6 +70,7 @@ class RabbitMQTransport(Delivery):
         self._window = window
         self._keeps = False
         self._kept: Publisher | None = None
+        self._probed: BlockingConnection | None = None
 
     @cached_property
     def topology(self) -> Topology:
@@ -378,7 +379,11 @@ class RabbitMQTransport(Delivery):
         return MigrationEndpoint(hook.conn_id, topology, hook._hosts(), hook._connected, hook._facts)
 
     def close(self) -> None:
-        """Do nothing: each call has its own connection, since the broker would cut an idle connection."""
+        """Close the connection of :meth:`probe`: any other call has its own, since the broker would cut an idle one."""
+        probed, self._probed = self._probed, None
+        if probed is not None and probed.is_open:
+            with suppress(TransportUnavailable), self._explained():
+                probed.close()
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
@@ -387,16 +392,38 @@ class RabbitMQTransport(Delivery):
 
         return rabbitmq_queue(host_name(first), first.virtual_host, destination)
 
+    def probe(self) -> None:
+        """Check that the broker answers; the connection stays open, for a login every 5 s would fill the broker's log.
+
+        :raises TransportUnavailable: it does not.
+        """
+        from airflow_delayed.rabbitmq.connection import connect
+
+        with self._explained():
+            if self._probed is None or not self._probed.is_open:
+                self._probed = connect(self.conn_id, self._hosts())
+            # a round trip
+            self._probed.channel().close()
+
     @contextmanager
     def _connected(self) -> Iterator[BlockingConnection]:
         require_client()
+        from airflow_delayed.rabbitmq.connection import connect
+
+        with self._explained(), connect(self.conn_id, self._hosts()) as connection:
+            yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise the errors of a connection in plain words."""
+        require_client()
         from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
-        from airflow_delayed.rabbitmq.connection import connect, describe_error, muted_pika
+        from airflow_delayed.rabbitmq.connection import describe_error, muted_pika
 
         try:
-            with muted_pika(), connect(self.conn_id, self._hosts()) as connection:
-                yield connection
+            with muted_pika():
+                yield
         except ChannelClosedByBroker as error:
             rights = f"configure, write and read on {self.topology.pattern} and on the destinations"
             needs = (

@@ -6,7 +6,8 @@ returns; an operator works on a copy. The task opens it.
 
 from __future__ import annotations
 
+from airflow_delayed.sources.delta import DeltaSource
 from airflow_delayed.sources.query import SqlSource
-from airflow_delayed.sources.templated import CsvSource, DeltaSource, JsonLinesSource, ParquetSource
+from airflow_delayed.sources.templated import CsvSource, JsonLinesSource, ParquetSource
 
 __all__ = ["CsvSource", "DeltaSource", "JsonLinesSource", "ParquetSource", "SqlSource"]

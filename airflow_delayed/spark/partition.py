@@ -6,22 +6,33 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DelayedError, InputError, InvalidMessage, PastDue
+from airflow_delayed.delivery import Clock, SendReport
+from airflow_delayed.errors import (
+    DelayedError,
+    DestinationMissing,
+    InputError,
+    InvalidMessage,
+    MessageConflict,
+    PastDue,
+    SendFailed,
+)
+from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.arrow import to_batch
+from airflow_delayed.intake.columns import row_of
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.route import Route
+from airflow_delayed.route import Route, confirmed
 from airflow_delayed.sending import PROGRESS_SECONDS, Log
 from airflow_delayed.spark.options import Settings
+from airflow_delayed.spark.rejects import RejectFile
 from airflow_delayed.spark.reporting import PartitionCounts
 
 
@@ -39,6 +50,7 @@ class PartitionSend:
 
     :param place: the partition's name in log lines and errors.
     :param route: None only counts, for a dry run.
+    :param rejects: takes rows that cannot be sent; None: such a row is an error.
     :param progress: called with the counts after each batch.
     :param monotonic: seconds, for the rate of progress.
     """
@@ -52,6 +64,7 @@ class PartitionSend:
         clock: Clock,
         log: Log,
         progress: Callable[[PartitionCounts], None],
+        rejects: RejectFile | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = PartitionCounts()
@@ -61,6 +74,7 @@ class PartitionSend:
         self._clock = clock
         self._log = log
         self._progress = progress
+        self._rejects = rejects
         self._monotonic = monotonic
         self._logged_at = monotonic()
         self._direct: list[DelayedMessage] = []
@@ -86,29 +100,56 @@ class PartitionSend:
 
     def _read(self, reader: RowReader, records: pa.RecordBatch) -> None:
         file = SourceFile(path="its", format="arrow", partition={}, version=())
-        now = self._clock()
+        now, oldest, newest = self._clock(), self._settings.oldest, self._settings.newest
         for item in reader.read(to_batch(records, file, self.counts.rows + 1)):
             self.counts.rows += 1
             if isinstance(item, Problem):
-                # every further attempt fails at the same row, and so does the job
-                raise InputError(str(item))
-            if item.due_at < self._settings.oldest and self._skips(item):
-                continue
-            self._sort(item, now)
+                self._refuse(item.column, item.problem, item.row)
+            elif oldest <= item.due_at <= newest or self._in_time(item):
+                self._sort(item, now)
             if len(self._direct) + len(self._to_store) >= self._settings.batch_rows:
                 self._flush()
                 now = self._clock()
 
-    def _skips(self, message: DelayedMessage) -> bool:
-        if self._settings.past_due == "fail":
-            raise PastDue(
-                f"row {self.counts.rows:,} was due {message.due_at:%Y-%m-%d %H:%M:%S} UTC, more than"
-                f" {self._settings.max_past} before this job began. If this is a backfill, give the option"
-                " past_due=skip; to deliver it now, past_due=send"
-            )
-        if self._settings.past_due == "skip":
-            self.counts.skipped += 1
+    def _refuse(self, column: str, problem: str, row: Mapping[str, object]) -> None:
+        """Reject the row that was read last.
+
+        :raises InputError: the job keeps no rejected rows; every further attempt fails at the same row, and so does it.
+        """
+        if self._rejects is None:
+            raise InputError(f"its row {self.counts.rows:,}, column {column}: {problem}")
+        self._reject(Problem(f"{self._place}, row {self.counts.rows:,}", column, problem, row))
+
+    def _reject(self, problem: Problem) -> None:
+        assert self._rejects is not None
+        self._rejects.add(problem)
+        self.counts.rejected += 1
+
+    def _row_of(self, message: DelayedMessage) -> Mapping[str, object]:
+        """Return a message as a row, without the headers that all rows have."""
+        given = self._settings.rules.headers
+        own = {name: value for name, value in message.headers.items() if given.get(name) != value}
+        return row_of(message) | {"headers": own}
+
+    def _in_time(self, message: DelayedMessage) -> bool:
+        """Return whether a message is to be sent that is past due or too far off."""
+        settings = self._settings
+        if message.due_at > settings.newest:
+            problem = f"is {message.due_at:%Y-%m-%d %H:%M:%S} UTC, further off than max_future={settings.max_future}"
+            self._refuse("due_at", problem, self._row_of(message))
+            return False
+        if settings.past_due == "send":
             return True
+        if settings.past_due == "skip":
+            self.counts.skipped += 1
+            return False
+        problem = f"was due {message.due_at:%Y-%m-%d %H:%M:%S} UTC, more than {settings.max_past} before this job began"
+        if self._rejects is None:
+            raise PastDue(
+                f"row {self.counts.rows:,} {problem}. If this is a backfill, give the option past_due=skip; to deliver"
+                " it now, past_due=send"
+            )
+        self._refuse("due_at", problem, self._row_of(message))
         return False
 
     def _sort(self, message: DelayedMessage, now: datetime) -> None:
@@ -119,7 +160,8 @@ class PartitionSend:
         try:
             route.check(message, now)
         except InvalidMessage as error:
-            raise InputError(f"its row {self.counts.rows:,}, column {error.column}: {error.problem}") from None
+            self._refuse(error.column, error.problem, self._row_of(message))
+            return
         (self._to_store if route.holds(message, now) else self._direct).append(message)
 
     def _flush(self) -> None:
@@ -129,14 +171,95 @@ class PartitionSend:
                 self.counts.sent.add(message)
         else:
             route.leave_known(self._direct, self._to_store)
-            sent, stored = self.counts.sent, self.counts.stored
-            route.publish(self._direct, self._to_store, self._clock(), sent=sent, stored=stored)
+            while not self._published(route):
+                pass
         self._direct.clear()
         self._to_store.clear()
         self._progress(self.counts)
         if self._monotonic() - self._logged_at >= PROGRESS_SECONDS:
             self._logged_at = self._monotonic()
             self._log.info("%s: %s messages sent or stored so far", self._place, f"{self.counts.out:,}")
+
+    def _published(self, route: Route) -> bool:
+        """Publish what waits here; False: some of it was rejected, and the rest is to be published again."""
+        stored = self.counts.stored
+        before = _taken(stored)
+        try:
+            route.publish(self._direct, self._to_store, self._clock(), sent=self.counts.sent, stored=stored)
+        except MessageConflict as error:
+            if self._rejects is None:
+                raise
+            # all for the broker is confirmed by then, and the store takes messages in their order
+            self._direct.clear()
+            del self._to_store[: _taken(stored) - before]
+            self._settle_conflicts(route, error)
+        except (InputError, SendFailed) as error:
+            if self._rejects is None:
+                raise
+            self._settle_faults(error)
+        else:
+            return True
+        return False
+
+    def _settle_faults(self, error: InputError | SendFailed) -> None:
+        """Reject the rows that can never be sent, and leave the messages that are to be sent again.
+
+        :raises DelayedError: the error, if it is no fault of single rows.
+        """
+        cause: BaseException | None = error
+        if isinstance(error, SendFailed):
+            cause = error.__cause__
+            # two rows may have one id
+            done = set(map(id, confirmed(self._direct, error)))
+            self._direct = [message for message in self._direct if id(message) not in done]
+        column, problem, names = "destination", str(cause), frozenset[str]()
+        if isinstance(cause, InvalidMessage):
+            column, problem = cause.column, cause.problem
+            faulty = [message for message in self._direct if message.message_id == cause.message_id]
+        else:
+            if isinstance(cause, DestinationMissing):
+                names = frozenset(cause.destinations)
+            elif isinstance(error, SendFailed):
+                names, problem = error.denied, error.failures[0][1]
+            faulty = [message for message in self._direct if message.destination in names]
+        # what is wrong with the destination of all rows is no fault of a row
+        if not faulty or self._settings.rules.destination in names:
+            raise error
+        for message in faulty:
+            self._reject(Problem(self._place, column, problem, self._row_of(message)))
+        rejected = set(map(id, faulty))
+        self._direct = [message for message in self._direct if id(message) not in rejected]
+
+    def _settle_conflicts(self, route: Route, error: MessageConflict) -> None:
+        """Leave one message of each id, and reject those whose id the store knows with other content."""
+        assert route.store is not None
+        settings, stored = self._settings, self.counts.stored
+        kept: dict[str, tuple[DelayedMessage, bytes]] = {}
+        rejected: list[tuple[DelayedMessage, str]] = []
+        for message in self._to_store:
+            digest = digest_of(message)
+            other, known = kept.setdefault(message.message_id, (message, digest))
+            if other is message:
+                continue
+            if known == digest or settings.on_conflict == "keep":
+                stored.duplicates += 1
+            elif settings.on_conflict == "replace":
+                stored.replaced += 1
+                kept[message.message_id] = max((other, known), (message, digest), key=lambda one: one[0].due_at)
+            else:
+                rejected.append((message, "stands twice in this batch, with different content"))
+        conflicts = set(route.store.conflicting({name: digest for name, (_, digest) in kept.items()}))
+        rejected += ((kept.pop(name)[0], "is known with other content") for name in conflicts)
+        if len(kept) == len(self._to_store):
+            # what was in the way is gone by now, and another attempt will find that
+            raise error
+        for message, problem in rejected:
+            self._reject(Problem(self._place, "message_id", problem, self._row_of(message)))
+        self._to_store = [message for message, _ in kept.values()]
+
+
+def _taken(report: SendReport) -> int:
+    return report.sent + report.duplicates + report.replaced + report.not_replaced
 
 
 def place_of(partition: int, attempt: int) -> str:

@@ -1,14 +1,12 @@
-"""``df.write.format("delayed")``: executors send a DataFrame's rows, each to arrive at its own due time."""
+"""``format("delayed")``: executors send the rows of a DataFrame or a stream, each to arrive at its own due time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark import __version__ as pyspark_version
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -24,21 +22,23 @@ from pyspark.sql.types import (
 from airflow_delayed.errors import InputError, UnsupportedColumns
 from airflow_delayed.intake.columns import COLUMNS, ColumnRules, wrong_type
 from airflow_delayed.message import utcnow
+from airflow_delayed.spark.writers import DelayedWriter
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from airflow_delayed.spark.options import Settings
-    from airflow_delayed.spark.reporting import FailedAttempts, PartitionCounts, SharedFolder
+    from airflow_delayed.spark.stream import DelayedStreamWriter
 
 
 class DelayedDataSource(DataSource):
-    """Sends rows as delayed messages.
+    """Sends rows as delayed messages, those of a DataFrame or of a stream's batches.
 
     ``df.write.format("delayed").mode("append").option("deliver", "broker").save()``. Columns are those that
     DelayedSendOperator's sources have: ``value`` (or ``body``), ``destination``, ``due_at`` or ``delay_seconds``,
     ``headers``, ``message_id``, ``tag``, ``expires_at``, ``spread_seconds``, ``timezone``. A wrong column or option is
     an AnalysisException before the first task; a wrong row fails its task, when other rows may have been sent.
+
+    ``df.writeStream.format("delayed").option("checkpointLocation", ...)`` sends a stream, in output mode append, with
+    PySpark 4.1 or later. A batch that Spark replays has the same ids. A wrong column or option fails the query.
 
     Options hold names and sizes, for Spark shows them; where connections come from, see
     :func:`airflow_delayed.spark.connections.find`.
@@ -58,8 +58,9 @@ class DelayedDataSource(DataSource):
       DelayedSparkSendOperator gives it.
     - ``anchor``: what relative delays count from; by default the present in the driver, made once. Give it, with
       ``scope``, so that a driver that is started again sends the same ids. ``unknown`` refuses relative delays.
+    - ``delay_from``: the column of a time that the row's delay counts from, in place of the anchor.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
-      which is the anchor by default.
+      which is the anchor by default. ``max_future``: a row due more than so many seconds after it is invalid.
     - ``unknown_columns``: ``fail`` or ``ignore``.
     - ``topology``, ``routing``: RabbitMQ's; ``envelope``: SQS's; in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages
@@ -70,6 +71,10 @@ class DelayedDataSource(DataSource):
     - ``attempts``: a folder that executors and the driver share, in which attempts note what they have sent, so that
       what failed ones sent is counted. ``manifest``: a file that gets the counts when all is sent.
     - ``dry_run``: ``true`` reads and checks all rows and sends nothing.
+    - ``rejects``: of a stream, a folder that executors and the driver share, for rows that cannot be sent: invalid
+      ones, those past due with ``past_due=fail``, and those whose id has other content. Without it ``invalid_rows``
+      must be ``fail``: such a row fails the query. ``past_due`` must be given, ``manifest`` is a folder with a file by
+      query and batch, and ``anchor``, ``began``, ``scope`` and ``dry_run`` are errors.
     - ``traceparent``, ``tracestate``: the trace that all messages carry, as W3C Trace Context writes it.
     """
 
@@ -83,116 +88,45 @@ class DelayedDataSource(DataSource):
 
         :raises InputError: one of them is wrong.
         """
+        if overwrite:
+            raise InputError("what was sent cannot be overwritten; use mode('append')")
+        return DelayedWriter(self._settings(schema, stream=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DelayedStreamWriter:  # noqa: N802 - Spark's name
+        """Check columns and options, at each batch.
+
+        :raises InputError: one of them is wrong, or this PySpark has no such writer.
+        """
+        try:
+            from airflow_delayed.spark.stream import DelayedStreamWriter
+        except ImportError:
+            raise InputError(
+                f"a stream needs PySpark 4.1 or later, and this is {pyspark_version}; before, write it as batches with"
+                " foreachBatch and df.write.format('delayed')"
+            ) from None
+        if overwrite:
+            raise InputError(
+                "what was sent cannot be replaced by a whole new result; use outputMode('append') instead of 'complete'"
+            )
+        settings = self._settings(schema, stream=True)
+        if "delay_seconds" in schema.fieldNames() and settings.rules.delay_from is None:
+            raise UnsupportedColumns(
+                "the stream has a column delay_seconds, and needs the option delay_from: the column of a time that"
+                " delays count from, since a replay of a batch has another present"
+            )
+        return DelayedStreamWriter(settings)
+
+    def _settings(self, schema: StructType, *, stream: bool) -> Settings:
         from airflow_delayed.spark.connections import ConnectionNotFound, route_of
         from airflow_delayed.spark.options import settings_of
 
-        if overwrite:
-            raise InputError("what was sent cannot be overwritten; use mode('append')")
-        settings = settings_of(self.options, utcnow())
+        settings = settings_of(self.options, utcnow(), stream=stream)
         check_columns(schema, settings.wanted, naive_ok=settings.rules.zone is not None)
         # connects to nothing, and raises now if options and connection types do not go together; a connection may be
         # unknown to the driver that the executors know
         with suppress(ConnectionNotFound):
             route_of(settings, clock=utcnow).close()
-        return DelayedWriter(settings)
-
-
-@dataclass
-class PartitionCommit(WriterCommitMessage):
-    """The counts of a successful attempt.
-
-    :param name: of the attempt, unlike that of any other.
-    :param earlier: how many attempts at this partition came before.
-    """
-
-    name: str
-    earlier: int
-    counts: PartitionCounts
-
-
-class DelayedWriter(DataSourceArrowWriter):
-    """Sends in the executors, and reports the counts in the driver."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        #: Keeps apart the files that jobs keep in one folder.
-        self._job = uuid4().hex
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionCommit:
-        """Send a partition."""
-        from pyspark import TaskContext
-
-        from airflow_delayed.spark.connections import route_of, with_headers
-        from airflow_delayed.spark.partition import PartitionSend, place_of, slot
-        from airflow_delayed.spark.reporting import AttemptFile, NoAttemptFile, logger
-
-        settings = with_headers(self._settings)
-        context = TaskContext.get()
-        assert context is not None
-        partition, earlier = context.partitionId(), context.attemptNumber()
-        name = f"{partition:06}-{context.taskAttemptId()}"
-        attempt = AttemptFile(self._folder(), name) if settings.attempts else NoAttemptFile()
-        with ExitStack() as stack:
-            route = None
-            if not settings.dry_run:
-                stack.enter_context(slot(settings.connections))
-                route = route_of(settings, clock=utcnow)
-                stack.callback(route.close)
-                stack.enter_context(route.delivery.kept_open())
-            sending = PartitionSend(
-                settings,
-                route,
-                place=place_of(partition, earlier),
-                clock=utcnow,
-                log=logger(),
-                progress=attempt.progress,
-            )
-            try:
-                counts = sending.run(iterator)
-            except BaseException:
-                attempt.failed(sending.counts)
-                raise
-        return PartitionCommit(name, earlier, counts)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the counts, and write the manifest."""
-        from airflow_delayed.spark.reporting import SharedFolder, log_commit, logger, manifest_of
-
-        done = _commits(messages)
-        failed = self._failed_attempts(done)
-        counts = [(one.earlier, one.counts) for one in done]
-        log_commit(logger(), self._settings, counts, failed)
-        if self._settings.manifest:
-            SharedFolder(self._settings.manifest).write(manifest_of(self._settings, counts, failed))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the counts of messages that cannot be recalled."""
-        from airflow_delayed.spark.reporting import log_abort, logger
-
-        done = _commits(messages)
-        counts = [one.counts for one in done]
-        log_abort(logger(), self._settings, counts, len(messages), self._failed_attempts(done))
-
-    def _folder(self) -> SharedFolder:
-        from airflow_delayed.spark.reporting import SharedFolder
-
-        assert self._settings.attempts is not None
-        return SharedFolder(self._settings.attempts).child(self._job)
-
-    def _failed_attempts(self, done: Sequence[PartitionCommit]) -> FailedAttempts | None:
-        """Return the counts of attempts without success, and remove their folder; None if there is no folder."""
-        from airflow_delayed.spark.reporting import failed_attempts
-
-        if self._settings.attempts is None:
-            return None
-        folder = self._folder()
-        found = failed_attempts(folder, {one.name for one in done})
-        folder.remove()
-        return found
-
-
-def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[PartitionCommit]:
-    return [message for message in messages if isinstance(message, PartitionCommit)]
+        return settings
 
 
 def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) -> None:
@@ -208,7 +142,7 @@ def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) ->
     naive_ok = naive_ok or "timezone" in names
     problems = []
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
+        kind = "a timestamp" if field.name == wanted.delay_from else COLUMNS.get(field.name)
         if kind is None:
             continue
         if not _fits(kind, field.dataType):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed.criteria import UNSET, Unset, passed
@@ -17,7 +17,7 @@ from airflow_delayed.delivery import Clock, Delivery
 from airflow_delayed.identity import MAX_NAME, SentBy
 from airflow_delayed.message import delay_of, due_after, utc
 from airflow_delayed.reports import WithdrawReport
-from airflow_delayed.store import audit, counts, queries, rates
+from airflow_delayed.store import audit, counts, pauses, queries, rates, streams
 from airflow_delayed.store.audit import AuditEntry, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
@@ -37,24 +37,30 @@ from airflow_delayed.store.escalations import (
 )
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, run_number, take_left
 from airflow_delayed.store.forecast import Forecast
-from airflow_delayed.store.health import NAMES_HOSTS
+from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition
 from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import Job, JobSeen, TooManyJobs
+from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.leases import DISPATCHED
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.outcomes import Outcome, Outcomes
+from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
 from airflow_delayed.store.script import install_script as install_script
+from airflow_delayed.store.streams import StreamRecord as StreamRecord
 from airflow_delayed.store.version import check_environment, record_environment, recorded_version
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from typing_extensions import Unpack
 
+T = TypeVar("T")
+
 __all__ = [
     "DISPATCHED",
+    "LATE_AFTER",
     "MAX_COUNTED",
     "NAMES_HOSTS",
     "REASONS",
@@ -66,17 +72,23 @@ __all__ = [
     "Forecast",
     "Job",
     "JobSeen",
+    "OnUnpause",
     "Outcome",
     "Outcomes",
+    "Pause",
+    "PauseArgs",
+    "PauseReport",
     "Progress",
     "RunAttempt",
     "RunFailure",
     "RunFailures",
     "Store",
+    "StoreCondition",
     "StoreCounts",
     "TakenBack",
     "Timeline",
     "TooManyJobs",
+    "UnpauseReport",
     "check_token",
     "close_engine",
     "first_line",
@@ -156,7 +168,10 @@ class Store(StoreEscalations):
             return queries.get(self.engine, self.tables, message_id)
 
     def content(self, message_id: str, *, body_limit: int) -> Content | None:
-        """Return the headers of a message and the first bytes of its body; None: it is not in the store."""
+        """Return the headers of a message and the first bytes of its body; None: it is not in the store.
+
+        Of a cancelled message too, for as long as it can be restored.
+        """
         with self._ready():
             return read_content(self.engine, self.tables, message_id, body_limit=body_limit)
 
@@ -196,7 +211,7 @@ class Store(StoreEscalations):
         destination: str | Unset = UNSET,
         deliver_conn_id: str | Unset = UNSET,
         tag: str | Unset = UNSET,
-        overdue: timedelta = timedelta(minutes=1),
+        overdue: timedelta = LATE_AFTER,
         hours: int = 24,
         minutes: int = 0,
         by_destination: bool = False,
@@ -268,6 +283,41 @@ class Store(StoreEscalations):
         with self._ready():
             retried(self.engine, work)
 
+    def take_stream(self, stream: str, holder: str) -> StreamRecord | None:
+        """Take the lease of a stream for a minute; None: another holder has it.
+
+        :param stream: the place of its checkpoint.
+        """
+        return self._of_stream(partial(streams.take, tables=self.tables, stream=stream, holder=holder))
+
+    def renew_stream(self, stream: str, holder: str) -> bool:
+        """Renew the lease of a stream for a minute; False: it is another's by now."""
+        return self._of_stream(partial(streams.renew, tables=self.tables, stream=stream, holder=holder))
+
+    def release_stream(self, stream: str, holder: str, seen: StreamRecord) -> None:
+        """End the lease of a stream, and note which query its checkpoint is of."""
+        self._of_stream(partial(streams.release, tables=self.tables, stream=stream, holder=holder, seen=seen))
+
+    def restart_stream(self, stream: str, *, actor: str | None = None, because: str | None = None) -> bool:
+        """Let a stream begin with a new checkpoint, and record that in the audit.
+
+        :return: False if the store does not know it, or a task runs it now.
+        """
+        who = actor or self.actor()
+
+        def work(connection: Connection) -> bool:
+            done = streams.restart(connection, self.tables, stream)
+            if done:
+                entry = AuditEntry(who, "stream-restart", {"stream": stream}, because=because)
+                entry.write(connection, self.tables, {}, database_time(connection))
+            return done
+
+        return self._of_stream(work)
+
+    def _of_stream(self, work: Callable[[Connection], T]) -> T:
+        with self._ready():
+            return retried(self.engine, work)
+
     def rates(self) -> Mapping[str, float]:
         """Return by destination the messages a second that all dispatchers together send to it at most."""
         with self._reading() as connection:
@@ -286,6 +336,99 @@ class Store(StoreEscalations):
         with self._ready():
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, who=who, because=because)
+
+    def pauses(self) -> Sequence[Pause]:
+        """Return the pauses that hold messages, the earliest first."""
+        with self._ready(), self._reading() as connection:
+            found, now = pauses.read(connection, self.tables, reasons=True), database_time(connection)
+        return [one for one in found if not one.is_over(now)]
+
+    def pause(
+        self,
+        *,
+        duration: timedelta | float | str | None = None,
+        on_unpause: OnUnpause = "spread",
+        spread: timedelta | float | str = SPREAD,
+        dry_run: bool = False,
+        actor: str | None = None,
+        because: str | None = None,
+        **selection: Unpack[PauseArgs],
+    ) -> PauseReport:
+        """Let no dispatcher take the messages of a selection until the pause ends; each obeys within 2 s.
+
+        They wait in the store, also messages that are stored meanwhile; nothing of them changes. A message that expires
+        meanwhile is not delivered afterwards. What a dispatcher has handed over to a broker that delays it, and what
+        was sent without a store, cannot be paused: the report counts what the store knows of it.
+
+        To pause the same selection again replaces the pause, and its end.
+
+        :param duration: it ends by itself after so long: a timedelta, seconds, or an ISO 8601 duration (``"PT10M"``);
+            None: when :meth:`unpause` ends it.
+        :param on_unpause: what becomes of messages that fell due by the end of the pause: "spread" sends them evenly
+            within ``spread``, "at_once" sends them at once, and "drop" cancels them; for :meth:`cancel_grace`
+            :meth:`restore` brings them back.
+        :param dry_run: pause nothing, and return what would be paused.
+        :raises ValueError: nothing is selected, another value is not allowed, or there are 50 pauses.
+        """
+        wanted = self._filter(pauses.check_selection(selection))
+        span = None if duration is None else delay_of(duration, "duration")
+        with self._ready():
+            pause = pauses.begin(
+                self.engine,
+                self.tables,
+                wanted,
+                duration=span,
+                on_unpause=pauses.check_on_unpause(on_unpause),
+                spread=delay_of(spread, "spread"),
+                grace=self.cancel_grace(),
+                who=actor or self.actor(),
+                because=because,
+                dry_run=dry_run,
+            )
+            with self._reading() as connection:
+                waiting = pauses.waiting(connection, self.tables, pause)
+                with_broker, until = pauses.with_broker(connection, self.tables, wanted, database_time(connection))
+        return PauseReport(pause=pause, waiting=waiting, with_broker=with_broker, arrive_until=until, dry_run=dry_run)
+
+    def unpause(
+        self,
+        *,
+        on_unpause: OnUnpause | None = None,
+        spread: timedelta | float | str | None = None,
+        dry_run: bool = False,
+        actor: str | None = None,
+        because: str | None = None,
+        **selection: Unpack[PauseArgs],
+    ) -> UnpauseReport:
+        """End the pause that :meth:`pause` began with the same criteria.
+
+        A message may be held by several pauses; it waits for the end of all of them.
+
+        :param on_unpause: in place of what the pause says; it also changes a pause that has ended and still spreads.
+        :param spread: the same.
+        :param dry_run: change nothing, and return what would happen.
+        :raises ValueError: nothing is selected, or another value is not allowed.
+        """
+        wanted, who = self._filter(pauses.check_selection(selection)), actor or self.actor()
+        with self._ready():
+            pause = pauses.end(
+                self.engine,
+                self.tables,
+                wanted,
+                on_unpause=None if on_unpause is None else pauses.check_on_unpause(on_unpause),
+                spread=None if spread is None else delay_of(spread, "spread"),
+                who=who,
+                because=because,
+                dry_run=dry_run,
+            )
+            if pause is None:
+                return UnpauseReport(pause=None, dry_run=dry_run)
+            with self._reading() as connection:
+                due = pauses.waiting(connection, self.tables, pause, due=True)
+            cancelled = 0
+            if pause.on_unpause == "drop" and not dry_run:
+                cancelled = pauses.drop(self.engine, self.tables, pause, who=who, because=because).changed
+        return UnpauseReport(pause=pause, due=due, cancelled=cancelled, dry_run=dry_run)
 
     def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
         """Remove messages, failed ones too, and return the outcome for each id.

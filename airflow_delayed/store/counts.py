@@ -32,21 +32,35 @@ from sqlalchemy import (
 )
 
 from airflow_delayed.identity import MISSED_RUN, NOTIFIER
+from airflow_delayed.store import pauses
 from airflow_delayed.store.database import TimeUnit, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import DISPATCHER_SILENT, MOST_RUNS, connection_names, names_column
+from airflow_delayed.store.dispatch.report import (
+    DISPATCHER_SILENT,
+    MOST_RUNS,
+    Trouble,
+    connection_names,
+    names_column,
+    troubles_column,
+    troubles_in,
+)
 from airflow_delayed.store.filters import (
+    CANCELLED,
     FARTHEST_LOOKAHEAD,
     LONGEST_LEASE,
     MessageFilter,
     MessageState,
+    claimed_until,
+    failed_state,
     in_state,
     moments,
     retries_later,
+    state_of,
 )
 from airflow_delayed.store.history import beginning, per_minute
 from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store.pauses import holds_of, not_held
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.schema import Tables
@@ -54,6 +68,8 @@ from airflow_delayed.store.schema import Tables
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
 MAX_MINUTES = 24 * 60
+#: Messages of each table that are counted by state.
+MOST_BY_STATE = 1000
 
 _SPANS: Mapping[TimeUnit, timedelta] = {"hour": timedelta(hours=1), "minute": timedelta(minutes=1)}
 
@@ -65,7 +81,8 @@ class StoreCounts:
     at: datetime
     waiting: int
     due: int
-    #: Messages of ``due`` that have been due for longer than the parameter ``overdue``.
+    #: Messages that have been due for longer than the parameter ``overdue``, in flight and retrying ones too, but no
+    #: paused ones.
     overdue: int
     in_flight: int
     retrying: int
@@ -76,7 +93,7 @@ class StoreCounts:
     remembered: int | None
     #: The due time of the next message that is not yet due.
     next_due: datetime | None
-    #: The due time of the message that has been due the longest.
+    #: The due time of the message that has been due the longest, and is not paused.
     oldest_due: datetime | None
     #: By the beginning of each hour, in UTC: how many messages fall due in it. The present hour counts from now.
     by_hour: Mapping[datetime, int]
@@ -129,6 +146,44 @@ class Progress:
     def given_up(self) -> int:
         """The number of messages that will not reach their destination, though nobody cancelled them."""
         return self.failed + self.expired + self.dead_lettered + self.purged
+
+
+def by_state(
+    engine: Engine, tables: Tables, wanted: MessageFilter, *, database_time: DatabaseTime = database_time
+) -> tuple[dict[str, int], bool]:
+    """Count by state up to a thousand messages of each table, and return whether there are more.
+
+    Dispatched and cancelled ones are counted by tag or run, for which the table of remembered ids has an index, and
+    are missing otherwise.
+
+    :param wanted: without states.
+    """
+    messages, failed, past = tables.messages, tables.failed, tables.past
+    timed = [messages.c[name] for name in ("Time", "ExpiresAt", "NextTry", "RetryCount")]
+    waiting = select(*timed, claimed_until(tables).label("ClaimedUntil"))
+    indexed = wanted.tag is not None or (wanted.sent_by is not None and wanted.sent_by.run_id is not None)
+    counted: Counter[str] = Counter()
+    with dialect_of(engine).read_only(engine) as connection:
+        now = database_time(connection)
+
+        def rows(chosen: Select[Any], table: Table, *more: ColumnElement[bool]) -> list[dict[str, Any]]:
+            some = chosen.where(*wanted.stable_conditions(tables, table), *more).limit(MOST_BY_STATE + 1)
+            return [dict(row) for row in connection.execute(some).mappings()]
+
+        parts = [
+            [state_of(row, now).value for row in rows(waiting, messages)],
+            [failed_state(row["Reason"]).value for row in rows(select(failed.c.Reason), failed)],
+        ]
+        if indexed and wanted.reason is None:
+            # a leased message has a row there, too
+            there = (not_(exists().where(table.c.Id == past.c.Id)) for table in (messages, failed))
+            outcomes = {DISPATCHED: DISPATCHED, DEAD_LETTERED: DISPATCHED, CANCELLED: CANCELLED}
+            left = rows(select(past.c.Outcome), past, past.c.Outcome.in_(list(outcomes)), *there)
+            parts.append([outcomes[row["Outcome"]] for row in left])
+            counted.update({DISPATCHED: 0, CANCELLED: 0})
+    for part in parts:
+        counted.update(part[:MOST_BY_STATE])
+    return dict(counted), any(len(part) > MOST_BY_STATE for part in parts)
 
 
 #: The fields of Progress for messages that wait no longer.
@@ -240,10 +295,14 @@ def count(
         soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
         # no message expires before it is due, so a message that is not due yet either waits or is tried again
         tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
-        near = _sums(connection, table, [tried, *matching], now=now, overdue=overdue, select_from=table)
-        leased = _sums(connection, table, [soon, *matching], now=now, overdue=overdue, select_from=_leased(tables, now))
+        free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+        late = and_(table.c.Time <= now - overdue, *free)
+        near = _sums(connection, table, [tried, *matching], now=now, late=late, free=free, select_from=table)
+        leased = _sums(
+            connection, table, [soon, *matching], now=now, late=late, free=free, select_from=_leased(tables, now)
+        )
         # a message in flight is in no other state
-        due, late, retrying, expired = (near[name] - leased[name] for name in ("due", "overdue", "retrying", "expired"))
+        due, retrying, expired = (near[name] - leased[name] for name in ("due", "retrying", "expired"))
         total = count_rows(connection, table, *matching)
         over = select(failed.c.Reason, func.count()).where(*matching_failed).group_by(failed.c.Reason)
         reasons = {str(reason): int(many) for reason, many in connection.execute(over)}
@@ -252,7 +311,7 @@ def count(
             at=now,
             waiting=total - leased["all"] - due - retrying - expired,
             due=due,
-            overdue=late,
+            overdue=near["overdue"],
             in_flight=leased["all"],
             retrying=retrying,
             failed=reasons.get(MessageState.FAILED.value, 0),
@@ -279,10 +338,15 @@ def _sums(
     matching: Sequence[ColumnElement[bool]],
     *,
     now: datetime,
-    overdue: timedelta,
+    late: ColumnElement[bool],
+    free: Sequence[ColumnElement[bool]],
     select_from: FromClause,
 ) -> dict[str, Any]:
-    """Count messages by state, without regard to leases."""
+    """Count messages by state, without regard to leases.
+
+    :param late: the condition of overdue messages.
+    :param free: the conditions of messages that are not paused.
+    """
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     retrying = retries_later(table, now)
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
@@ -291,12 +355,12 @@ def _sums(
         "expired": expired,
         "retrying": and_(alive, retrying),
         "due": due,
-        "overdue": and_(due, table.c.Time <= now - overdue),
+        "overdue": and_(alive, late),
     }
     statement = (
         select(
             func.count().label("all"),
-            func.min(case((and_(alive, table.c.Time <= now), table.c.Time))).label("oldest"),
+            func.min(case((and_(alive, table.c.Time <= now, *free), table.c.Time))).label("oldest"),
             *(func.coalesce(func.sum(case((one, 1), else_=0)), 0).label(name) for name, one in conditions.items()),
         )
         .select_from(select_from)
@@ -368,8 +432,8 @@ class DispatcherSeen:
     at_work: bool
     #: When it last finished a piece of work. None: not yet.
     worked_at: datetime | None = None
-    #: What keeps it from working. None: nothing.
-    problem: str | None = None
+    #: What it cannot do, at most 20 troubles.
+    troubles: tuple[Trouble, ...] = ()
     #: The machine that it runs on.
     host: str | None = None
     #: The DAG whose task it is. None: it is no task.
@@ -379,17 +443,21 @@ class DispatcherSeen:
     #: The most messages a second that it takes. None: no limit.
     max_rate: float | None = None
 
+    @property
+    def problem(self) -> str | None:
+        """The text of its troubles; None: there is none."""
+        return "; ".join(map(str, self.troubles)) or None
+
 
 def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
     """Return the running dispatchers and those of the last day, up to a thousand runs; the one seen last is first."""
     table = tables.dispatchers
     with dialect_of(engine).read_only(engine) as connection:
-        columns = [column for column in table.columns if column is not table.c.ConnIds]
+        columns = [column for column in table.columns if column not in {table.c.ConnIds, table.c.Troubles}]
         now = database_time(connection)
         # no dispatcher writes a time to come, which would be the last sign of life for as long
-        statement = select(*columns, names_column(connection, tables).label("names")).where(
-            table.c.SeenAt < now + DISPATCHER_SILENT
-        )
+        texts = names_column(connection, tables).label("names"), troubles_column(connection, tables).label("troubles")
+        statement = select(*columns, *texts).where(table.c.SeenAt < now + DISPATCHER_SILENT)
         statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
         rows = connection.execute(statement).all()
         rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
@@ -402,7 +470,7 @@ def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
                 ended_at=row.EndedAt,
                 at_work=row.EndedAt is None and now - row.SeenAt <= DISPATCHER_SILENT,
                 worked_at=row.WorkedAt,
-                problem=row.Problem,
+                troubles=troubles_in(row.troubles),
                 host=row.Host,
                 dag_id=row.DagId,
                 per_minute=rates.get(row.Id),

@@ -92,6 +92,9 @@ def enqueue(
             # a job that runs again sends ids of which most are stored already
             fresh = stored.sent == len(chunk)
             report.merge(stored)
+    except MessageConflict as error:
+        error.report = report
+        raise
     finally:
         if not_replaced:
             log.warning(

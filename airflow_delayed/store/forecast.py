@@ -21,10 +21,11 @@ from airflow_delayed.store import rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.report import lookaheads
-from airflow_delayed.store.health import LATE_AFTER
 from airflow_delayed.store.history import HISTORY_KEPT, MINUTE
 from airflow_delayed.store.schema import Tables, UtcTime
 
+#: What will be late by no more than this is not worth a forecast.
+FORECAST_FROM = timedelta(minutes=1)
 #: How far ahead a forecast looks, unless it is asked to look farther; and at most.
 _AHEAD, FARTHEST = timedelta(days=1), timedelta(days=31)
 #: So many minutes make a measured speed, and at most so many, the latest: a minute counts with a second or more in
@@ -196,7 +197,7 @@ def _late(
     for one in minutes:
         begin, end = max(one.first - window, now), max(one.last - window, now)
         if backlog is not None and free <= begin:
-            if late > LATE_AFTER:
+            if late > FORECAST_FROM:
                 yield _forecast(conn_id, destination, backlog, speed, free, late)
             backlog, late = None, timedelta(0)
         starts = max(free, begin)
@@ -207,11 +208,11 @@ def _late(
             backlog = one if backlog is None else backlog.beside(one)
             continue
         # within this minute what waits is dispatched, beside what comes in
-        if backlog is not None and late > LATE_AFTER:
+        if backlog is not None and late > FORECAST_FROM:
             waits = (starts - begin) / (1 - needs / (end - begin))
             yield _forecast(conn_id, destination, backlog, speed, begin + waits, late)
         backlog, free, late = None, end, timedelta(0)
-    if backlog is not None and late > LATE_AFTER:
+    if backlog is not None and late > FORECAST_FROM:
         yield _forecast(conn_id, destination, backlog, speed, free, late)
 
 

@@ -2,174 +2,315 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from shlex import quote
 
-from sqlalchemy import ColumnElement, Engine, and_, exists, func, or_, select
 from sqlalchemy import Connection as SqlConnection
+from sqlalchemy import Engine, and_, case, func, select
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.diagnosis import clock_difference
 from airflow_delayed.errors import some
 from airflow_delayed.identity import MISSED_RUN
-from airflow_delayed.store import rates
+from airflow_delayed.message import utcnow
+from airflow_delayed.store import pauses, rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import DISPATCHER_SILENT, LEASES_LOST, SENDING_FAILS
+from airflow_delayed.store.dispatch.report import Trouble, TroubleKind
+from airflow_delayed.store.lateness import (
+    LATE_AFTER,
+    MOST_OVERDUE,
+    DestinationLateness,
+    OverdueMessages,
+    lateness,
+    overdue,
+)
 from airflow_delayed.store.network import ADVICE
+from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
+from airflow_delayed.store.records import UNREADABLE_HEADERS
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.version import environment_difference, version_difference
 
-#: A message that waits for longer than this after its due time is late, although dispatchers are at work, or ended in
-#: good order and come again.
-LATE_AFTER = timedelta(minutes=1)
 #: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
-NAMES_HOSTS = frozenset({"lease-too-short", "connection-fails", "dispatcher-fails"})
+NAMES_HOSTS = frozenset(
+    {"lease-too-short", "connection-fails", "destination-refuses", "destination-missing", "dispatcher-fails", "canary"}
+)
 #: The most rows that are counted; further ones make the count "at least".
 _MOST = 10_000
+#: Of so many messages, the next by due time, the connections are looked up that have to deliver them.
+_NEXT = 1000
+#: A destination that has taken nothing for so long fails, and no longer "needs a look".
+_FAILS_AFTER = timedelta(seconds=10)
+#: Of so many destinations each has a finding of its own; of further ones there is the number.
+_MOST_DESTINATIONS = 5
+#: A dispatcher that ended in good order comes again within a minute, or within twice its usual interval, of its last
+#: runs.
+_COMES_AGAIN, _RUNS = timedelta(minutes=1), 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverdueMessages:
-    """The messages for one connection that could have been dispatched :data:`DISPATCHER_SILENT` ago, and were not."""
+class StoreCondition:
+    """What is known of a store at a time: what is wrong, and how late its messages are."""
 
-    #: None: the queue tables of the store's own database.
-    deliver_conn_id: str | None
-    #: At most 10,000 of all connections are counted.
-    messages: int
-    #: When the oldest was due, or was to be tried again.
-    oldest: datetime
-    #: The rate of their destination, which holds them back; None: no rate does.
-    rate: DestinationRate | None = None
+    at: datetime
+    findings: Sequence[Finding]
+    lateness: Sequence[DestinationLateness]
+    #: By connection, the store's own name included, the due time of its next message that is not overdue.
+    next_due: Mapping[str, datetime]
+    #: Each has a finding, in this order.
+    pauses: Sequence[Pause]
 
 
-def health(
+def condition(
     engine: Engine,
     tables: Tables,
     conn_id: str,
     environment: str | None = None,
     *,
     database_time: DatabaseTime = database_time,
-) -> list[Finding]:
-    """Return what keeps messages of the store from being dispatched in time; nothing if all is well.
+) -> StoreCondition:
+    """Return what keeps messages of the store from being dispatched in time, and how late they are.
 
     :param conn_id: the store's name, which stands for its queue tables.
     :param environment: the name of this host's environment.
     """
     with dialect_of(engine).read_only(engine) as connection:
-        now = database_time(connection)
-        late = overdue(connection, tables, now)
-        waits = connection.execute(select(tables.messages.c.DeliverConnId).limit(1)).first()
+        asked, now, answered = utcnow(), database_time(connection), utcnow()
+        paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
+        late = overdue(connection, tables, now, pauses.holds_of(paused, now))
+        limits = [one for one in rates.read(connection, tables) if one.is_in_use(now)]
+        waiting = _waiting(connection, tables, now)
         failed = _failed(connection, tables)
         recorded = (
             environment_difference(connection, tables, conn_id, environment),
             version_difference(connection, tables, conn_id),
         )
         watched = _missed_runs(connection, tables)
+        late_by_destination = lateness(connection, tables, conn_id, late, now)
     seen = dispatchers(engine, tables)
-    return [
-        *judge(conn_id, late, seen, now),
-        *_in_trouble(conn_id, seen),
-        *_never_seen(conn_id, None if late or waits is None else waits.DeliverConnId or conn_id, seen),
+    findings = [
+        *judge(conn_id, late, seen, now, limits),
+        *pauses.findings(conn_id, paused, now),
+        *_of_dispatchers(conn_id, seen),
+        *_not_coming(conn_id, waiting.keys() - {one.deliver_conn_id for one in late}, waiting, seen, now),
         *_without_service(conn_id, watched, seen),
         *_of_failed(conn_id, failed),
         *(one for one in recorded if one is not None),
+        *clock_difference(conn_id, asked, now, answered),
     ]
+    next_due = {name or conn_id: due for name, due in waiting.items()}
+    return StoreCondition(at=now, findings=findings, lateness=late_by_destination, next_due=next_due, pauses=paused)
 
 
-def overdue(connection: SqlConnection, tables: Tables, now: datetime) -> list[OverdueMessages]:
-    """Count the overdue messages by connection, except leased and expired messages.
-
-    Messages that wait for the rate of their destination are counted by it. A rate whose bucket is full holds nothing
-    back.
-    """
-    destination = tables.messages.c.Destination
-    limits = {one.destination: one for one in rates.read(connection, tables) if one.is_in_use(now)}
-    others = _overdue(connection, tables, now, *([destination.not_in(list(limits))] if limits else ()))
-    throttled = [
-        replace(late, rate=limit)
-        for name, limit in limits.items()
-        for late in _overdue(connection, tables, now, destination == name)
-    ]
-    return [*others, *throttled]
-
-
-def _overdue(
-    connection: SqlConnection, tables: Tables, now: datetime, *of_destinations: ColumnElement[bool]
-) -> list[OverdueMessages]:
-    table, past, latest = tables.messages, tables.past, now - DISPATCHER_SILENT
-    leased = exists().where(past.c.Id == table.c.Id, past.c.ClaimedUntil > now)
-    wanted = and_(
-        *of_destinations,
-        table.c.Time <= latest,
-        or_(table.c.NextTry.is_(None), table.c.NextTry <= latest),
-        or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now),
-        ~leased,
-    )
-    since = func.coalesce(table.c.NextTry, table.c.Time, type_=table.c.Time.type).label("since")
-    first = select(table.c.DeliverConnId, since).where(wanted).order_by(table.c.Time).limit(_MOST).subquery()
-    name = first.c.DeliverConnId
-    statement = select(name, func.count(), func.min(first.c.since, type_=table.c.Time.type)).group_by(name)
-    return [
-        OverdueMessages(deliver_conn_id=conn_id, messages=count, oldest=oldest)
-        for conn_id, count, oldest in connection.execute(statement)
-    ]
+def _waiting(connection: SqlConnection, tables: Tables, now: datetime) -> dict[str | None, datetime]:
+    """Return by connection the due time of its next message that is not overdue, of the next thousand of the store."""
+    table = tables.messages
+    soon = table.c.Time > now - LATE_AFTER
+    first = select(table.c.DeliverConnId, table.c.Time).where(soon).order_by(table.c.Time).limit(_NEXT).subquery()
+    name, due = first.c.DeliverConnId, func.min(first.c.Time, type_=table.c.Time.type).label("due")
+    return {row.DeliverConnId: row.due for row in connection.execute(select(name, due).group_by(name))}
 
 
 def judge(
-    conn_id: str, late: Sequence[OverdueMessages], seen: Sequence[DispatcherSeen], now: datetime
+    conn_id: str,
+    late: Sequence[OverdueMessages],
+    seen: Sequence[DispatcherSeen],
+    now: datetime,
+    limits: Sequence[DestinationRate] = (),
 ) -> Iterator[Finding]:
-    """Say of each connection with overdue messages whether a dispatcher is at work for it.
+    """Say what keeps each connection's messages: itself, its destinations, their rates, or that no dispatcher works.
 
     :param seen: the dispatchers of the last day, the one seen last first.
+    :param limits: the rates that are in use.
     """
-    at_work = [one for one in seen if one.at_work]
-    for each in late:
-        serving = [one for one in seen if each.deliver_conn_id in one.conn_ids]
-        name = conn_id if each.deliver_conn_id is None else each.deliver_conn_id
-        count = f"at least {each.messages:,}" if each.messages == _MOST else f"{each.messages:,}"
-        condition = f"{count} overdue, the oldest since {_text(each.oldest)}"
-        resource = f"messages of store {conn_id!r} for connection {name!r}"
-        is_late = now - each.oldest > LATE_AFTER
-        if any(one in at_work for one in serving):
-            if is_late and each.rate is not None:
-                yield _throttled(conn_id, each.rate, condition)
-            elif is_late:
-                yield Finding(
-                    state=State.WARNING,
-                    resource=resource,
-                    found=f"{condition}, although a dispatcher is at work for it",
-                    code="overdue",
-                    remedy="look into the dispatcher's log for errors of this connection; if there is none, more falls"
-                    " due than it sends: raise max_rate, or run another dispatcher beside it",
-                )
-        elif is_late or (serving and serving[0].ended_at is None):
-            cause, remedy = _without_dispatcher(name, serving, at_work, seen, conn_id)
-            yield Finding(
-                state=State.BLOCKED,
-                resource=resource,
-                found=f"{condition}, and {cause}",
-                code="no-dispatcher",
-                remedy=remedy,
-            )
+    rates_ = {one.destination: one for one in limits}
+    troubles = _troubles(seen)
+    connections = dict.fromkeys(one.deliver_conn_id for one in late)
+    connections |= dict.fromkeys(one.conn_id for one in troubles if one.kind in _OF_SENDING)
+    for each in connections:
+        mine = [one for one in late if one.deliver_conn_id == each]
+        name = conn_id if each is None else each
+        own = [one for one in troubles if one.conn_id == each]
+        if fails := next((one for one in own if one.kind is TroubleKind.CONNECTION), None):
+            yield _failing(name, fails, mine)
+            continue
+        if lost := next((one for one in own if one.kind is TroubleKind.CANARY), None):
+            yield _canary_lost(name, lost)
+        refuse = {one.destination or "": one for one in own if one.destination is not None}
+        yield from _of_destinations(conn_id, name, refuse, mine, now)
+        if not (mine := [one for one in mine if one.destination not in refuse]):
+            continue
+        serving = [one for one in seen if each in one.conn_ids]
+        if not any(one.at_work for one in serving):
+            oldest = min(one.oldest for one in mine)
+            if not serving or serving[0].ended_at is None or now > min(oldest + _pause(serving), _comes_by(serving)):
+                yield _without_dispatcher(conn_id, name, mine, serving, seen)
+            continue
+        for one in (one for one in mine if one.destination in rates_):
+            yield _throttled(conn_id, rates_[one.destination], _condition([one]))
+        if mine := [one for one in mine if one.destination not in rates_]:
+            yield _overdue(conn_id, name, mine)
 
 
-def _throttled(conn_id: str, rate: DestinationRate, condition: str) -> Finding:
+_OF_SENDING = (TroubleKind.CONNECTION, TroubleKind.REFUSED, TroubleKind.MISSING, TroubleKind.CANARY)
+
+
+def _troubles(seen: Sequence[DispatcherSeen]) -> list[Trouble]:
+    """Return the troubles of the dispatchers at work, each once, since it began."""
+    first: dict[tuple[TroubleKind, str | None, str | None], Trouble] = {}
+    for one in (trouble for dispatcher in seen if dispatcher.at_work for trouble in dispatcher.troubles):
+        known = first.setdefault((one.kind, one.conn_id, one.destination), one)
+        if one.since < known.since:
+            first[one.kind, one.conn_id, one.destination] = replace(known, since=one.since)
+    return sorted(first.values(), key=lambda one: one.since)
+
+
+def _count(late: Sequence[OverdueMessages]) -> str:
+    many = sum(one.messages for one in late)
+    return f"at least {many:,}" if many >= MOST_OVERDUE else f"{many:,}"
+
+
+def _condition(late: Sequence[OverdueMessages]) -> str:
+    """Say how many messages are overdue, since when, and for which destinations."""
+    names = [f"{one.destination} ({one.messages:,})" for one in late]
+    to = late[0].destination if len(late) == 1 else some(names, separator=", ")
+    return f"{_count(late)} overdue, the oldest since {_text(min(one.oldest for one in late))}, for {to}"
+
+
+def _waits(late: Sequence[OverdueMessages]) -> str:
+    return f"{_count(late)} overdue; they wait in the store, and nothing is lost" if late else "nothing is overdue yet"
+
+
+def _failing(name: str, trouble: Trouble, late: Sequence[OverdueMessages]) -> Finding:
+    return Finding(
+        state=State.BLOCKED,
+        resource=f"connection {name!r}",
+        found=f"dispatchers cannot send through it since {_text(trouble.since)}: {trouble.reason}",
+        code="connection-fails",
+        why=_waits(late),
+        remedy="repair what the text names: the server, or host, port and login that Airflow has for the connection"
+        " under Admin, Connections; dispatchers try again by themselves, and count no failure of a message",
+        deliver_conn_id=name,
+        since=trouble.since,
+    )
+
+
+def _canary_lost(name: str, trouble: Trouble) -> Finding:
+    return Finding(
+        state=State.BLOCKED,
+        resource=f"broker of connection {name!r}",
+        found=f"it does not deliver in time since {_text(trouble.since)}: {trouble.reason}",
+        code="canary",
+        why="messages through it come late, or not at all",
+        remedy=f"airflow delayed doctor --conn-id {quote(name)} names what is missing there; airflow delayed install"
+        f" --conn-id {quote(name)} makes it. If nothing is missing, look at the broker's alarms, disk and load",
+        deliver_conn_id=name,
+        since=trouble.since,
+    )
+
+
+def _of_destinations(
+    conn_id: str, name: str, troubles: Mapping[str, Trouble], late: Sequence[OverdueMessages], now: datetime
+) -> Iterator[Finding]:
+    """Report destinations that take no messages, or are not there."""
+    for number, (destination, trouble) in enumerate(troubles.items()):
+        missing = trouble.kind is TroubleKind.MISSING
+        others = len(troubles) - number - 1 if number == _MOST_DESTINATIONS - 1 else 0
+        waits = [one for one in late if one.destination == destination]
+        yield Finding(
+            state=State.BLOCKED if now - trouble.since >= _FAILS_AFTER else State.WARNING,
+            resource=f"destination {destination!r} of connection {name!r}"
+            + (f", and {others} others" if others else ""),
+            found=f"it is not there since {_text(trouble.since)}: {trouble.reason}"
+            if missing
+            else f"it takes no messages since {_text(trouble.since)}: {trouble.reason}",
+            destination=destination,
+            code="destination-missing" if missing else "destination-refuses",
+            why="its messages are given up, and kept as failed ones" if missing else _waits(waits),
+            remedy=f"make it: airflow delayed install --conn-id {quote(name)} --queue {quote(destination)}; then retry"
+            f" what was given up: airflow delayed retry --store-conn-id {quote(conn_id)} --destination"
+            f" {quote(destination)}"
+            if missing
+            else "look whether its consumers are at work: the queue may be full, or without a leader; dispatchers try"
+            " again every 10 s, and use up no retries",
+            deliver_conn_id=name,
+            since=trouble.since,
+        )
+        if others:
+            return
+
+
+def _overdue(conn_id: str, name: str, late: Sequence[OverdueMessages]) -> Finding:
+    retrying = sum(one.retrying for one in late)
+    alone = retrying == sum(one.messages for one in late)
+    tried = "; all were tried in vain" if alone else f"; {retrying:,} were tried in vain" if retrying else ""
+    return Finding(
+        state=State.WARNING,
+        resource=f"messages of store {conn_id!r} for connection {name!r}",
+        found=f"{_condition(late)}, although a dispatcher is at work for it{tried}",
+        code="overdue",
+        remedy=f"airflow delayed list --store-conn-id {quote(conn_id)} --state retrying shows the reasons; they are"
+        " tried again by themselves"
+        if alone
+        else "more falls due than the dispatcher sends: raise max_rate, or run another dispatcher beside it; its log"
+        " has errors, if there are any",
+        deliver_conn_id=name,
+        since=min(one.oldest for one in late),
+    )
+
+
+def _throttled(conn_id: str, rate: DestinationRate, found: str) -> Finding:
     return Finding(
         state=State.WARNING,
         resource=f"messages of store {conn_id!r} to destination {rate.destination!r}",
-        found=f"{condition}: the rate of this destination, {rate.per_second:g} messages a second, holds them back",
+        found=f"{found}: the rate of this destination, {rate.per_second:g} messages a second, holds them back",
         code="throttled",
         remedy="nothing, if they may wait: dispatchers send them at this rate. Else raise it: airflow delayed rates"
         f" --store-conn-id {quote(conn_id)} {quote(rate.destination)}=...",
     )
 
 
+def _pause(runs: Sequence[DispatcherSeen]) -> timedelta:
+    """Return how long messages may wait for the next run of a dispatcher that ended in good order.
+
+    :param runs: of one connection, the one seen last first.
+    """
+    starts = sorted((one.started_at for one in runs[:_RUNS]), reverse=True)
+    gaps = sorted(later - earlier for later, earlier in pairwise(starts))
+    return max(_COMES_AGAIN, 2 * gaps[len(gaps) // 2] if gaps else timedelta(0))
+
+
+def _comes_by(runs: Sequence[DispatcherSeen]) -> datetime:
+    """Return when the next run of such a dispatcher has surely begun."""
+    return (runs[0].ended_at or runs[0].seen_at) + _pause(runs)
+
+
 def _without_dispatcher(
+    conn_id: str,
+    name: str,
+    late: Sequence[OverdueMessages],
+    serving: Sequence[DispatcherSeen],
+    seen: Sequence[DispatcherSeen],
+) -> Finding:
+    cause, remedy = _why_no_dispatcher(name, serving, [one for one in seen if one.at_work], seen, conn_id)
+    return Finding(
+        state=State.BLOCKED,
+        resource=f"messages of store {conn_id!r} for connection {name!r}",
+        found=f"{_condition(late)}, and {cause}",
+        code="no-dispatcher",
+        remedy=remedy,
+        deliver_conn_id=name,
+        since=min(one.oldest for one in late),
+    )
+
+
+def _why_no_dispatcher(
     name: str,
     serving: Sequence[DispatcherSeen],
     at_work: Sequence[DispatcherSeen],
@@ -177,11 +318,7 @@ def _without_dispatcher(
     conn_id: str,
 ) -> tuple[str, str]:
     """Return why nothing is dispatched through a connection, and what to do."""
-    start = (
-        f"let a dispatcher with {name!r} in its deliver_conn_ids run: a StoreDispatchOperator, whose DAG may be paused"
-        f" or failing, or: airflow delayed dispatcher --store-conn-id {quote(conn_id)} --deliver-conn-ids"
-        f" {quote(name)}"
-    )
+    start = _start(conn_id, name)
     if serving and serving[0].ended_at is None:
         last = _text(serving[0].seen_at)
         return (
@@ -189,12 +326,20 @@ def _without_dispatcher(
             " database",
             f"look into the log of that task; then {start}",
         )
-    if at_work:
-        return f"the dispatchers at work deliver through {_names(at_work, conn_id)} alone", start
     if serving and serving[0].ended_at is not None:
         return f"no dispatcher has been at work for it since {_text(serving[0].ended_at)}", start
+    if at_work:
+        return f"the dispatchers at work deliver through {_names(at_work, conn_id)} alone", start
     others = f"; the last dispatchers delivered through {_names(seen, conn_id)}" if seen else ""
     return f"no dispatcher was at work for it within a day{others}", start
+
+
+def _start(conn_id: str, name: str) -> str:
+    return (
+        f"let a dispatcher with {name!r} in its deliver_conn_ids run: a StoreDispatchOperator, whose DAG may be paused"
+        f" or failing, or: airflow delayed dispatcher --store-conn-id {quote(conn_id)} --deliver-conn-ids"
+        f" {quote(name)}"
+    )
 
 
 def _names(dispatchers: Sequence[DispatcherSeen], conn_id: str) -> str:
@@ -202,55 +347,66 @@ def _names(dispatchers: Sequence[DispatcherSeen], conn_id: str) -> str:
     return some(sorted(names), separator=", ")
 
 
-def _in_trouble(conn_id: str, seen: Sequence[DispatcherSeen]) -> Iterator[Finding]:
-    """Report the dispatchers at work that cannot do it, by what they wrote with their last sign of life."""
+def _of_dispatchers(conn_id: str, seen: Sequence[DispatcherSeen]) -> Iterator[Finding]:
+    """Report the dispatchers at work that cannot work in the database, or lose their leases."""
     for one in seen:
-        if one.problem is None or not one.at_work:
-            continue
-        resource = f"dispatcher {one.dispatcher} of store {conn_id!r}"
-        if one.problem.startswith(LEASES_LOST):
-            yield Finding(
-                state=State.WARNING,
-                resource=resource,
-                found=one.problem,
-                code="lease-too-short",
-                remedy=f"raise the dispatcher's claim_timeout ({LEASE.total_seconds():g} s by default) above the"
-                " longest time that a batch takes, or lower batch_size, and look whether its machine stands still at"
-                " times; messages whose leases end are sent again",
-            )
-        elif one.problem.startswith(SENDING_FAILS):
-            yield Finding(
-                state=State.BLOCKED,
-                resource=resource,
-                found=f"{one.problem}; messages wait, and none of their tries is counted",
-                code="connection-fails",
-                remedy=f"look whether the broker can be reached from {one.host or 'its machine'}, and takes its login;"
-                " the dispatcher's log has the error, and it goes on by itself, or in its next run",
-            )
-        else:
-            since = "yet" if one.worked_at is None else f"since {_text(one.worked_at)}"
-            yield Finding(
-                state=State.BLOCKED,
-                resource=resource,
-                found=f"it is at work, and has achieved nothing {since}: {one.problem}",
-                code="dispatcher-fails",
-                remedy=f"{ADVICE}; an error of the database names what to change there, such as a right or a trigger",
-            )
+        for trouble in one.troubles if one.at_work else ():
+            resource, on = f"a dispatcher of store {conn_id!r}", f"on {one.host}, " if one.host else ""
+            if trouble.kind is TroubleKind.LEASES:
+                yield Finding(
+                    state=State.WARNING,
+                    resource=resource,
+                    found=f"{on}{trouble.reason}",
+                    code="lease-too-short",
+                    remedy=f"raise the dispatcher's claim_timeout ({LEASE.total_seconds():g} s by default) above the"
+                    " longest time that a batch takes, or lower batch_size, and look whether its machine stands still"
+                    " at times; messages whose leases end are sent again",
+                    since=trouble.since,
+                )
+            elif trouble.kind is TroubleKind.DATABASE:
+                since = "yet" if one.worked_at is None else f"since {_text(one.worked_at)}"
+                yield Finding(
+                    state=State.BLOCKED,
+                    resource=resource,
+                    found=f"{on}it is at work, and has achieved nothing {since}: {trouble.reason}",
+                    code="dispatcher-fails",
+                    remedy=f"{ADVICE}; an error of the database names what to change there, such as a right or a"
+                    " trigger",
+                    since=trouble.since,
+                )
 
 
-def _never_seen(conn_id: str, delivers: str | None, seen: Sequence[DispatcherSeen]) -> Iterator[Finding]:
-    """Report messages that wait in a store without a dispatcher.
+def _not_coming(
+    conn_id: str,
+    connections: Collection[str | None],
+    waiting: Mapping[str | None, datetime],
+    seen: Sequence[DispatcherSeen],
+    now: datetime,
+) -> Iterator[Finding]:
+    """Report messages that are not overdue yet, and have no dispatcher that would come in time.
 
-    :param delivers: the connection of one of them; None: there are none.
+    :param connections: without overdue messages.
     """
-    if delivers is not None and not seen:
+    for each in sorted(connections, key=lambda one: one or ""):
+        serving = [one for one in seen if each in one.conn_ids]
+        name = conn_id if each is None else each
+        if any(one.at_work for one in serving):
+            continue
+        if not serving:
+            found = "no dispatcher was at work for it within a day"
+        elif serving[0].ended_at is None:
+            found = f"its dispatcher gave its last sign of life at {_text(serving[0].seen_at)}"
+        elif now > _comes_by(serving):
+            found = f"no dispatcher has been at work for it since {_text(serving[0].ended_at)}, later than usual"
+        else:
+            continue
         yield Finding(
             state=State.WARNING,
-            resource=f"messages of store {conn_id!r}",
-            found="they wait for their due time, and no dispatcher was at work within a day",
+            resource=f"messages of store {conn_id!r} for connection {name!r}",
+            found=f"the next is due at {_text(waiting[each])}, and {found}",
             code="no-dispatcher",
-            remedy="let a DAG with a StoreDispatchOperator run, or: airflow delayed dispatcher --store-conn-id"
-            f" {quote(conn_id)} --deliver-conn-ids {quote(delivers)}",
+            remedy=_start(conn_id, name),
+            deliver_conn_id=name,
         )
 
 
@@ -286,31 +442,48 @@ def _without_service(
         )
 
 
-def _failed(connection: SqlConnection, tables: Tables) -> dict[str, int]:
-    """Count the failed messages by destination, the most frequent first."""
-    first = select(tables.failed.c.Destination).where(tables.failed.c.Reason == "failed").limit(_MOST).subquery()
-    many, name = func.count().label("many"), first.c.Destination
-    counted = connection.execute(select(name, many).group_by(name).order_by(many.desc(), name))
-    return {str(row.Destination): int(row.many) for row in counted}
+def _failed(connection: SqlConnection, tables: Tables) -> dict[tuple[str, bool], int]:
+    """Count the failed messages by destination and whether their rows can be read, the most frequent first."""
+    # as InvalidMessage has it
+    unreadable = case((tables.failed.c.LastError.startswith(f"headers: {UNREADABLE_HEADERS}"), 1), else_=0).label(
+        "unreadable"
+    )
+    chosen = select(tables.failed.c.Destination, unreadable).where(tables.failed.c.Reason == "failed")
+    first = chosen.limit(_MOST).subquery()
+    many, by = func.count().label("many"), (first.c.Destination, first.c.unreadable)
+    counted = connection.execute(select(*by, many).group_by(*by).order_by(many.desc(), *by))
+    return {(str(row.Destination), bool(row.unreadable)): int(row.many) for row in counted}
 
 
-def _of_failed(conn_id: str, by_destination: Mapping[str, int]) -> Iterator[Finding]:
-    if by_destination:
-        failed = sum(by_destination.values())
-        count = f"at least {failed:,}" if failed == _MOST else f"{failed:,}"
-        store = f"--store-conn-id {quote(conn_id)}"
-        retry = f"airflow delayed retry {store} --destination {quote(next(iter(by_destination)))}"
-        if len(by_destination) > 1:
-            retry += f", and the same for {some(list(by_destination)[1:], separator=', ')}"
-        yield Finding(
-            state=State.WARNING,
-            resource=f"failed messages of store {conn_id!r}",
-            found=f"{count} were given up and are not tried again",
-            code="failed",
-            remedy=f"airflow delayed list {store} --state failed shows the reasons. When the cause is"
-            f" repaired: {retry}; then a dispatcher has to run, which sends them. What nobody needs any more: cancel"
-            " in place of retry",
+def _of_failed(conn_id: str, counted: Mapping[tuple[str, bool], int]) -> Iterator[Finding]:
+    if not counted:
+        return
+    failed = sum(counted.values())
+    count = f"at least {failed:,}" if failed == _MOST else f"{failed:,}"
+    store = f"--store-conn-id {quote(conn_id)}"
+    readable = [destination for destination, unreadable in counted if not unreadable]
+    unreadable = sum(many for (_, unreadable), many in counted.items() if unreadable)
+    if readable:
+        retry = f"airflow delayed retry {store} --destination {quote(readable[0])}"
+        if len(readable) > 1:
+            retry += f", and the same for {some(readable[1:], separator=', ')}"
+        remedy = (
+            f"airflow delayed list {store} --state failed shows the reasons. When the cause is repaired: {retry}; then"
+            " a dispatcher has to run, which sends them. What nobody needs any more: cancel in place of retry"
         )
+    else:
+        remedy = (
+            "correct what writes them; a retry would fail again. To remove them: airflow delayed cancel"
+            f" {store} --state failed"
+        )
+    yield Finding(
+        state=State.WARNING,
+        resource=f"failed messages of store {conn_id!r}",
+        found=f"{count} were given up and are not tried again"
+        + (f"; the rows of {unreadable:,} cannot be read" if unreadable else ""),
+        code="failed",
+        remedy=remedy,
+    )
 
 
 def _text(moment: datetime) -> str:

@@ -1,8 +1,8 @@
 """What the dispatchers of a store did in the last days: counts and lateness, by minute, connection and destination.
 
-A dispatcher counts in memory, and writes its own rows of the table ``_history`` with each sign of life, every 10 s and
+A dispatcher counts in memory, and writes its own rows of the table ``_history`` with each sign of life, every 3 s and
 at its end. So no row is shared, and the transactions that claim and settle are as they were. A dispatcher that is
-killed loses the counts of at most its last 10 s; its messages are not affected. Minutes become hours after a day, and
+killed loses the counts of at most its last 3 s; its messages are not affected. Minutes become hours after a day, and
 are deleted after 14 days. Lateness is from the due time to the end of the send, and 0 for what was handed over ahead.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from airflow_delayed.store.dispatch.settle import BatchOutcome
 
 #: Seconds: the upper bounds of the buckets of lateness; the last bucket has no bound.
-LATE_BOUNDS = (1, 5, 15, 60, 300, 1800, 7200, 86400)
+LATE_BOUNDS = (0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
 #: Buckets that count as on time: up to 5 s.
-ON_TIME = 2
+ON_TIME = 5
 #: The most destinations of a connection that have rows of their own; the row of the others has an empty name.
 _MOST_DESTINATIONS = 20
 #: How long minutes are kept, and how long hours are.

@@ -282,11 +282,11 @@ class Watchdog:
             self._calls.pop(thread, None)
             self._activity.calls.pop(thread, None)
 
-    def unanswered(self) -> str | None:
-        """Return which transaction has had no answer for so long that it was logged; None: all have."""
+    def unanswered(self) -> tuple[str, float] | None:
+        """Return which transaction has had no answer for so long that it was logged, and for how many seconds."""
         for call in list(self._calls.values()):
             if call.logged:
-                return f"{call.what} has had no answer from the database for {self._silent(call):.0f} s"
+                return f"{call.what} has had no answer from the database", self._silent(call)
         return None
 
     def close(self) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Column, Connection, func, select
+from sqlalchemy import Column, Connection, func, or_, select
 from typing_extensions import Unpack
 
 from airflow_delayed.delivery import Finding
 from airflow_delayed.identity import typed_key_ids
-from airflow_delayed.store import counts, queries
+from airflow_delayed.store import counts, pauses, queries
 from airflow_delayed.store.counts import DispatcherSeen
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report
@@ -23,6 +23,7 @@ from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, Messa
 from airflow_delayed.store.forecast import Forecast, forecasts
 from airflow_delayed.store.history import Timeline, timeline
 from airflow_delayed.store.leases import FIRST_ID
+from airflow_delayed.store.pauses import holds_of, not_held
 from airflow_delayed.store.queries import DeliveredMessage
 from airflow_delayed.store.transport import StoreTransport
 
@@ -74,6 +75,18 @@ class StoreOverview(StoreTransport):
             ).scalar_one()
         return soonest
 
+    def oldest_due_seconds(self) -> float:
+        """Return for how long the message has been due that was due first, and is not paused; 0: there is none."""
+        messages = self.tables.messages.c
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            now = database_time(connection)
+            free = not_held(self.tables, holds_of(pauses.read(connection, self.tables), now))
+            alive = or_(messages.ExpiresAt.is_(None), messages.ExpiresAt > now)
+            # not a minimum, whose plan might be to read all messages
+            first = select(messages.Time).where(messages.Time <= now, alive, *free).order_by(messages.Time).limit(1)
+            oldest: datetime | None = connection.execute(first).scalar_one_or_none()
+        return 0.0 if oldest is None else (now - oldest).total_seconds()
+
     def matching(self, limit: int, **filters: Unpack[FilterArgs]) -> int:
         """Count the messages that match a filter, failed ones too, up to a limit."""
         wanted = self._filter(filters)
@@ -86,6 +99,11 @@ class StoreOverview(StoreTransport):
                     some = select(table.c.Id).where(*conditions).limit(limit - counted).subquery()
                     counted += int(connection.execute(select(func.count()).select_from(some), values).scalar_one())
         return counted
+
+    def by_state(self, **filters: Unpack[FilterArgs]) -> tuple[Mapping[str, int], bool]:
+        """Count the messages that match a filter without states, by state; see :func:`counts.by_state`."""
+        with self._ready():
+            return counts.by_state(self.engine, self.tables, self._filter(filters))
 
     def failures(self) -> tuple[Sequence[FailureGroup], bool]:
         """Group the failed messages by cause; the largest group is first.

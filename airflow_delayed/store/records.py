@@ -20,7 +20,7 @@ from airflow_delayed.errors import InvalidMessage, LimitExceeded
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage, check_text, from_microseconds, microseconds
 from airflow_delayed.store.database import slices
-from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
@@ -86,7 +86,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """An id whose message has left the store. It has no content, also while a cancelled message can be restored."""
+    """An id whose message has left the store."""
 
     message_id: str
     #: "dispatched", "cancelled", "purged" or "erased".
@@ -218,27 +218,30 @@ class Content:
 
 
 def read_content(engine: Engine, tables: Tables, message_id: str, *, body_limit: int) -> Content | None:
-    """Return the content of a message; None: it is not in the store.
+    """Return the content of a message, or of a cancelled message that can be restored; None: it is not in the store.
 
     :param body_limit: the most bytes of the body that are read.
     """
     # a message that moves from one table to the other between two queries is found by the second round
     for _ in range(2):
-        for table in (tables.messages, tables.failed):
+        for table in (tables.messages, tables.failed, tables.cancelled):
             with engine.connect().execution_options(read_only=True) as connection:
-                if found := _read(connection, table, message_id, body_limit):
+                kept = [table.c.Until > database_time(connection)] if table is tables.cancelled else []
+                if found := _read(connection, table, message_id, body_limit, kept):
                     return found
     return None
 
 
-def _read(connection: Connection, table: Table, message_id: str, body_limit: int) -> Content | None:
+def _read(
+    connection: Connection, table: Table, message_id: str, body_limit: int, kept: Sequence[ColumnElement[bool]]
+) -> Content | None:
     dialect = dialect_of(connection)
     statement = select(
         dialect.length(table.c.Headers).label("headers_bytes"),
         dialect.beginning(table.c.Headers, SHOWN_HEADERS).label("headers"),
         dialect.length(table.c.State).label("body_bytes"),
         dialect.beginning(table.c.State, body_limit).label("body"),
-    ).where(table.c.Id == message_id)
+    ).where(table.c.Id == message_id, *kept)
     row = connection.execute(statement).one_or_none()
     if row is None:
         return None
@@ -344,6 +347,10 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     }
 
 
+#: The reason of a row that cannot be read.
+UNREADABLE_HEADERS = "are not a JSON object in UTF-8"
+
+
 def headers_of(data: bytes) -> dict[str, Any]:
     """Return the JSON object in a column of headers, with values of any type.
 
@@ -355,7 +362,7 @@ def headers_of(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         headers = None
     if not isinstance(headers, dict):
-        raise InvalidMessage("headers", "are not a JSON object in UTF-8")
+        raise InvalidMessage("headers", UNREADABLE_HEADERS)
     return headers
 
 

@@ -37,14 +37,20 @@ The names of the other tables begin with the name of the table of messages:
 - ``_runs``: the runs of tasks that stored messages, to find messages by them; in a task loop, the iteration; the moment
   from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
-  (WorkedAt), what keeps it from working (Problem, null: nothing), its host, the DAG whose task it is (DagId, null: no
+  (WorkedAt), what it cannot do (Troubles, JSON; null: nothing), its host, the DAG whose task it is (DagId, null: no
   task), how many seconds before its due time it takes a message for each broker, now and at its end (Reaches), and the
   most messages a second that it takes (MaxRate, null: no limit).
+- ``_pauses``: what no dispatcher takes for a time, a filter as JSON (Selection). Seq is that of its row in ``_audit``.
+  EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
+  once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
-  counts, how many were dispatched how late (Late0 to Late8), and the largest lateness in seconds; Full of them while
+  counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds; Full of them while
   more was due than it sent, for so many milliseconds (FullMs).
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
+- ``_streams``: the streams of Spark that tasks run to their end, by the place of the checkpoint (Name, and Id is its
+  hash): the id of Spark's query, the Fingerprint of what it reads, how often it was restarted (Restarts), and which
+  task runs it until when (Holder, HeldUntil).
 - ``_version``: one row with the version of these tables, since when (At), the oldest version whose release can use them
   (UsableFrom), and the name of the store's environment (Environment, null: none).
 """
@@ -93,7 +99,7 @@ MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TABLE_NAME = 50
 
 #: Buckets of lateness in the history.
-LATE_BUCKETS = 9
+LATE_BUCKETS = 12
 HISTORY_COUNTS = (
     *("Dispatched", "Failed", "Expired", "Retried", "Full", "FullMs"),
     *(f"Late{number}" for number in range(LATE_BUCKETS)),
@@ -165,10 +171,12 @@ class Tables:
     history: Table
     cancelled: Table
     jobs: Table
+    pauses: Table
+    streams: Table
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield from (self.history, self.cancelled, self.jobs, self.version)
+        yield from (self.history, self.cancelled, self.jobs, self.pauses, self.streams, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -241,7 +249,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("SeenAt", UtcTime(), nullable=False),
             _column("EndedAt", UtcTime()),
             _column("WorkedAt", UtcTime()),
-            _column("Problem", text_column(MAX_ERROR)),
+            _column("Troubles", Text()),
             _column("Host", text_column(MAX_NAME)),
             _column("DagId", text_column(MAX_NAME)),
             _column("Reaches", Text()),
@@ -299,6 +307,27 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("EndedAt", UtcTime()),
             _column("StoppedBy", text_column(250)),
             _column("Problem", text_column(MAX_ERROR)),
+        ),
+        pauses=table(
+            "_pauses",
+            _column("Seq", NUMBER, primary_key=True, autoincrement=False),
+            _column("Selection", LONG_TEXT, nullable=False),
+            _column("At", UtcTime(), nullable=False),
+            _column("EndsAt", UtcTime()),
+            _column("OnUnpause", text_column(20), nullable=False),
+            _column("Spread", FRACTION, nullable=False),
+            _column("Grace", FRACTION, nullable=False),
+        ),
+        streams=table(
+            "_streams",
+            _column("Id", text_column(32), primary_key=True),
+            _column("Name", LONG_TEXT, nullable=False),
+            _column("Query", text_column(64)),
+            _column("Fingerprint", bytes_type(16)),
+            _column("Restarts", Integer(), nullable=False),
+            _column("Holder", text_column(64)),
+            _column("HeldUntil", UtcTime()),
+            _column("At", UtcTime(), nullable=False),
         ),
         version=table(
             "_version",

@@ -24,7 +24,7 @@ from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch import report as dispatch_report
 from airflow_delayed.store.engine import close_engine, database_errors, engine_options, first_line, prepare, retried
 from airflow_delayed.store.enqueue import conflicting, enqueue, known, note_sent
-from airflow_delayed.store.health import health
+from airflow_delayed.store.health import StoreCondition, condition
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queue_replies import QueueTableReplies
@@ -142,12 +142,21 @@ class StoreTransport(DelayStore):
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
-        ``lease-too-short``, ``overdue``, ``failed``, ``environment`` and ``store-ahead``.
+        ``destination-refuses``, ``destination-missing``, ``canary``, ``lease-too-short``, ``overdue``, ``throttled``,
+        ``failed``, ``no-service``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
+        ``clock-difference``.
+
+        :raises TopologyError: a table is missing.
+        """
+        return self.condition().findings
+
+    def condition(self) -> StoreCondition:
+        """Return the findings of :meth:`health`, and how late the messages of each destination are.
 
         :raises TopologyError: a table is missing.
         """
         with self._ready():
-            return health(self.engine, self.tables, self.conn_id, self.host_environment())
+            return condition(self.engine, self.tables, self.conn_id, self.host_environment())
 
     def host_environment(self) -> str | None:
         """Return the name of the environment that dispatchers here belong to; None: they do not compare."""

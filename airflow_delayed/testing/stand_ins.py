@@ -105,6 +105,7 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     """Let the store's own code work on SQLite, by the test's clock."""
     from airflow_delayed.store.api import Store
     from airflow_delayed.store.dispatch import dispatcher as dispatching
+    from airflow_delayed.store.dispatch import loop
     from airflow_delayed.store.dispatch.queue_tables import QueueTables
 
     conn_ids: dict[str, str] = {}
@@ -150,7 +151,7 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     patch.setattr(hook, "dispatcher", by_the_clock)
     patch.setattr(QueueTables, "deliver", delivered)
     patch.setattr(dispatching, "POLL", _AGES)
-    patch.setattr(dispatching, "PASS_EVERY", _AGES)
+    patch.setattr(loop, "PASS_EVERY", _AGES)
     _waiting_sensor(delayed, patch)
 
 

@@ -1,6 +1,6 @@
 """The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones.
 
-And the routes that verify a connection, of a store too: what is wrong with it, and what install would do.
+And the routes that verify a connection, of a store too: what is wrong with it, and what install would do; and install.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,20 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from airflow_delayed.delivery import State, TopologyReport, delivery_for
+from airflow_delayed.delivery import Finding, State, TopologyReport, delivery_for
+from airflow_delayed.diagnosis import with_remedies
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
-from airflow_delayed.ui.models import WHO_SEES_WHY, ApiModel, FindingResponse, RedriveBody, RedriveUnroutableBody
+from airflow_delayed.ui.models import (
+    WHO_SEES_WHY,
+    ApiModel,
+    FindingResponse,
+    InstallBody,
+    InstallQueuesBody,
+    RedriveBody,
+    RedriveUnroutableBody,
+)
 from airflow_delayed.ui.security import is_rabbitmq, is_sqs, is_store
 
 if TYPE_CHECKING:
@@ -30,8 +40,10 @@ verify_router = APIRouter(tags=["verify"], dependencies=[security.verifies], rou
 
 #: Messages that one redrive looks at.
 MAX_REDRIVEN = 1000
-#: What an install leaves as it is, or does not know.
-_NOT_PLANNED = (State.OK, State.WARNING, State.UNKNOWN)
+#: Seconds for which it is known, at least and at most, what differs in a RabbitMQ: each of its parts is asked for.
+VERIFY_KEPT = 30.0, 45.0
+#: What an install makes or repairs, or would.
+_MADE = (State.PLANNED, State.CREATED, State.WOULD_REPAIR, State.REPAIRED)
 
 
 class LevelResponse(ApiModel):
@@ -154,7 +166,29 @@ async def rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummar
         )
 
     figures, age = await pool.figures(connection_id, f"rabbitmq {connection_id}", make)
-    return figures.model_copy(update={"age_seconds": age})
+    work = lambda: _differing(connection_id)  # noqa: E731
+    verified = await pool.slow_figures(connection_id, f"verify {connection_id}", work, kept=VERIFY_KEPT) or ()
+    known = {finding.code for finding in figures.findings}
+    findings = [*figures.findings, *(finding for finding in verified if finding.code not in known)]
+    return figures.model_copy(update={"age_seconds": age, "findings": findings})
+
+
+def _differing(connection_id: str) -> list[FindingResponse]:
+    """Return what differs in the delay levels, such as a queue of another type: one of each kind, with their number.
+
+    What is missing, or has no leader, is in the figures already.
+    """
+    with closing(delivery_for(connection_id)) as hook:
+        errors = [each for each in with_remedies(connection_id, hook.verify(())) if each.severity == "error"]
+    found = [each for each in errors if each.state is State.DIFFERS or each.code == "binding"]
+    by_code: dict[str, list[Finding]] = {}
+    for each in found:
+        by_code.setdefault(str(each.to_json()["code"]), []).append(each)
+    firsts = [
+        replace(first, resource=f"{first.where}, and {len(others)} others", argument=None) if others else first
+        for first, *others in by_code.values()
+    ]
+    return [FindingResponse.of(first) for first in firsts]
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])
@@ -286,5 +320,53 @@ async def _verify(pool: HookPool, connection_id: str, destinations: Sequence[str
     report, planned = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
     return VerifyResponse(
         findings=[FindingResponse.of(finding) for finding in report if finding.severity != "ok"],
-        plan=[str(finding) for finding in planned if finding.state not in _NOT_PLANNED],
+        plan=_parts(planned),
     )
+
+
+class InstallResponse(ApiModel):
+    """What an install has made, or with ``dry_run`` would make; without parts and problems all is there."""
+
+    dry_run: bool
+    parts: list[str]
+    problems: list[str] = Field(description="Of a dry run: why nothing would be made")
+
+
+@router.post("/rabbitmq/{connection_id}/install", dependencies=[is_rabbitmq, security.edits])
+async def install_rabbitmq(
+    connection_id: str, install: InstallQueuesBody, pool: HookPoolDep, user: security.User
+) -> InstallResponse:
+    """Make the delay queues of a RabbitMQ, and destinations that are not there."""
+    done = await _install(pool, user, connection_id, install.destinations, dry_run=install.dry_run)
+    for name in ("rabbitmq", "verify"):
+        pool.invalidate(f"{name} {connection_id}")
+    return done
+
+
+@router.post("/sqs/{connection_id}/{queue}/install", dependencies=[is_sqs, security.edits])
+async def install_sqs(
+    connection_id: str, queue: str, install: InstallBody, pool: HookPoolDep, user: security.User
+) -> InstallResponse:
+    """Make a destination of SQS, and its delay queue."""
+    done = await _install(pool, user, connection_id, [queue], dry_run=install.dry_run)
+    pool.invalidate(f"sqs {connection_id} {queue}")
+    return done
+
+
+async def _install(
+    pool: HookPool, user: security.User, connection_id: str, destinations: Sequence[str], *, dry_run: bool
+) -> InstallResponse:
+    def work() -> TopologyReport:
+        with closing(delivery_for(connection_id)) as hook:
+            if dry_run:
+                return hook.install(destinations, create_destinations=True, dry_run=True)
+            details = {"connection_id": connection_id, "destinations": list(destinations)}
+            with security.logged("install", user, details):
+                return hook.install(destinations, create_destinations=True)
+
+    report = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
+    return InstallResponse(dry_run=dry_run, parts=_parts(report), problems=[str(one) for one in report.problems])
+
+
+def _parts(report: TopologyReport) -> list[str]:
+    return [str(finding) for finding in report if finding.state in _MADE]

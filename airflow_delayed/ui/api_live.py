@@ -7,9 +7,13 @@ where no dispatcher works, so that an alert needs no dispatcher to fire.
 metric                                      value
 =========================================== ========================================================================
 ``delayed_page_up``                         1: the connection answered; 0: it did not
-``delayed_page_findings``                   1 for each finding of the verdict, by ``code`` and ``severity``
+``delayed_page_findings``                   1 for each cause of the verdict, by ``code`` and ``severity``, and by
+                                            ``deliver_conn_id``: the connection whose messages it keeps
 ``delayed_page_messages``                   messages of a store by ``state``: due, overdue, failed, ...
 ``delayed_page_oldest_due_seconds``         how long the oldest message of a store has been due; 0: none is due
+``delayed_page_late_seconds``               by how much the oldest overdue message of a ``destination`` is late; those
+                                            that ``[delayed] metrics_destinations`` does not name together as ``other``
+``delayed_page_overdue``                    overdue messages of a ``destination``, of at most 20 destinations of a store
 ``delayed_page_forecast_late_seconds``      how late the latest message will be that falls due within a day; 0: none
                                             is more than a minute late, or the dispatchers' speed is not known yet
 =========================================== ========================================================================
@@ -20,6 +24,7 @@ Each has the labels ``store_conn_id`` or ``conn_id``, ``kind`` and, of SQS, ``qu
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from hmac import compare_digest
@@ -247,6 +252,8 @@ async def search(
 
 _STATES = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired")
 _LABELS = ("store_conn_id", "conn_id", "kind", "queue")
+#: The label of destinations that ``[delayed] metrics_destinations`` does not name.
+_OTHERS = "other"
 
 
 async def metrics(request: Request) -> Response:
@@ -272,7 +279,8 @@ async def metrics(request: Request) -> Response:
         lambda name: api_brokers.rabbitmq_figures(name, pool),
         pool,
     )
-    content, kind = _metrics_of(list(zip(connections, answers, strict=True)))
+    causes = await verdict.merged_causes(connections, answers, pool, lambda _: True, details=())
+    content, kind = _metrics_of(list(zip(connections, answers, strict=True)), causes)
     return Response(content, media_type=kind)
 
 
@@ -280,7 +288,9 @@ def _no_metrics(status: HTTPStatus, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)
 
 
-def _metrics_of(answers: list[tuple[PageConnection, Figures | Exception]]) -> tuple[bytes, str]:
+def _metrics_of(
+    answers: Sequence[tuple[PageConnection, Figures | Exception]], causes: Sequence[verdict.Cause]
+) -> tuple[bytes, str]:
     """Return the metrics in Prometheus' text format, and its media type."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
@@ -290,22 +300,38 @@ def _metrics_of(answers: list[tuple[PageConnection, Figures | Exception]]) -> tu
         return Gauge(f"delayed_page_{name}", help_, (*_LABELS, *labels), registry=registry)
 
     up = gauge("up", "Whether the connection answered")
-    findings = gauge("findings", "Findings of the verdict", "code", "severity")
+    findings = gauge("findings", "Findings of the verdict", "code", "severity", "deliver_conn_id")
     messages = gauge("messages", "Messages of a store", "state")
     oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
+    late = gauge("late_seconds", "By how much the oldest overdue message of a destination is late", "destination")
+    overdue = gauge("overdue", "Overdue messages of a destination", "destination")
     forecast = gauge("forecast_late_seconds", "How late the latest message will be that falls due within a day")
+    for cause in causes:
+        delivers = cause.deliver_conn_id or ("" if cause.kind == "store" else cause.connection_id)
+        labels = _labels(cause.connection_id, cause.kind, cause.queue)
+        findings.labels(*labels, cause.code, cause.severity, delivers).set(1)
+    named = config.metrics_destinations()
     for connection, summary in answers:
         name, kind = connection.connection_id, connection.kind
-        labels = (name if kind == "store" else "", "" if kind == "store" else name, kind, connection.queue or "")
+        labels = _labels(name, kind, connection.queue)
         up.labels(*labels).set(0 if isinstance(summary, Exception) else 1)
-        if isinstance(summary, Exception):
-            continue
-        for finding in verdict.findings_of(summary):
-            findings.labels(*labels, finding.code, finding.severity).set(1)
         if isinstance(summary, StoreSummary):
             for state in _STATES:
                 messages.labels(*labels, state).set(getattr(summary, state))
-            late = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
-            oldest.labels(*labels).set(late)
+            due = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
+            oldest.labels(*labels).set(due)
             forecast.labels(*labels).set(summary.forecast_late_seconds)
+            for destination in (*named, _OTHERS):
+                theirs = [
+                    one
+                    for one in summary.lateness
+                    if (one.destination if one.destination in named else _OTHERS) == destination
+                ]
+                late.labels(*labels, destination).set(max((one.late_seconds for one in theirs), default=0.0))
+                overdue.labels(*labels, destination).set(sum(one.overdue for one in theirs))
     return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def _labels(connection_id: str, kind: ConnectionKind, queue: str | None) -> tuple[str, str, str, str]:
+    is_store = kind == "store"
+    return connection_id if is_store else "", "" if is_store else connection_id, kind, queue or ""

@@ -10,7 +10,6 @@ the user's name.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -71,10 +70,8 @@ change_router = APIRouter(
     route_class=security.GuardedRoute,
 )
 
-#: A message that is due for longer than this is overdue.
-OVERDUE = timedelta(minutes=1)
-#: Seconds that the figures wait for the forecast.
-FORECAST_SECONDS = 0.5
+#: Seconds for which the forecast is kept, at least and at most.
+FORECAST_KEPT = 5.0, 60.0
 #: Entries of a message's history that come from the audit.
 MAX_AUDIT_ENTRIES = 50
 #: Messages that one change by filter looks at.
@@ -118,8 +115,8 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
     """Return the figures of the store, with the names of hosts; they may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreSummary:
-        counts = hook.counts(overdue=OVERDUE, hours=24, minutes=60)
-        return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.health())
+        counts = hook.counts(hours=24, minutes=60)
+        return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.condition())
 
     made, age = await pool.store_figures(connection_id, make)
     late = await forecast(connection_id, pool)
@@ -129,18 +126,9 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
 
 
 async def forecast(connection_id: str, pool: HookPool) -> Sequence[Forecast]:
-    """Return what will be late within a day; the last answer, or none, if there is no new one within half a second.
-
-    It reads all that falls due within a day, and must not hold up what is late already. Ask a connection that has just
-    answered: a connection that hangs would keep one more call.
-    """
-    asked = pool.store_figures(connection_id, lambda hook: hook.forecast(), name="forecast")
-    try:
-        found, _ = await asyncio.wait_for(asked, FORECAST_SECONDS)
-    except Exception:
-        last = pool.last_figures(f"forecast {connection_id}")
-        return () if last is None else last[0]
-    return found
+    """Return what will be late within a day; it reads all that falls due, and must not hold up what is late already."""
+    work = DelayedStoreHook.forecast
+    return await pool.slow_store_figures(connection_id, "forecast", work, kept=FORECAST_KEPT) or ()
 
 
 def _with_forecast(health: H, connection_id: str, late: Sequence[Forecast]) -> H:
@@ -153,11 +141,12 @@ async def health(connection_id: str, pool: HookPool, user: security.User) -> Sto
     """Return what the verdict on the store is made of, as the user may see it; it may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreHealth:
-        return StoreHealth.of_findings(hook.next_due(), hook.dispatchers(), hook.health())
+        return StoreHealth.of_condition(connection_id, hook.condition(), hook.next_due(), hook.dispatchers())
 
-    made, _ = await pool.store_figures(connection_id, make, name="health")
+    made, age = await pool.store_figures(connection_id, make, name="health")
     late = await forecast(connection_id, pool)
-    return await for_user(_with_forecast(made, connection_id, late), connection_id, user)
+    health = _with_forecast(made, connection_id, late).model_copy(update={"age_seconds": age})
+    return await for_user(health, connection_id, user)
 
 
 @router.get("/messages")
@@ -235,6 +224,26 @@ def _cancellable_until(stored: StoredMessage, at: datetime, ahead: Mapping[str, 
     return taken if taken > at else None
 
 
+class StateCounts(ApiModel):
+    """How many messages match, by state; of each table up to a thousand are counted."""
+
+    counts: dict[str, int] = Field(
+        description="With dispatched and cancelled ones by tag or run; otherwise these two are missing"
+    )
+    at_least: bool = Field(description="There are more than were counted")
+
+
+@router.get("/states")
+async def states(
+    connection_id: str, query: Annotated[FilterBody, Query()], pool: HookPoolDep, user: security.User
+) -> StateCounts:
+    """Count the messages that match, whatever their state, by state."""
+    check_reason(query, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
+    criteria = {name: value for name, value in query.criteria().items() if name != "state"}
+    counts, at_least = await pool.call_store(connection_id, lambda hook: hook.by_state(**criteria))
+    return StateCounts(counts=dict(counts), at_least=at_least)
+
+
 @router.get("/message")
 async def message(
     connection_id: str, id: Annotated[MessageId, Query()], pool: HookPoolDep, user: security.User
@@ -246,7 +255,7 @@ async def message(
         known = hook.get(id)
         if known is None:
             raise HTTPException(404, "the store has no message of this id, or has forgotten it")
-        content = hook.content(id, body_limit=0) if isinstance(known, StoredMessage) else None
+        content = hook.content(id, body_limit=0)
         since = known.stored_at if isinstance(known, StoredMessage) else None
         changes = list(hook.audit(message_id=id, since=since, limit=MAX_AUDIT_ENTRIES))
         detail = MessageDetail.of(hook.now(), known, content, changes, values=values)

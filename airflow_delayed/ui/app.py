@@ -15,8 +15,11 @@ path                                         right     answer
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
 ``POST /api/v1/stores/{id}/jobs``, stop      edits     see ``api_jobs``
 ``GET /api/v1/stores/{id}/jobs``, one        views     see ``api_jobs``
+``POST /api/v1/stores/{id}/pause``, unpause  edits     see ``api_pauses``
+``GET /api/v1/stores/{id}/pauses``           views     see ``api_pauses``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
+``POST /api/v1/rabbitmq|sqs/.../install``    edits     see ``api_brokers``
 ``GET /api/v1/.../verify``                   edits     see ``api_brokers``
 ``GET /api/v1/stores/.../history``           views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
@@ -48,7 +51,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_jobs, api_live, api_stores, security, verdict
+from airflow_delayed.ui import api_brokers, api_jobs, api_live, api_pauses, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -97,6 +100,7 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_stores.router,
         api_stores.change_router,
         api_jobs.router,
+        api_pauses.router,
         api_brokers.router,
         api_brokers.verify_router,
     ):

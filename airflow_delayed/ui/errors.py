@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from airflow.sdk.exceptions import AirflowException
 from fastapi import FastAPI, Request
@@ -101,6 +101,30 @@ _KNOWN: tuple[tuple[type[Exception], int, ErrorCode, bool], ...] = (
 )
 #: ErrorCodes of the statuses that Airflow and FastAPI themselves answer.
 _CODES: Mapping[int, ErrorCode] = {401: "login", 403: "forbidden", 404: "absent"}
+_MOMENT = "must be a date and time with a zone, such as 2030-01-31T12:00:00Z"
+#: What is wrong with a field, by how the kind of the validation library's error begins.
+_WRONG: Mapping[str, str] = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "literal_error": "must be {expected}",
+    "date": _MOMENT,
+    "timezone": _MOMENT,
+    "string_too_long": "may have {max_length} characters at most",
+    "string_too_short": "is empty",
+    "string_pattern_mismatch": "has a character that it may not have",
+    "string_type": "must be text",
+    "too_long": "may have {max_length} entries at most",
+    "too_short": "is empty",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be {le} or less",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite_number": "must be a number",
+    "bool": "must be true or false",
+    "list_type": "must be a list",
+    "model": "must be an object",
+    "json_invalid": "is no JSON",
+}
 
 
 def api_error(error: Exception) -> ApiError | None:
@@ -109,6 +133,22 @@ def api_error(error: Exception) -> ApiError | None:
         if isinstance(error, kind):
             return ApiError(status, code, str(error), sensitive)
     return None
+
+
+def _problems(errors: Sequence[Any]) -> list[str]:
+    """Return what is wrong, by field; without the request's values, which could be anything."""
+    problems: dict[str, None] = {}
+    wrong: dict[str, dict[str, None]] = {}
+    for one in errors:
+        place, kind, details = one["loc"], one["type"], one.get("ctx") or {}
+        # a list of one of two types is in the place by its type
+        field = ".".join(part for part in place[1:] if isinstance(part, str) and part.isidentifier())
+        if kind == "value_error":
+            problems[f"{field}: {details['error']}" if field else str(details["error"])] = None
+        else:
+            text = next((text for name, text in _WRONG.items() if kind.startswith(name)), "is not valid")
+            wrong.setdefault(field or place[0], {})[text.format(**details)] = None
+    return [*problems, *(f"{field} {' or '.join(texts)}" for field, texts in wrong.items())]
 
 
 def answer_errors(app: FastAPI) -> None:
@@ -121,9 +161,7 @@ def answer_errors(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        # without the request's values, which could be anything
-        problems = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
-        return ApiError(400, "invalid", "; ".join(problems[:5])).response()
+        return ApiError(400, "invalid", "; ".join(_problems(error.errors())[:5])).response()
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -7,6 +7,7 @@ takes no thread from the api-server's other requests.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import close_engine
@@ -31,15 +33,17 @@ CHANGE_SECONDS = 30.0
 #: Seconds after which the database itself ends a statement that no request waits for any more.
 STATEMENT_SECONDS = 30
 #: Seconds after which a connection is read from Airflow again: its password may have changed.
-HOOK_SECONDS = 60.0
+HOOK_SECONDS = 10.0
 #: Calls of one connection at once.
 CALLS = 4
 #: Requests that wait for one connection at once; further ones are refused.
 WAITING = 8
-#: Seconds that figures are cached at least.
-CACHE_SECONDS = 5.0
-#: Figures that took t seconds are cached for 9 t, so that computing them takes at most a tenth of the time.
-CACHE_FACTOR = 9
+#: Seconds from the beginning of figures until they are asked again, at least; figures that took t seconds are kept for
+#: 10 t, so that computing them takes at most a tenth of the time; and at most, since they must stay true.
+CACHE_SECONDS, CACHE_FACTOR, CACHE_LONGEST = 5.0, 10, 15.0
+#: Seconds that others wait for figures that may take long.
+SLOW_SECONDS = 0.5
+_KEPT = CACHE_SECONDS, CACHE_LONGEST
 
 
 class TooSlow(Exception):
@@ -69,7 +73,7 @@ class HookPool:
         self._cache = FiguresCache(monotonic)
         self._lock = Lock()
         self._open: dict[str, _OpenHook] = {}
-        self._unanswered: dict[Hashable, datetime] = {}
+        self._since: dict[Hashable, datetime] = {}
 
     async def call(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
         """Run ``work``, which uses that connection, and return its result.
@@ -83,25 +87,62 @@ class HookPool:
         self, connection_id: str, work: Callable[[DelayedStoreHook], T], *, seconds: float | None = None
     ) -> T:
         """Run ``work`` with a store's hook, and return its result."""
-        return await self.call(connection_id, lambda: work(self._hook(connection_id)), seconds=seconds)
+        return await self.call(connection_id, lambda: self._with_hook(connection_id, work), seconds=seconds)
 
-    async def figures(self, connection_id: str, name: str, make: Callable[[], T]) -> tuple[T, float]:
-        """Return figures from the cache, or computed now, with their age in seconds."""
+    async def figures(
+        self, connection_id: str, name: str, make: Callable[[], T], *, kept: tuple[float, float] = _KEPT
+    ) -> tuple[T, float]:
+        """Return figures from the cache, or computed now, with their age in seconds, from the beginning of the call.
+
+        :param kept: seconds for which they are kept at least, and at most.
+        """
         if cached := self._cache.get(name):
             return cached
+        began = self._monotonic()
         made = await self._bulkhead.call(
             connection_id,
-            lambda: self._cache.compute(name, make),
+            lambda: self._cache.compute(name, make, kept),
             seconds=self._seconds,
             shared=f"{name} {self._cache.generation(name)}",
         )
-        return made, 0.0
+        return made, self._monotonic() - began
 
     async def store_figures(
-        self, connection_id: str, make: Callable[[DelayedStoreHook], T], *, name: str = "store"
+        self,
+        connection_id: str,
+        make: Callable[[DelayedStoreHook], T],
+        *,
+        name: str = "store",
     ) -> tuple[T, float]:
         """Return figures of a store and their age in seconds."""
-        return await self.figures(connection_id, f"{name} {connection_id}", lambda: make(self._hook(connection_id)))
+        return await self.figures(
+            connection_id, f"{name} {connection_id}", lambda: self._with_hook(connection_id, make)
+        )
+
+    async def slow_store_figures(
+        self, connection_id: str, name: str, make: Callable[[DelayedStoreHook], T], *, kept: tuple[float, float]
+    ) -> T | None:
+        """Return figures of a store as :meth:`slow_figures` does."""
+        work = lambda: self._with_hook(connection_id, make)  # noqa: E731
+        return await self.slow_figures(connection_id, f"{name} {connection_id}", work, kept=kept)
+
+    async def slow_figures(
+        self, connection_id: str, name: str, make: Callable[[], T], *, kept: tuple[float, float]
+    ) -> T | None:
+        """Return figures that may take long, and must hold up no others.
+
+        If there are no new ones within half a second: the last ones, or None if these are older than twice ``kept``.
+        Ask a connection that has just answered: a connection that hangs would keep one more call.
+
+        :param kept: seconds for which they are kept at least, and at most.
+        """
+        asked = self.figures(connection_id, name, make, kept=kept)
+        try:
+            found, _ = await asyncio.wait_for(asked, SLOW_SECONDS)
+        except Exception:
+            last = self.last_figures(name)
+            return None if last is None or last[1] > 2 * kept[1] else last[0]
+        return found
 
     def cached(self, name: str, make: Callable[[], T]) -> T:
         """Return figures from the cache, or computed now; for work that a call does already."""
@@ -122,12 +163,24 @@ class HookPool:
         for name in ("store", "health", "lookahead"):
             self.invalidate(f"{name} {connection_id}")
 
-    def unanswered_since(self, connection: Hashable, *, failed: bool) -> datetime | None:
-        """Note whether a connection has just failed, and return since when it does; None: it answers."""
-        if failed:
-            return self._unanswered.setdefault(connection, utcnow())
-        self._unanswered.pop(connection, None)
+    def since(self, condition: Hashable, holds: bool) -> datetime | None:
+        """Note whether a condition holds now, and return since when this api-server has seen it; None: it does not."""
+        if holds:
+            return self._since.setdefault(condition, utcnow())
+        self._since.pop(condition, None)
         return None
+
+    def _with_hook(self, connection_id: str, work: Callable[[DelayedStoreHook], T]) -> T:
+        """Run work with a store's hook; after an error of the connection, the next call reads it from Airflow again."""
+        hook = self._hook(connection_id)
+        try:
+            return work(hook)
+        except TransportUnavailable:
+            with self._lock:
+                opened = self._open.get(connection_id)
+                if opened is not None and opened.hook is hook:
+                    opened.since = -math.inf
+            raise
 
     def _hook(self, connection_id: str) -> DelayedStoreHook:
         with self._lock:
@@ -292,7 +345,10 @@ class _Entry:
 
 
 class FiguresCache:
-    """Figures by name, each with a time to live that depends on how long they took."""
+    """Figures by name, each with a time to live that depends on how long they took, and counts from their beginning.
+
+    Figures of a call that a connection has kept for longer than they live, because it hung, are old at once.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -314,14 +370,18 @@ class FiguresCache:
             None if entry is None or (now >= entry.expires_at and not expired) else (entry.value, now - entry.made_at)
         )
 
-    def compute(self, name: str, make: Callable[[], Any]) -> Any:
-        """Compute figures and return them; they are cached unless they are invalidated meanwhile."""
+    def compute(self, name: str, make: Callable[[], Any], kept: tuple[float, float] = _KEPT) -> Any:
+        """Compute figures and return them; they are cached unless they are invalidated meanwhile.
+
+        :param kept: seconds for which they are kept at least, and at most.
+        """
         generation = self.generation(name)
         began = self._monotonic()
         value = make()
-        now = self._monotonic()
+        took = self._monotonic() - began
         if generation == self.generation(name):
-            self._entries[name] = _Entry(value, now, now + max(CACHE_SECONDS, CACHE_FACTOR * (now - began)))
+            least, most = kept
+            self._entries[name] = _Entry(value, began, began + min(most, max(least, CACHE_FACTOR * took)))
         return value
 
     def invalidate(self, name: str) -> None:

@@ -21,6 +21,9 @@ from airflow_delayed.store.api import (
     AuditRecord,
     DeliveredMessage,
     DispatcherSeen,
+    OnUnpause,
+    Pause,
+    StoreCondition,
     StoreCounts,
     check_token,
 )
@@ -115,9 +118,38 @@ class FilterBody(BaseModel):
 
     def criteria(self) -> dict[str, Any]:
         """Return the arguments of the store's hook."""
-        criteria = self.model_dump(exclude_none=True, include={*FilterBody.model_fields})
-        sender = {name: criteria.pop(name) for name in _SENDER if name in criteria}
-        return {**criteria, "sent_by": SentBy(**sender)} if sender else criteria
+        return _criteria(self.model_dump(exclude_none=True, include={*FilterBody.model_fields}))
+
+
+def _criteria(values: dict[str, Any]) -> dict[str, Any]:
+    """Return criteria with the task that stored a message as one of them."""
+    sender = {name: values.pop(name) for name in _SENDER if name in values}
+    return {**values, "sent_by": SentBy(**sender)} if sender else values
+
+
+class PausedBody(BaseModel):
+    """Criteria of a pause; texts are compared byte by byte."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    destination: _Text | None = Field(default=None, max_length=MAX_DESTINATION)
+    deliver_conn_id: _Name | None = Field(
+        default=None, description="Delivered by this connection; the store's own for its queue tables"
+    )
+    tag: _Text | None = Field(default=None, max_length=MAX_TAG)
+    dag_id: _Name | None = Field(default=None, description="Sent by this DAG; run_id needs it")
+    run_id: _Name | None = None
+
+    @model_validator(mode="after")
+    def _of_a_dag(self) -> PausedBody:
+        _check_not_null(self, PausedBody.model_fields)
+        if self.dag_id is None and self.run_id is not None:
+            raise ValueError("run_id needs dag_id")
+        return self
+
+    def criteria(self) -> dict[str, Any]:
+        """Return the arguments of the store's hook."""
+        return _criteria(self.model_dump(exclude_none=True))
 
 
 class CancelledFilterBody(FilterBody):
@@ -228,6 +260,22 @@ class JobBody(BaseModel):
         return self
 
 
+class InstallBody(BaseModel):
+    """An install of what messages need."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = Field(description="Make nothing, and report what would be made")
+
+
+class InstallQueuesBody(InstallBody):
+    """An install of the delay queues, and of destinations that are not there."""
+
+    destinations: list[Annotated[_Text, StringConstraints(max_length=MAX_DESTINATION)]] = Field(
+        default=[], max_length=MAX_IDS, description="Queues to create"
+    )
+
+
 class RedriveBody(BaseModel):
     """A redrive: messages that could not be delivered are moved back."""
 
@@ -309,23 +357,58 @@ class FindingResponse(ApiModel):
     where: str
     what: str
     remedy: str | None = Field(description="What to do")
+    deliver_conn_id: str | None = Field(default=None, description="The connection that delivers what it keeps")
+    destination: str | None = Field(default=None, description="The destination whose messages it keeps")
+    since: datetime | None = Field(default=None, description="Since when it is so")
+    why: str | None = Field(default=None, description="What happens because of it; a part of ``what``")
 
     @classmethod
     def of(cls, finding: Finding) -> Self:
         """Return a finding."""
-        return cls.model_validate(finding.to_json())
+        more = {name: getattr(finding, name) for name in ("deliver_conn_id", "destination", "since", "why")}
+        return cls.model_validate({**finding.to_json(), **more})
 
     def without_details(self) -> Self:
         """Return the same for users who may not read the connection."""
-        return self.model_copy(update={"what": f"{self.code}; {WHO_SEES_WHY}", "remedy": None})
+        return self.model_copy(update={"what": f"{self.code}; {WHO_SEES_WHY}", "remedy": None, "why": None})
+
+
+class LatenessResponse(ApiModel):
+    """How late the messages of one destination are."""
+
+    conn_id: str = Field(description="The connection that delivers them; the store's own: a queue table")
+    destination: str
+    overdue: int = Field(description="Due for longer than 10 s, whoever has them; at most 10,000 of the store")
+    late_seconds: float = Field(description="Of the overdue message that was due first; 0: there is none")
+    dispatched: int = Field(description="In the last two minutes")
+    p99_seconds: float | None = Field(description="Of 100 of these, 99 were at most so late")
+
+
+class HeldSelection(ApiModel):
+    """What a pause holds, and what becomes of it."""
+
+    selection: dict[str, str] = Field(description="As pause and unpause take it")
+    ends_at: datetime | None = Field(description="In the past: it holds only what fell due before; null: it is open")
+    on_unpause: OnUnpause
+    spread: float = Field(description="In seconds")
+
+    @classmethod
+    def values_of(cls, pause: Pause, connection_id: str) -> dict[str, Any]:
+        """Return a pause of a store as plain values."""
+        return {**pause.summary(), "selection": pause.arguments(connection_id)}
 
 
 class StoreHealth(ApiModel):
     """What the verdict on a store is made of; it costs little, however many messages there are."""
 
+    at: datetime = Field(description="When it was so, by the database's clock")
+    age_seconds: float = Field(default=0, description="How old it is")
     next_due: datetime | None
+    next_dues: dict[str, datetime] = Field(description="By connection, of the next thousand messages")
+    lateness: list[LatenessResponse] = Field(description="By destination, the latest first; at most 20")
     dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
     findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
+    pauses: list[HeldSelection] = Field(description="Each has a finding, in this order")
 
     def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
         """Return the same for users who may not read the connection: without hosts, and what dispatchers wrote.
@@ -337,24 +420,27 @@ class StoreHealth(ApiModel):
         return self.model_copy(update={"dispatchers": dispatchers, "findings": findings})
 
     @classmethod
-    def of_findings(
-        cls, next_due: datetime | None, dispatchers: Sequence[DispatcherSeen], findings: Sequence[Finding]
+    def of_condition(
+        cls,
+        connection_id: str,
+        condition: StoreCondition,
+        next_due: datetime | None,
+        dispatchers: Sequence[DispatcherSeen],
     ) -> Self:
         """Return what is known of a store, without its counts."""
-        values = {"next_due": next_due, "dispatchers": dispatchers, "findings": [one.to_json() for one in findings]}
-        return cls.model_validate(values)
+        return cls.model_validate(
+            _of_condition(connection_id, condition) | {"next_due": next_due, "dispatchers": dispatchers}
+        )
 
 
 class StoreSummary(StoreHealth):
     """The figures of a store at the time ``at``; they are ``age_seconds`` old."""
 
     connection_id: str
-    at: datetime
-    age_seconds: float
     waiting: int
     due: int
     due_within_hour: int = Field(description="Not yet due, and due within 60 minutes")
-    overdue: int = Field(description="Due for longer than a minute, and not taken; counted in ``due`` too")
+    overdue: int = Field(description="Due for longer than 10 s, in flight and retrying ones too, but no paused ones")
     in_flight: int
     retrying: int
     failed: int
@@ -373,20 +459,32 @@ class StoreSummary(StoreHealth):
         counts: StoreCounts,
         last: DeliveredMessage | None,
         dispatchers: Sequence[DispatcherSeen],
-        findings: Sequence[Finding],
+        condition: StoreCondition,
     ) -> Self:
         """Return the summary of a store."""
-        figures = asdict(counts) | {
-            "connection_id": connection_id,
-            "age_seconds": 0,
-            "due_within_hour": sum(counts.by_minute.values()),
-            "last_dispatched": last,
-            "dispatchers": dispatchers,
-            "by_minute": _bars(counts.by_minute),
-            "by_hour": _bars(counts.by_hour),
-            "findings": [finding.to_json() for finding in findings],
-        }
+        figures = (
+            asdict(counts)
+            | _of_condition(connection_id, condition)
+            | {
+                "connection_id": connection_id,
+                "due_within_hour": sum(counts.by_minute.values()),
+                "last_dispatched": last,
+                "dispatchers": dispatchers,
+                "by_minute": _bars(counts.by_minute),
+                "by_hour": _bars(counts.by_hour),
+            }
+        )
         return cls(**figures)
+
+
+def _of_condition(connection_id: str, condition: StoreCondition) -> dict[str, Any]:
+    return {
+        "at": condition.at,
+        "findings": [FindingResponse.of(one) for one in condition.findings],
+        "lateness": condition.lateness,
+        "next_dues": condition.next_due,
+        "pauses": [HeldSelection.values_of(one, connection_id) for one in condition.pauses],
+    }
 
 
 def _bars(counted: Mapping[datetime, int]) -> list[Bar]:
@@ -568,10 +666,10 @@ class MessageDetail(ApiModel):
     ) -> Self:
         """Return everything that is known of an id, except its body.
 
-        :param content: of a message that is in the store.
+        :param content: of a message that is in the store, or of a cancelled message that can be restored.
         :param values: show the values of headers, and why the message failed.
         """
-        headers = content.headers if content and isinstance(known, StoredMessage) else None
+        headers = content.headers if content else None
         return cls(
             at=now,
             message=MessageResponse.of(known, reasons=values) if isinstance(known, StoredMessage) else None,

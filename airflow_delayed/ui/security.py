@@ -9,8 +9,8 @@ right     it allows                            a user has it who
 ``views`` figures, lists, history              may read the connection; with ``[delayed] viewers = plugins``
                                                needs no more than the page itself
 ``reads`` bodies, header values                may read the connection
-``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but erase and redrive of what a DAG
-          erase, redrive                       sent: also who ``views`` and may edit that DAG
+``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last three of what a DAG
+          pause, erase, redrive, install       sent: also who ``views`` and may edit that DAG
 ========= ==================================== ============================================================
 
 Where Airflow has teams, the right to a connection of a team needs membership of it. The page calls no connection but

@@ -8,37 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
-from itertools import islice
+from datetime import datetime, timedelta
+from functools import partial
 from shlex import quote
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
-from airflow.models.dag import DagModel
-from airflow.models.serialized_dag import SerializedDagModel
-from airflow.utils.session import create_session
 from fastapi import APIRouter
 from pydantic import Field
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from airflow_delayed import diagnosis
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.message import utcnow
-from airflow_delayed.reports import SEVERITIES
+from airflow_delayed.store.api import LATE_AFTER
+from airflow_delayed.store.dispatch.canary import IN_LEVELS, WHEN_DUE
 from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
 from airflow_delayed.ui.errors import INTERNAL, ApiError, api_error
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep
-from airflow_delayed.ui.models import ApiModel, ConnectionKind, ConnectionRights, FindingResponse, StoreHealth
+from airflow_delayed.ui.models import (
+    HIDDEN,
+    ApiModel,
+    ConnectionKind,
+    ConnectionRights,
+    FindingResponse,
+    HeldSelection,
+    LatenessResponse,
+    StoreHealth,
+)
 from airflow_delayed.ui.security import PageConnection
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"], route_class=security.GuardedRoute)
 
 Status = Literal["ok", "degraded", "failing"]
+#: The gravest first.
+DestinationState = Literal["failing", "late", "paused", "delivering"]
 Summary = StoreHealth | RabbitMQSummary | SqsSummary
 S = TypeVar("S", bound=StoreHealth)
 
@@ -46,23 +54,24 @@ S = TypeVar("S", bound=StoreHealth)
 _STATES = {
     "no-dispatcher": ["due", "retrying"],
     "connection-fails": ["due", "retrying"],
+    "destination-refuses": ["due", "retrying"],
+    "destination-missing": ["failed"],
     "overdue": ["due", "retrying"],
     "throttled": ["due", "retrying"],
     "forecast": ["waiting"],
     "failed": ["failed"],
 }
+#: The codes of errors that keep all messages of a connection, overdue or not.
+_OF_CONNECTION = ("connection-fails", "no-dispatcher", "canary")
+#: Destinations of the history that are none of a message.
+_CANARIES = (WHEN_DUE, IN_LEVELS)
+#: The codes of findings about pauses.
+_PAUSED = ("paused", "pause-ends")
 #: The codes of findings for a connection that gave an error, as airflow delayed doctor has them.
 _UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "silent", "not_ready": "missing"}
-#: What to do about a connection that gave an error, by the code of the finding.
-_REMEDIES = {
-    "unreachable": "look whether its server runs and can be reached from the API server, with the host, port and login"
-    " that Airflow has for it under Admin, Connections; until then its messages wait",
-    "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops"
-    " packets; until then its messages wait",
-    "not-examined": "look into the API server's log, which has the error",
-}
-#: DAGs of a store's last dispatchers, at most, that are looked at.
-MOST_DAGS = 10
+#: Seconds for which messages must be past their time in a delay queue to be stuck there: a broker that has just started
+#: still moves them.
+STUCK_AFTER = timedelta(seconds=10)
 
 
 class Cause(FindingResponse):
@@ -71,18 +80,31 @@ class Cause(FindingResponse):
     connection_id: str
     kind: ConnectionKind
     queue: str | None = Field(description="Of SQS: the destination")
-    since: datetime | None = Field(default=None, description="When this api-server first saw that it does not answer")
     states: list[str] = Field(default=[], description="Of a store: the states of the messages that it is about")
     paused_dag: str | None = Field(default=None, description="The DAG of the last dispatcher, if it is paused")
+    run_dag: str | None = Field(default=None, description="The same, if it is not paused: a run of it dispatches")
+    pause: HeldSelection | None = Field(default=None, description="The pause that it is about")
+
+
+class DestinationVerdict(LatenessResponse):
+    """The verdict on one destination of a store, and how late its messages are."""
+
+    store_conn_id: str
+    status: DestinationState = Field(default="delivering", description="``failing``: nothing reaches it for 10 s")
+    code: str | None = Field(default=None, description="Of the cause, if it has one")
+    since: datetime | None = Field(default=None, description="Since when the cause is there")
+    until: datetime | None = Field(default=None, description="Until when it is paused; null also: it is not known")
 
 
 class Health(ApiModel):
     """The verdict: ``failing`` (an error), ``degraded`` (warnings, or something unknown) or ``ok``."""
 
     status: Status
-    at: datetime
+    at: datetime = Field(description="When it was so: the time of the oldest figures in it")
     next_due: datetime | None = Field(description="Of all stores")
+    lateness: list[DestinationVerdict] = Field(description="By destination, the gravest and latest first")
     causes: list[Cause] = Field(description="The gravest first")
+    partly: bool = Field(description="``failing``, and messages reach some destinations all the same")
     hidden: bool = Field(description="Some connections are not looked at, because the user may not view them")
 
 
@@ -114,32 +136,152 @@ async def verdict(
     user: security.User,
 ) -> Health:
     """Return the verdict on connections by the answer of each."""
-    causes: list[Cause] = []
-    for (connection, rights), answer in zip(seen.items(), answers, strict=True):
-        if isinstance(answer, Exception):
-            since = pool.unanswered_since(connection, failed=True)
-            error = known_error(connection, answer, details=rights.read)
-            causes.append(_unanswered(connection, error, since))
-            continue
-        pool.unanswered_since(connection, failed=False)
-        findings = list(findings_of(answer))
-        paused = await run_in_threadpool(_paused_dag, answer, user) if _lacks_dispatcher(findings) else None
-        of_store = [_cause(connection, finding, paused) for finding in findings]
-        if rights.read and any(cause.code == "failed" for cause in of_store):
-            reasons = await _reasons(connection.connection_id, pool)
-            for cause in of_store:
-                if cause.code == "failed" and reasons:
-                    cause.what += f": {reasons}"
-        causes += of_store
-    causes.sort(key=lambda cause: SEVERITIES.index(cause.severity))
-    dues = [one.next_due for one in answers if isinstance(one, StoreHealth) and one.next_due]
+    causes = await merged_causes(
+        seen,
+        answers,
+        pool,
+        partial(security.may_dag, "read", user=user),
+        details={one for one in seen if seen[one].read},
+    )
+    stores = [(one, answer) for one, answer in zip(seen, answers, strict=True) if isinstance(answer, StoreHealth)]
+    oldest = max((one.age_seconds for one in answers if not isinstance(one, Exception)), default=0.0)
+    status: Status = "ok" if not causes else "failing" if causes[0].severity == "error" else "degraded"
+    lateness = _by_destination({one.connection_id: answer.lateness for one, answer in stores}, causes)
     return Health(
-        status="ok" if not causes else "failing" if causes[0].severity == "error" else "degraded",
-        at=utcnow(),
-        next_due=min(dues, default=None),
+        status=status,
+        at=utcnow() - timedelta(seconds=oldest),
+        next_due=min((answer.next_due for _, answer in stores if answer.next_due), default=None),
+        lateness=lateness,
         causes=causes,
+        partly=status == "failing" and any(one.status == "delivering" for one in lateness),
         hidden=len(seen) < len(security.configured()),
     )
+
+
+def _by_destination(
+    lateness: Mapping[str, Sequence[LatenessResponse]], causes: Sequence[Cause]
+) -> list[DestinationVerdict]:
+    """Return the verdict on each destination with traffic, overdue messages or a cause of its own, the gravest first.
+
+    :param lateness: by store.
+    :param causes: the gravest first.
+    """
+    found = [
+        DestinationVerdict(store_conn_id=store, **one.model_dump())
+        for store, late in lateness.items()
+        for one in late
+        if one.destination not in _CANARIES
+    ]
+    # an ended pause holds only what fell due before
+    causes = [one for one in causes if one.pause is None or not one.pause.ends_at or one.pause.ends_at > utcnow()]
+    for cause in causes:
+        if cause.destination is not None and not any(_concerns(cause, one) for one in found):
+            found.append(
+                DestinationVerdict(
+                    store_conn_id=cause.connection_id,
+                    conn_id=cause.deliver_conn_id or "",
+                    destination=cause.destination,
+                    overdue=0,
+                    late_seconds=0,
+                    dispatched=0,
+                    p99_seconds=None,
+                )
+            )
+    for each in found:
+        cause_of_it = next((one for one in causes if _concerns(one, each)), None)
+        if cause_of_it is None:
+            is_late = each.overdue or (each.p99_seconds or 0) > LATE_AFTER.total_seconds()
+            each.status = "late" if is_late else "delivering"
+            continue
+        each.code, each.since = cause_of_it.code, cause_of_it.since
+        if cause_of_it.pause is not None:
+            each.status, each.until = "paused", cause_of_it.pause.ends_at
+        else:
+            each.status = "failing" if cause_of_it.severity == "error" else "late"
+    order = get_args(DestinationState)
+    return sorted(found, key=lambda one: (order.index(one.status), -one.late_seconds))
+
+
+def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
+    """Return whether a cause keeps the messages of a destination, which may not be overdue yet."""
+    if cause.code in diagnosis.NO_ANSWER:
+        return cause.connection_id == one.conn_id
+    if cause.kind != "store":
+        # what a store's canary follows from
+        return cause.deliver_conn_id == one.conn_id
+    if cause.connection_id != one.store_conn_id:
+        return False
+    if cause.pause is not None:
+        wanted = {"destination": one.destination, "deliver_conn_id": one.conn_id}
+        return cause.pause.selection.items() <= wanted.items()
+    if cause.code == "dispatcher-fails":
+        return one.overdue > 0
+    if cause.deliver_conn_id != one.conn_id:
+        return False
+    keeps_all = cause.severity == "error" and cause.code in _OF_CONNECTION
+    return cause.destination == one.destination or (cause.destination is None and (keeps_all or one.overdue > 0))
+
+
+async def merged_causes(
+    connections: Iterable[PageConnection],
+    answers: Sequence[Summary | Exception],
+    pool: HookPool,
+    may_read: Callable[[str], bool],
+    *,
+    details: Collection[PageConnection],
+) -> list[Cause]:
+    """Return what is wrong by the answer of each connection, the gravest first, without what follows from another.
+
+    :param may_read: whether the user may read a DAG.
+    :param details: connections whose hosts and errors the user may read.
+    """
+    found: list[Cause] = []
+    for connection, answer in zip(connections, answers, strict=True):
+        since = pool.since(connection, isinstance(answer, Exception))
+        if isinstance(answer, Exception):
+            found.append(_unanswered(connection, known_error(connection, answer, details=connection in details), since))
+            continue
+        findings = list(findings_of(answer))
+        dags: Mapping[str | None, tuple[str, bool]] = {}
+        if isinstance(answer, StoreHealth):
+            dags = await run_in_threadpool(diagnosis.last_dags, answer.dispatchers, may_read, hidden=HIDDEN)
+            paused = {name: dag_id for name, (dag_id, is_paused) in dags.items() if is_paused}
+            findings = _with_paused(connection.connection_id, answer, findings, paused)
+        elif isinstance(answer, RabbitMQSummary):
+            stuck_since = pool.since((connection, "stuck"), bool(answer.stuck))
+            if stuck_since is not None and utcnow() - stuck_since < STUCK_AFTER:
+                findings = [one for one in findings if one.code != "stuck"]
+        causes = [_cause(connection, finding, dags) for finding in findings]
+        if isinstance(answer, StoreHealth):
+            paused_causes = (cause for cause in causes if cause.code in _PAUSED)
+            for cause, pause in zip(paused_causes, answer.pauses, strict=True):
+                cause.pause = pause
+                if pause.selection.keys() <= {"destination", "deliver_conn_id"}:
+                    cause.destination = pause.selection.get("destination")
+                    cause.deliver_conn_id = pause.selection.get("deliver_conn_id")
+        if connection in details and any(cause.code == "failed" for cause in causes):
+            reasons = await _reasons(connection.connection_id, pool)
+            for cause in causes:
+                if cause.code == "failed" and reasons:
+                    cause.what += f": {reasons}"
+        found += causes
+    return [cause for _, cause in diagnosis.merged([(one.connection_id, one) for one in found], _joined)]
+
+
+def _with_paused(
+    store: str, health: StoreHealth, findings: Sequence[FindingResponse], paused: Mapping[str | None, str]
+) -> list[FindingResponse]:
+    """Say of messages that wait for a paused DAG that they do, in place of what the store says of them."""
+    of_paused = diagnosis.of_paused(store, paused, health.lateness, health.next_dues, health.at)
+    others = [one for one in findings if one.code != "no-dispatcher" or one.deliver_conn_id not in of_paused]
+    return [*map(FindingResponse.of, of_paused.values()), *others]
+
+
+def _joined(cause: Cause, follows: Cause) -> Cause:
+    """Return a cause with what follows from it."""
+    since = min(filter(None, (cause.since, follows.since)), default=None)
+    update = {"what": f"{cause.what} ({follows.why or follows.what})", "since": since}
+    return cause.model_copy(update={**update, "deliver_conn_id": follows.deliver_conn_id})
 
 
 def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights | None]:
@@ -198,12 +340,16 @@ async def _reasons(connection_id: str, pool: HookPool) -> str:
 
 def _unanswered(connection: PageConnection, error: ApiError, since: datetime | None) -> Cause:
     code = _UNANSWERED.get(error.code, "not-examined")
+    if code == "unreachable" and diagnosis.is_silence(error.message):
+        code = "silent"
+    where = f"connection {connection.connection_id!r}"
     return Cause(
         code=code,
         severity="error",
-        where=f"connection {connection.connection_id!r}",
-        what=error.message,
-        remedy=_REMEDIES.get(code),
+        where=where,
+        # each look ends in another way
+        what=f"{where} does not answer" if code == "silent" else error.message,
+        remedy=diagnosis.no_answer_remedy(code, error.message) or "look into the API server's log, which has the error",
         **asdict(connection),
         since=since,
     )
@@ -214,9 +360,10 @@ def findings_of(summary: Summary) -> Iterator[FindingResponse]:
     if isinstance(summary, SqsSummary):
         yield from map(FindingResponse.of, _of_sqs(summary))
         return
-    yield from (finding for finding in summary.findings if finding.severity != "ok")
-    if isinstance(summary, RabbitMQSummary):
-        yield from map(FindingResponse.of, _of_rabbitmq(summary))
+    counted = [FindingResponse.of(one) for one in _of_rabbitmq(summary)] if isinstance(summary, RabbitMQSummary) else []
+    known = {one.code for one in counted}
+    yield from (one for one in summary.findings if one.severity != "ok" and one.code not in known)
+    yield from counted
 
 
 def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
@@ -269,42 +416,10 @@ def _of_sqs(summary: SqsSummary) -> Iterator[Finding]:
         )
 
 
-def _lacks_dispatcher(findings: Sequence[FindingResponse]) -> bool:
-    return any(finding.code == "no-dispatcher" for finding in findings)
-
-
-def _paused_dag(summary: Summary, user: security.User) -> str | None:
-    """Return the DAG of the store's last dispatcher, if it is paused and the user may read it.
-
-    Whoever may write the table of dispatchers can name any DAG there: a DAG counts only if a task of it dispatches.
-    """
-    assert isinstance(summary, StoreHealth)
-    names = dict.fromkeys(one.dag_id for one in summary.dispatchers if one.dag_id is not None)
-    with create_session() as session:
-        for dag_id in islice(names, MOST_DAGS):
-            if security.may_dag("read", dag_id, user) and _dispatches(dag_id, session):
-                paused = session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
-                return dag_id if paused else None
-    return None
-
-
-def _dispatches(dag_id: str, session: Session) -> bool:
-    """Return whether a task of a DAG is a StoreDispatchOperator, or of a class that inherits from it."""
-    written = SerializedDagModel.get(dag_id, session=session)
-    tasks = written.data["dag"]["tasks"] if written is not None and written.data else []
-    return any({"store_conn_id", "deliver_conn_ids"} <= {*task["__var"].get("template_fields", ())} for task in tasks)
-
-
-def _cause(connection: PageConnection, finding: FindingResponse, paused_dag: str | None) -> Cause:
+def _cause(connection: PageConnection, finding: FindingResponse, dags: Mapping[str | None, tuple[str, bool]]) -> Cause:
     cause = Cause(**finding.model_dump(), **asdict(connection), states=_STATES.get(finding.code, []))
-    if finding.code == "no-dispatcher" and paused_dag is not None:
-        cause.paused_dag = paused_dag
-        cause.what += f"; the DAG of the last dispatcher, {paused_dag}, is paused"
-        cause.remedy = f"unpause the DAG {paused_dag}"
-    if finding.code == "failed":
-        name = connection.connection_id
-        cause.remedy = (
-            f"repair the cause, then retry them: on this page, or by airflow delayed retry --store-conn-id"
-            f" {quote(name)}"
-        )
+    if finding.code == "no-dispatcher":
+        name = finding.deliver_conn_id
+        dag_id, is_paused = dags.get(None if name == connection.connection_id else name, (None, False))
+        cause.paused_dag, cause.run_dag = (dag_id, None) if is_paused else (None, dag_id)
     return cause

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import demo_ui
 import pytest
@@ -172,9 +172,8 @@ class Site:
             page = self._browser.open(f"{self._live.url}{path}")
         else:
             page = self._browser.open(f"{self._live.url}/auth/logout")
-            page.go(f"{self._live.url}/auth/login")
+            page.go(f"{self._live.url}/auth/login?next={quote(self._live.url + path, safe='')}")
             self.log_in(page, user)
-            page.go(f"{self._live.url}{path}")
         page.resize(1280, height)
         return page
 

@@ -8,12 +8,14 @@ from itertools import count
 import pytest
 from support.certificates import Authority
 from support.commands import airflow_command  # noqa: F401
+from support.forked import PATIENCE
 from support.rabbitmq import VirtualHost, virtual_host
 from support.sqs import clocked_fixture, clocked_server_fixture, world_fixture  # noqa: F401
 from support.stores import store_fixture  # noqa: F401
 from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.notifications import store_calls
 from services import rabbitmq
 
 
@@ -29,6 +31,12 @@ def virtual_hosts(rabbitmq_url: str) -> Iterator[VirtualHosts]:
 def idle_virtual_hosts() -> Iterator[None]:
     yield
     VirtualHosts.delete_idle()
+
+
+@pytest.fixture(autouse=True)
+def patient_notifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let notifiers wait for a store as long as a busy machine may need."""
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", float(PATIENCE))
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +16,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from support import pages
+from support.alert_rules import promtool
 
 from airflow_delayed.cli.service import BUCKETS
-from services import prometheus
 
 CASES = Path(__file__).with_name("alerts_test.yml")
 
@@ -28,15 +28,9 @@ def folder(here: Path) -> Path:
     return here / "docs/operations/monitoring"
 
 
-def promtool(*words: str | Path) -> None:
-    prometheus.require()
-    done = subprocess.run([prometheus.PROMTOOL, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def alerts(folder: Path) -> set[str]:
+def alerts(folder: Path) -> dict[str, dict[str, Any]]:
     groups = yaml.safe_load((folder / "alerts.yml").read_text())["groups"]
-    return {rule["alert"] for group in groups for rule in group["rules"]}
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def test_prometheus_reads_the_alert_rules(folder: Path):
@@ -46,13 +40,26 @@ def test_prometheus_reads_the_alert_rules(folder: Path):
 def test_each_alert_fires_and_is_silent(folder: Path):
     cases = [case for test in yaml.safe_load(CASES.read_text())["tests"] for case in test["alert_rule_test"]]
     for fires in (True, False):
-        assert {case["alertname"] for case in cases if bool(case["exp_alerts"]) == fires} == alerts(folder)
+        assert {case["alertname"] for case in cases if bool(case["exp_alerts"]) == fires} == alerts(folder).keys()
     promtool("test", "rules", CASES)
 
 
 def test_the_page_explains_each_alert(folder: Path):
     page = folder.with_suffix(".md").read_text()
-    assert set(re.findall(r"^\| `(Delayed\w+)` \|", page, re.MULTILINE)) == alerts(folder)
+    assert set(re.findall(r"^\| `(Delayed\w+)` \|", page, re.MULTILINE)) == alerts(folder).keys()
+
+
+def test_each_alert_leads_to_a_section_of_the_runbook(folder: Path):
+    text = (folder.parent / "troubleshooting.md").read_text()
+    headings = {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    for name, rule in alerts(folder).items():
+        page, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert page.endswith("/docs/operations/troubleshooting.html"), name
+        # the places of findings: tests/unit/test_troubleshooting_page.py
+        assert section in {*headings, "finding-{{ $labels.code }}"}, name
 
 
 def test_the_pages_settings_are_read_by_prometheus_and_known_to_airflow(folder: Path, tmp_path: Path):

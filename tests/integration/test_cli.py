@@ -301,6 +301,47 @@ def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
     assert hook.rates() == {"a=b": 0.5}
 
 
+def test_a_stream_is_restarted(hook: DelayedStoreHook, delayed):
+    unknown = delayed("stream-restart", "/streams/d/send/-1", "--yes")
+    assert (unknown.code, "The store knows no stream of /streams/d/send/-1" in unknown.err) == (1, True)
+    record = hook.take_stream("/streams/d/send/-1", "a task")
+    assert delayed("stream-restart", "/streams/d/send/-1", "--yes").code == 1
+    hook.release_stream("/streams/d/send/-1", "a task", record)
+    refused = delayed("stream-restart", "/streams/d/send/-1", answer="n")
+    assert (refused.code, "reads its source again from the start" in refused.err) == (1, True)
+    done = delayed("stream-restart", "/streams/d/send/-1", "--because", "moved", "-o", "json", answer="y")
+    assert done.rows == [{"stream": "/streams/d/send/-1", "restarted": True}]
+    assert [(one.action, one.because) for one in hook.audit()] == [("stream-restart", "moved")]
+    assert hook.take_stream("/streams/d/send/-1", "a task").restarts == 1
+
+
+def test_messages_are_paused_and_resumed(hook: DelayedStoreHook, delayed):
+    chosen = ("--destination", "q", "--dag-id", "nightly", "--run-id", "r1")
+    (would,) = delayed("pause", "--destination", "q", "--duration", "PT2H", "--dry-run", "-o", "json").rows
+    assert (would["waiting"], would["with_broker"], hook.pauses()) == (4, 1, [])
+    refused = delayed("pause", "--destination", "q", answer="n")
+    assert (refused.code, hook.pauses()) == (1, [])
+    assert "This would be: a pause of destination 'q': 4 messages wait in the store; 1 are already with" in refused.err
+    assert delayed("pause", "--destination", "q", "--on-unpause", "at_once", answer="y").code == 0
+    assert delayed("pause", *chosen, "--duration", "3600", "--because", "upgrade", "--actor", "ann", "--yes").code == 0
+    first, second = delayed("pause", "-o", "json").rows
+    assert (first["selection"], first["on_unpause"], first["ends_at"]) == ({"destination": "q"}, "at_once", None)
+    assert second["selection"] == {"destination": "q", "dag_id": "nightly", "run_id": "r1"}
+    assert (second["because"], second["who"].endswith("for ann"), second["spread"]) == ("upgrade", True, 600)
+    assert "nightly" in delayed("pause").out
+    (ended,) = delayed("unpause", *chosen, "--spread", "60", "--yes", "-o", "json").rows
+    assert (ended["ended"], ended["due"], ended["spread"]) == (True, 0, 60)
+    again = delayed("unpause", "--tag", "t", "--yes")
+    assert (again.code, again.err.strip()) == (1, "Nothing was changed: nothing is paused by these criteria.")
+    for wrong, text in (
+        (("--run-id", "r1"), "--run-id needs --dag-id"),
+        (("--tag", " "), "--tag is empty"),
+        (("--tag", "t", "--duration", "soon"), "'soon' is neither a number of seconds nor"),
+    ):
+        done = delayed("pause", *wrong, "--yes")
+        assert (done.code, text in done.err) == (1, True), done.err
+
+
 def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
     """The commands are there, and nothing that does their work is imported yet."""
     assert fresh["the commands"] == {
@@ -318,7 +359,7 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
 
 
 def test_tables_are_upgraded(hook: DelayedStoreHook, store: Store, delayed):
-    for name in ("WorkedAt", "Problem"):
+    for name in ("WorkedAt", "Troubles"):
         store.sql(hook, f'ALTER TABLE "delayed_messages_dispatchers" DROP COLUMN "{name}"')
     store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 0')
     plan = delayed("upgrade", "--dry-run", "-o", "json").rows

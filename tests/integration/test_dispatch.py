@@ -193,8 +193,7 @@ def test_a_lost_connection_is_no_failure_of_its_messages(store: Store):
     store.hook(None).send([message("queue", hook.now() - SECOND)])
     error = failed(store.dispatcher(hook, transport, deliver_conn_ids=["broker", hook.conn_id]), "empty")
     assert re.fullmatch(
-        r"connection 'broker': dispatching has failed since .* UTC \(limit 0 s\), last with: connection 'broker':"
-        " reset by peer",
+        r"connection 'broker': dispatching has failed since .* UTC \(limit 0 s\), last with: reset by peer",
         error.unavailable["broker"],
     )
     assert (error.failures, error.report.failed) == ({}, 0)

@@ -68,7 +68,7 @@ def test_a_full_queue_holds_up_no_other_and_uses_up_no_retry(
         hook.send([message(f"next{number}", due, destination="orders")])
         assert made.once().dispatched == 1
     assert caplog.text.count("destination 'full' takes no messages") == 1
-    assert max(one.next_try for one in hook.list() if one.next_try) - time.start > timedelta(seconds=time.seconds + 29)
+    assert max(one.next_try for one in hook.list() if one.next_try) - time.start > timedelta(seconds=time.seconds + 4)
 
     (kept,) = vhost.collect("full", enough=1)
     vhost.manage("DELETE", "queues/{vhost}/full")

@@ -21,12 +21,18 @@ def test_change_your_mind(page):
     assert len(list(pages.run(page))) == 12
 
 
-def test_each_command_is_one(page):
+def test_pause_and_resume(page):
+    assert len(list(pages.run(page.with_name("pause.md")))) == 4
+
+
+@pytest.mark.parametrize("name, commands", [("change-your-mind", 11), ("pause", 4)])
+def test_each_command_is_one(page, name: str, commands: int):
     from airflow.cli import cli_parser
 
     parser = cli_parser.get_parser()
-    lines = [line for language, text in pages.blocks(page) if language == "bash" for line in text.splitlines()]
-    assert len(lines) == 11
+    blocks = pages.blocks(page.with_name(f"{name}.md"))
+    lines = [line for language, text in blocks if language == "bash" for line in text.splitlines()]
+    assert len(lines) == commands
     for line in lines:
         words = shlex.split(line)
         assert words[:2] == ["airflow", "delayed"]

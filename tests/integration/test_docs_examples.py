@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from datetime import timedelta
 from urllib.parse import quote
 
-from support import pages
+from support import consuming, pages
 
 from airflow_delayed.message import DelayedMessage, utcnow
 
@@ -41,7 +40,7 @@ def dags_of(block):
 
 def test_every_block_is_ten_lines_or_so(here):
     blocks = code_blocks(here)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     for block in blocks:
         assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 11
 
@@ -131,7 +130,7 @@ def test_changing_ones_mind(here, tmp_path, connect, capsys):
     store.close()
 
 
-def test_consumer_recognises_duplicates(here, clocked_server, monkeypatch, connect):
+def test_a_consumer_of_sqs_does_its_work_once(here, clocked_server, monkeypatch, connect):
     # not on a server of the user's own, who may have such a queue
     sqs_endpoint = clocked_server.url
     for name, value in {
@@ -153,9 +152,11 @@ def test_consumer_recognises_duplicates(here, clocked_server, monkeypatch, conne
     ]
     hook.send(sent)
     hook.send(sent[:5])
-    block = block_with(here, "receive_message")
-    assert "WaitTimeSeconds=20" in block
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(block.replace("WaitTimeSeconds=20", "WaitTimeSeconds=1, MaxNumberOfMessages=10"), {})
-    assert sorted(printed.getvalue().splitlines()) == sorted(f"flight {number}" for number in range(12))
+    with contextlib.closing(consuming.connected(":memory:")) as database:
+        consuming.tables(database)
+        block = consuming.code("receive_message", database)
+        assert "WaitTimeSeconds=20" in block
+        block = block.replace("import boto3, psycopg", "import boto3")
+        exec(block.replace("WaitTimeSeconds=20", "WaitTimeSeconds=1, MaxNumberOfMessages=10"), {"database": database})
+        done = sorted(text for (text,) in database.execute("SELECT text FROM reminded"))
+    assert done == sorted(message.body.decode() for message in sent)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -206,17 +204,6 @@ def test_nservicebus(docs: Path, world: World):
 
     assert len(list(pages.run(docs / "nservicebus.md", due_now))) == 2
     assert world.ids() == []
-
-
-def test_a_consumer_with_a_table_does_its_work_once(docs: Path, world: World, tmp_path: Path):
-    world.install()
-    messages = [world.message(0, f"m{number}") for number in range(12)]
-    for _ in range(2):
-        world.hook.send([*messages, *messages[:5]])
-        list(pages.run(docs / "idempotent-consumers.md", quickly))
-    with closing(sqlite3.connect(tmp_path / "consumer.db")) as database:
-        work = sorted(text for (text,) in database.execute("SELECT text FROM reminded"))
-    assert work == sorted(message.body.decode() for message in messages)
 
 
 def test_life(docs: Path, world: World):

@@ -161,7 +161,7 @@ def test_a_database_that_accepts_and_says_nothing_is_silent(store: Store, connec
     code, out = doctor("--conn-id", "hangs")
     assert code == 1
     assert "error: connection hangs: silent" in out
-    assert "What to do: look whether the server hangs" in out
+    assert "What to do: look whether its database or broker hangs" in out
 
 
 def test_without_names_it_examines_what_the_configuration_names(store: Store, doctor, monkeypatch):
@@ -175,7 +175,7 @@ def test_without_names_it_examines_what_the_configuration_names(store: Store, do
 @pytest.mark.parametrize("seconds, text", [(-90, "s ahead of this machine"), (90, "s behind this machine"), (3, None)])
 def test_a_clock_that_differs_from_this_machines(store: Store, doctor, monkeypatch, seconds: int, text: str | None):
     store.installed()
-    monkeypatch.setattr("airflow_delayed.cli.doctor.utcnow", lambda: utcnow() + timedelta(seconds=seconds))
+    monkeypatch.setattr("airflow_delayed.store.health.utcnow", lambda: utcnow() + timedelta(seconds=seconds))
     code, out = doctor("--conn-id", store.conn_id)
     # a warning
     assert code == 0

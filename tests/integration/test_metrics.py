@@ -66,13 +66,37 @@ def test_gauges(store: Store, server: Statsd):
     assert found == {
         "waiting": 5,
         "due": 1,
-        "overdue": 1,
+        # in flight and retrying ones too
+        "overdue": 3,
         "in_flight": 1,
         "retrying": 1,
         "failed": 1,
         "expired": 0,
         "remembered": 1,
     }
+
+
+@sqlite
+def test_counts_that_take_long_leave_the_database_to_the_dispatchers(store: Store, server: Statsd, monkeypatch):
+    hook = store.installed()
+    now = hook.now()
+    hook.send([message("due", now - HOUR), message("expired", now - 3 * HOUR, expires_at=now - 2 * HOUR)])
+    clock, counted = [0.0], hook.counts
+
+    def counts(**options: object) -> object:
+        clock[0] += 6
+        return counted(**options)
+
+    monkeypatch.setattr(hook, "counts", counts)
+    made = metrics.Gauges(hook, lambda: clock[0])
+    told = []
+    for _ in range(12):
+        made.tell()
+        told.append(gauges(server.told()))
+        clock[0] += 30
+    # how late it is, is always known
+    assert all(3600 <= each["oldest_due_seconds"] < 3600 + PATIENCE for each in told)
+    assert [len(each) for each in told] == [9, *[1] * 9, 9, 1]
 
 
 @sqlite
@@ -179,6 +203,7 @@ def test_a_dispatcher_that_stays_in_the_triggerer_tells_its_gauges_meanwhile(sto
     transport = Transport()
     monkeypatch.setattr(store_dispatch, "delivery_for", lambda conn_id, clock: transport)
     monkeypatch.setattr(metrics, "GAUGES_EVERY", 0.05)
+    monkeypatch.setattr(metrics, "GAUGES_REST", 0)
     # as Airflow leaves it in the triggerer
     stats.initialize(factory=stats.Stats, export_legacy_names=False)
     metrics.begin_outside_tasks.cache_clear()

@@ -29,6 +29,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import DelayedError, InputError, TopologyError
 from airflow_delayed.notifications import store_calls
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
+from airflow_delayed.notifications.store_calls import CALL_SECONDS
 
 NOTIFIER = "airflow_delayed.notifications.notifiers.DelayedNotifier"
 CANCEL = "airflow_delayed.notifications.notifiers.DelayedCancelNotifier"
@@ -235,7 +236,7 @@ def silent(connect) -> Iterator[str]:
 def test_a_store_that_does_not_answer_is_one_line_and_the_error(
     kind, silent, broker, monkeypatch, caplog, capsys
 ) -> None:
-    assert store_calls.CALL_SECONDS == 10
+    assert CALL_SECONDS == 10
     monkeypatch.setattr(store_calls, "CALL_SECONDS", 0.5)
     # it is asked each time
     monkeypatch.setattr(store_calls, "SILENCE", 0.0)

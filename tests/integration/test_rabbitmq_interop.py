@@ -1,12 +1,9 @@
-"""Other clients: kombu reads our messages; the consumer of the docs recognises duplicates."""
+"""Another client: kombu reads our messages."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.rabbitmq import DUE_AT, VirtualHost, messages
@@ -47,29 +44,3 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
     assert body == "m 0"
     assert message.properties["message_id"] == "m0"
     assert at >= datetime.fromisoformat(message.headers[DUE_AT])
-
-
-def test_the_consumer_of_the_docs_knows_duplicates(hook: RabbitMQDelayHook, vhost: VirtualHost, here: Path) -> None:
-    class Enough(Exception):
-        pass
-
-    printed = []
-
-    def show(text: str) -> None:
-        printed.append(text)
-        if text == "end 0":
-            raise Enough
-
-    batch = messages("orders", [0] * 3)
-    hook.send(batch)
-    hook.send(batch)
-    hook.send(messages("orders", [2], prefix="end"))
-    names: dict[str, Any] = {"print": show, "parameters": vhost.parameters}
-    (code,) = re.findall(r"```python\n(import pika.*?)```", (here / "docs/start/consumers.md").read_text(), re.DOTALL)
-    code = code.replace('"reminders"', '"orders"').replace(
-        'pika.URLParameters("amqp://guest:guest@localhost:5672/%2F")', "parameters"
-    )
-    with pytest.raises(Enough):
-        exec(code, names)
-    names["connection"].close()
-    assert printed == ["m 0", "m 1", "m 2", "end 0"]

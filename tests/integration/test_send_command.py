@@ -189,7 +189,16 @@ def test_what_does_not_arrive_is_an_error(broker: VirtualHost, airflow_command: 
     assert broker.count("delayed.hex.unroutable") == 0
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT as in a terminal; what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @on_sqlite
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_takes_it_back_and_removes_the_queue(
     broker: VirtualHost, store: Store, airflow_command: Command, number: signal.Signals

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from support.rabbitmq import VirtualHost
-from support.spark import Connections, connections_fixture, rows, send, spark_fixture  # noqa: F401 - fixtures
+from support.spark import Connections, connections_fixture, rows, send, spark_fixture, waiting_store_fixture  # noqa: F401 - fixtures
 from support.sqs import World
-from support.stores import run_sql
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy, content_digest, key_id, scope_of
@@ -34,20 +31,6 @@ def broker(vhost: VirtualHost, connections: Connections) -> VirtualHost:
     connections.add("broker", **vhost.connection)
     vhost.declare("mail")
     return vhost
-
-
-@pytest.fixture
-def store(postgres_url: str, connections: Connections, connect) -> Iterator[DelayedStoreHook]:
-    """A store in PostgreSQL, as the connection ``waits``; seen here as Airflow's, for messages that broker delivers."""
-    schema = f"spark_{uuid4().hex[:8]}"
-    run_sql(postgres_url, f'CREATE SCHEMA "{schema}"')
-    connections.add_postgres("waits", postgres_url, schema)
-    connect("waits", connections.json("waits"))
-    made = DelayedStoreHook("waits", "broker")
-    made.install([])
-    yield made
-    made.close()
-    run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
 
 
 def test_executors_have_no_airflow(spark: SparkSession) -> None:

@@ -62,9 +62,9 @@ def test_no_dispatcher_within_a_day(store: Store):
 @pytest.mark.parametrize(
     "silent, ended, late, code",
     [
-        (16, False, 16, "no-dispatcher"),  # killed
-        (5, False, 16, None),  # at work, and it is not long ago
-        (5, False, 61, "overdue"),
+        (10, False, 11, "no-dispatcher"),  # killed
+        (5, False, 1, None),  # at work, and it is not long ago
+        (5, False, 11, "overdue"),
         (30, True, 40, None),  # a pass each minute
         (70, True, 61, "no-dispatcher"),
     ],
@@ -94,9 +94,10 @@ def test_the_last_dispatchers_did_not_list_the_connection(store: Store):
     assert "no dispatcher was at work for it within a day; the last dispatchers delivered through rabbit_old" in what
 
 
-def test_messages_that_a_dispatcher_holds_or_tries_again_later_are_not_overdue(store: Store):
+def test_messages_that_a_dispatcher_holds_or_tries_again_later_are_overdue_too(store: Store):
     hook = store.installed()
     store.dispatcher(hook, Transport()).run()
+    set_heartbeat(store, hook, 1, ended=False)
     for message_id in ("held", "later"):
         send(hook, message_id, 90 * SECOND)
     now = hook.now()
@@ -104,7 +105,13 @@ def test_messages_that_a_dispatcher_holds_or_tries_again_later_are_not_overdue(s
     with hook.engine.begin() as connection:
         connection.execute(messages.update().where(messages.c.Id == "later").values(NextTry=now + 60 * SECOND))
         connection.execute(past.insert().values(Id="held", Outcome="leased", At=now, ClaimedUntil=now + 60 * SECOND))
-    assert hook.health() == []
+    finding = found(hook)["overdue"]
+    assert finding.what.startswith("2 overdue, the oldest since ")
+    assert finding.what.endswith("for q, although a dispatcher is at work for it; 1 were tried in vain")
+    assert finding.since == min(one.due_at for one in hook.list())
+    assert hook.counts().overdue == 2
+    (late,) = hook.condition().lateness
+    assert (late.conn_id, late.destination, late.overdue, late.late_seconds >= 90) == ("broker", "q", 2, True)
 
 
 def test_failed_messages_are_named(store: Store):
@@ -151,10 +158,10 @@ def test_a_message_about_a_missed_run_needs_a_service(store: Store, dag_id, sile
     set_heartbeat(store, hook, silent, ended=ended)
     due = {"destination": "q", "body": b"x", "due_at": hook.now() + timedelta(hours=1)}
     hook.send([DelayedMessage(**due, message_id="other", tag="missed-runs")])
-    assert hook.health() == []
+    assert "no-service" not in found(hook)
     hook.send([DelayedMessage(**due, message_id="missed", tag="missed-run:etl")])
     if not problem:
-        assert hook.health() == []
+        assert "no-service" not in found(hook)
         return
     finding = found(hook)["no-service"]
     assert finding.severity == "error"
@@ -162,4 +169,4 @@ def test_a_message_about_a_missed_run_needs_a_service(store: Store, dag_id, sile
     command = f"airflow delayed dispatcher --store-conn-id {store.conn_id} --deliver-conn-ids broker"
     assert command in str(finding.remedy)
     hook.cancel("missed")
-    assert hook.health() == []
+    assert "no-service" not in found(hook)

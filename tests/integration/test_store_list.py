@@ -173,7 +173,8 @@ def test_counts(hook: DelayedStoreHook):
     assert found.numbers() == {
         "waiting": 2,
         "due": 1,
-        "overdue": 1,
+        # in flight and retrying ones too
+        "overdue": 3,
         "in_flight": 1,
         "retrying": 1,
         "failed": 1,

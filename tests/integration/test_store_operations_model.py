@@ -375,7 +375,8 @@ class OperationsMachine(RuleBasedStateMachine):
         names = ("waiting", "due", "in flight", "retrying", "failed", "expired")
         numbers = found.numbers()
         assert {name: numbers[name.replace(" ", "_")] for name in names} == {name: states.count(name) for name in names}
-        late = [due for state, due, _ in messages.values() if state == "due" and due <= self.now - minutes(5)]
+        not_received = ("due", "in flight", "retrying")
+        late = [due for state, due, _ in messages.values() if state in not_received and due <= self.now - minutes(5)]
         assert found.overdue == len(late)
         assert found.by_destination == ({"q": len(messages)} if messages else {})
         ahead = [due for name, (_, due, _) in messages.items() if due > self.now and not self.kept[name].over]

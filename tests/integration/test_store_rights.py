@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,6 +175,14 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert [one.stopped_by for one in viewing.jobs()] == ["editor"]
     assert len(list(viewing.audit())) == 10
 
+    editing.send([message("dropped", PAST)])
+    editing.pause(destination="q", duration=0, on_unpause="drop")
+    assert len(viewing.pauses()) == 1
+    dispatching.dispatcher(dispatching.hook(), Transport()).run()
+    assert (viewing.get("dropped").state, viewing.pauses()) == ("cancelled", [])
+    editing.pause(tag="t")
+    assert editing.unpause(tag="t").pause is not None
+
 
 def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
     world.before()
@@ -183,6 +192,18 @@ def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
 
     assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
     assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
+
+
+def test_a_sender_runs_a_stream_and_an_editor_restarts_it(world: SimpleNamespace):
+    world.before()
+    world.store("installer").hook().install([])
+    world.after()
+    sending, editing = world.store("sender").hook(), world.store("editor").hook()
+    record = sending.take_stream("/checkpoints/d/t/-1", "a task")
+    assert sending.renew_stream("/checkpoints/d/t/-1", "a task")
+    sending.release_stream("/checkpoints/d/t/-1", "a task", replace(record, query="q"))
+    assert editing.restart_stream("/checkpoints/d/t/-1")
+    assert sending.take_stream("/checkpoints/d/t/-1", "a task").query is None
 
 
 def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from sqlalchemy import func, select
 from support.stores import Store, Transport
 
@@ -158,3 +159,19 @@ def test_the_rate_of_a_dispatcher(store: Store):
     (seen,) = hook.dispatchers()
     assert seen.per_minute is None
     assert datetime.now(timezone.utc) - seen.seen_at < timedelta(minutes=5)
+
+
+def test_the_last_dispatched_message_is_known_after_a_cancel_of_very_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    hook = store.installed()
+    send(hook, timedelta(), "sent")
+    store.dispatcher(hook, Transport()).run()
+    names = [f"m{number}" for number in range(5)]
+    send(hook, -timedelta(hours=1), *names)
+    hook.cancel(names)
+    # as if these were tens of thousands
+    monkeypatch.setattr("airflow_delayed.store.queries.MAX_LOOKED_AT", 3)
+    last = hook.last_dispatched()
+    assert last is not None
+    assert last.message_id == "sent"

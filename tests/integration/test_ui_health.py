@@ -29,6 +29,7 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.sqs.settings import QueueSettings
+from airflow_delayed.ui import hook_pool
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -80,13 +81,13 @@ def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Pa
     assert (cause["connection_id"], cause["kind"], cause["states"]) == (store.conn_id, "store", ["due", "retrying"])
     assert cause["what"].startswith("17 overdue, the oldest since ")
     assert cause["what"].endswith("; the DAG of the last dispatcher, dispatch_store, is paused")
-    assert (cause["paused_dag"], cause["remedy"]) == (dag, "unpause the DAG dispatch_store")
+    assert (cause["paused_dag"], cause["run_dag"], cause["remedy"]) == (dag, None, "unpause the DAG dispatch_store")
     seen = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
     assert [(one["dispatcher"], one["dag_id"], bool(one["host"])) for one in seen] == [(dispatcher, dag, True)]
     with create_session() as session:
         session.get(DagModel, dag).is_paused = False
     (cause,) = health(page)["causes"]
-    assert (cause["code"], cause["paused_dag"]) == ("no-dispatcher", None)
+    assert (cause["code"], cause["paused_dag"], cause["run_dag"]) == ("no-dispatcher", None, dag)
     assert "airflow delayed dispatcher --store-conn-id" in cause["remedy"]
 
 
@@ -123,14 +124,67 @@ def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
 
     eventually(lambda: seen()["problem"])
     said = str(seen()["problem"])
-    assert re.fullmatch(r"it cannot send through connection 'broker' since [-\d]+ [:\d]+ UTC", said)
+    assert re.fullmatch(r"connection 'broker': reset by peer \(since [-\d]+ [:\d]+ UTC\)", said)
     assert (seen()["per_minute"], seen()["at_work"]) == (0, True)
     (cause,) = [one for one in health(page)["causes"] if one["code"] == "connection-fails"]
-    assert cause["severity"] == "error"
-    # a broker's own words are in the log alone
-    assert "reset by peer" not in str(cause) + said
+    assert (cause["severity"], cause["deliver_conn_id"]) == ("error", "broker")
+    assert re.match(
+        r"dispatchers cannot send through it since [-\d]+ [:\d]+ UTC: reset by peer \(3 overdue; ", cause["what"]
+    )
+    assert datetime.fromisoformat(cause["since"]) <= hook.now()
     dispatcher.close()
     assert (seen()["problem"], seen()["per_minute"]) == (said, None)
+
+
+def test_each_destination_has_a_verdict_of_its_own(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("airflow_delayed.store.dispatch.dispatcher.HEARTBEAT", 0.05)
+    hook = store.installed()
+    hook.send([message("m", hook.now()), message("n", hook.now(), destination="gone")])
+    store.dispatcher(hook, Transport(missing={"gone"})).once()
+
+    def verdicts() -> dict[str, tuple[object, ...]]:
+        page.pool.invalidate_store(store.conn_id)
+        late = health(page)["lateness"]
+        return {one["destination"]: (one["status"], one["code"], one["conn_id"]) for one in late}
+
+    # for the first seconds it needs a look, then it fails; the other one goes on
+    warned = {"q": ("delivering", None, "broker"), "gone": ("late", "destination-missing", "broker")}
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_delayed.store.health._FAILS_AFTER", HOUR)
+        eventually(lambda: verdicts() == warned)
+    monkeypatch.setattr("airflow_delayed.store.health._FAILS_AFTER", 0 * HOUR)
+    assert verdicts() == {**warned, "gone": ("failing", "destination-missing", "broker")}
+    gone, delivered = health(page)["lateness"]
+    assert (gone["destination"], delivered["dispatched"]) == ("gone", 1)
+    assert datetime.fromisoformat(gone["since"]) <= hook.now()
+
+
+@on_postgres_too
+def test_a_pause_is_in_the_verdict_with_its_end(store: Store, page: Page):
+    hook = store.installed()
+    dispatched_by(hook)
+    hook.send([message("m", hook.now() - LATE)])
+    url = f"/api/v1/stores/{store.conn_id}"
+    selections = [{"destination": "q"}, {"destination": "other", "deliver_conn_id": "broker"}, {"tag": "t"}]
+    for number, selection in enumerate(selections):
+        page.post(f"{url}/pause", "op", selection=selection, duration_seconds=3600 * (number + 1), dry_run=False)
+    found = health(page)
+    assert (found["status"], {one["code"] for one in found["causes"]}) == ("degraded", {"paused"})
+    assert [one["pause"]["selection"] for one in found["causes"]] == selections
+    ends = [one["pause"]["ends_at"] for one in found["causes"]]
+    listed = [(one["destination"], one["conn_id"], one["status"], one["until"]) for one in found["lateness"]]
+    # a tag is no destination
+    assert sorted(listed) == [("other", "broker", "paused", ends[1]), ("q", "", "paused", ends[0])]
+    for selection in selections:
+        page.post(f"{url}/unpause", "op", selection=selection, on_unpause="at_once", dry_run=False)
+    assert {one["code"] for one in health(page)["causes"]} == {"no-dispatcher"}
+    # the queue tables of the store are named as they are paused
+    own = {"deliver_conn_id": store.conn_id}
+    page.post(f"{url}/pause", "op", selection=own, dry_run=False)
+    assert page.get(f"{url}/pauses", "op")["pauses"][-1]["selection"] == own
+    held = {"selection": own, "ends_at": None, "on_unpause": "spread", "spread": 600}
+    assert health(page)["causes"][-1]["pause"] == held
+    assert page.post(f"{url}/unpause", "op", selection=own, dry_run=False)["ended"]
 
 
 def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
@@ -234,6 +288,8 @@ def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: 
 
 @on_postgres_too
 def test_what_will_be_late(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    # however slow the machine is
+    monkeypatch.setattr(hook_pool, "SLOW_SECONDS", 60.0)
     hook = store.installed()
     monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "t")
     with closing(hook.dispatcher(["broker"], lambda *_: Transport(), max_rate=0.5, lookahead=0 * HOUR)) as dispatcher:

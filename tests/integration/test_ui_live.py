@@ -7,8 +7,8 @@ from threading import Event
 
 import pytest
 from support.operations_page import Page, own_store_fixture, page_fixture, served_page_fixture  # noqa: F401 - fixtures
-from support.standing import give_up, mark_dispatched
-from support.stores import Store, message, on_postgres_too
+from support.standing import give_up, hold, mark_dispatched
+from support.stores import Store, Transport, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, key_id
@@ -66,6 +66,59 @@ def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monk
     assert (connection["summary"], connection["error"]["code"]) == (None, "too_slow")
     assert [cause["code"] for cause in found["health"]["causes"]] == ["silent"]
     assert ids(found["page"]) == ["m"]
+
+
+@on_postgres_too
+def test_all_of_a_customer_is_counted_by_state(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    run = store.hook(origin=Origin(dag_id="a dag", run_id="r", task_id="t", map_index=-1))
+    run.send([message(name, hook.now(), tag="customer") for name in ("m0", "m1")])
+    store.dispatcher(hook, Transport()).run()
+    run.send([message(f"m{number}", hook.now() + HOUR, tag="customer") for number in range(2, 7)])
+    hook.send([message("due", hook.now(), tag="customer"), message("other", hook.now() + HOUR, tag="other")])
+    give_up(hook, "m2")
+    hook.cancel(["m3"])
+    hold(hook, "m4")
+    url = f"/api/v1/stores/{store.conn_id}/states"
+    found = {"waiting": 2, "due": 1, "in flight": 1, "failed": 1, "dispatched": 2, "cancelled": 1}
+    assert page.get(url, "op", tag="customer") == {"counts": found, "at_least": False}
+    # whatever the state that is listed is
+    assert page.get(url, "op", tag="customer", state=["failed"])["counts"] == found
+    del found["due"]
+    assert page.get(url, "op", dag_id="a dag", run_id="r")["counts"] == found
+    # by a destination nothing finds remembered ids quickly
+    assert page.get(url, "op", destination="q")["counts"] == {"waiting": 3, "due": 1, "in flight": 1, "failed": 1}
+    monkeypatch.setattr("airflow_delayed.store.counts.MOST_BY_STATE", 2)
+    few = page.get(url, "op", tag="customer")
+    assert (sum(few["counts"].values()), few["at_least"]) == (2 + 1 + 2, True)
+    assert page.error("GET", url, "viewer", params={"tag": "customer"}) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"due_from": "garbage"}, "due_from must be a date and time with a zone, such as 2030-01-31T12:00:00Z"),
+        ({"due_until": "2030-01-31T12:00:00"}, "due_until must be a date and time with a zone, such as"),
+        (
+            {"state": "nonsense"},
+            "state must be 'waiting', 'due', 'in flight', 'retrying', 'failed' or 'expired' or must be 'dispatched' or"
+            " 'cancelled'",
+        ),
+        ({"id": "x" * 300}, "id may have 250 characters at most"),
+        ({"tag": "\0"}, "tag has a character that it may not have"),
+        ({"dag_id": "d", "map_index": "first"}, "map_index must be a whole number"),
+        ({"dag_id": "d", "map_index": -2}, "map_index must be -1 or more"),
+        ({"limit": 1000}, "limit must be 200 or less"),
+        ({"run_id": "r"}, "run_id, task_id and map_index need dag_id"),
+        ({"colour": "red"}, "colour is not known"),
+        ({"after": "never"}, "after: after= is no token of a listed message"),
+    ],
+)
+def test_wrong_input_is_named_by_its_field(store: Store, page: Page, wrong: dict[str, str], said: str):
+    store.installed()
+    answer = page.ask("GET", f"/api/v1/stores/{store.conn_id}/messages", "op", params=wrong)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid")
+    assert answer.json()["error"]["message"].startswith(said)
 
 
 @on_postgres_too

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from unittest.mock import AsyncMock
@@ -33,7 +35,6 @@ from support.stores import Store, message, on_postgres_too
 import airflow_delayed.ui as ui
 from airflow_delayed.identity import Origin
 from airflow_delayed.store.api import hash_of
-from airflow_delayed.store.dispatch.report import LEASES_LOST, SENDING_FAILS
 from airflow_delayed.ui.app import create
 from airflow_delayed.ui.hook_pool import TooSlow
 from airflow_delayed.ui.plugin import LazyApp
@@ -42,6 +43,7 @@ LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 #: Each route: its method, its path, what to ask, and who may: a role, or whoever may see the connection.
 CHANGE = {"ids": ["m"], "dry_run": True}
 JOB = {"action": "cancel", "filter": {"tag": "of no message"}}
+PAUSE = {"selection": {"tag": "of no message"}, "dry_run": True}
 ROUTES = [
     ("GET", "/", {}, "viewer"),
     ("GET", "/static/{name}", {"name": "app.js"}, "viewer"),
@@ -51,6 +53,7 @@ ROUTES = [
     ("GET", "/api/v1/health", {}, "viewer"),
     ("GET", "/api/v1/live", {}, "viewer"),
     ("GET", "/api/v1/stores/{connection_id}/failures", {}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/states", {"params": {"tag": "t"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/search", {"params": {"q": "m"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/summary", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
@@ -69,9 +72,14 @@ ROUTES = [
     ("GET", "/api/v1/stores/{connection_id}/jobs/{job}", {"job": "1"}, "sees"),
     ("POST", "/api/v1/stores/{connection_id}/jobs", {"json": JOB}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/jobs/{job}/stop", {"job": "1", "json": {}}, "op"),
+    ("GET", "/api/v1/stores/{connection_id}/pauses", {}, "sees"),
+    ("POST", "/api/v1/stores/{connection_id}/pause", {"json": PAUSE}, "op"),
+    ("POST", "/api/v1/stores/{connection_id}/unpause", {"json": PAUSE}, "op"),
     ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "sees"),
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
+    ("POST", "/api/v1/rabbitmq/{connection_id}/install", {"json": {"dry_run": True}}, "op"),
+    ("POST", "/api/v1/sqs/{connection_id}/{queue}/install", {"queue": "q", "json": {"dry_run": True}}, "op"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/history", {"params": {"seconds": 86400}}, "sees"),
 ]
@@ -255,15 +263,19 @@ def test_viewers_do_not_see_what_dispatchers_wrote(
     monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
     hook = store.hooks[-1]
     now = hook.now()
-    problems = (
-        f"{SENDING_FAILS} 'broker': 10.1.2.3: login svc_admin refused at payroll",
-        f"{LEASES_LOST} worker-7.internal",
-        "FATAL: role pg_admin may not update",
-    )
+    reasons = {
+        "connection": "10.1.2.3: login svc_admin refused at payroll",
+        "leases": "on worker-7.internal",
+        "database": "FATAL: role pg_admin may not update",
+    }
+    trouble = {"conn_id": "broker", "destination": None, "since": now.isoformat()}
     texts = ("svc_admin", "10.1.2.3", "payroll", "pg_admin", "worker-7.internal")
     with hook.engine.begin() as connection:
         row = {"ConnIds": '["broker"]', "StartedAt": now, "SeenAt": now, "Host": "worker-7.internal", "DagId": "theirs"}
-        rows = [{**row, "Id": f"d{number}", "Problem": problem} for number, problem in enumerate(problems)]
+        rows = [
+            {**row, "Id": kind, "Troubles": json.dumps([{**trouble, "kind": kind, "reason": reason}])}
+            for kind, reason in reasons.items()
+        ]
         connection.execute(hook.tables.dispatchers.insert(), rows)
     shown.pool.close()
     paths = (f"/api/v1/stores/{store.conn_id}/summary", "/api/v1/health", f"/api/v1/live?store={store.conn_id}")
@@ -375,6 +387,41 @@ def test_of_a_dag_that_airflow_does_not_have_the_right_to_the_connection_decides
         job = {"action": "cancel", "filter": {"dag_id": "deleted"}}
         assert two_teams.error("POST", f"{top}/jobs", "editor", json=job) == (403, "forbidden")
         assert two_teams.post(f"{top}/cancel", "op of ours", ids=["s1"], dry_run=False)["changed"] == 1
+
+
+def test_a_destination_is_paused_by_who_may_edit_the_connection_and_a_dag_by_who_may_edit_it(
+    store: Store, two_teams: Page, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    two_teams.add_user("editor of ours", "user", ["ours"])
+    two_teams.add_user("editor of theirs", "user", ["theirs"])
+    top = f"/api/v1/stores/{store.conn_id}"
+    events = select(Log.event).where(Log.event.like("delayed_deliveries.%pause"))
+    with create_session() as session:
+        # of other tests
+        before = session.scalars(events).all()
+    whole = [{"destination": "q"}, {"deliver_conn_id": "broker"}, {"tag": "t"}]
+    of_dag = [{"dag_id": "our_dag"}, {"dag_id": "our_dag", "run_id": "r"}]
+    with dags(DAG("our_dag"), team="ours"):
+        for action in ("pause", "unpause"):
+            for selection in whole:
+                ask = {"selection": selection, "dry_run": False}
+                assert two_teams.post(f"{top}/{action}", "op of ours", **ask)["text"]
+                for user in ("editor of ours", "editor of theirs", "op of theirs"):
+                    assert two_teams.error("POST", f"{top}/{action}", user, json=ask) == (403, "forbidden")
+            for selection in of_dag:
+                ask = {"selection": selection, "dry_run": False, "because": "secret"}
+                assert two_teams.error("POST", f"{top}/{action}", "editor of theirs", json=ask) == (403, "forbidden")
+                assert two_teams.post(f"{top}/{action}", "editor of ours", **ask)["text"]
+            shown = two_teams.get(f"{top}/pauses", "editor of ours")["pauses"]
+            if action == "pause":
+                assert [one["selection"] for one in shown] == [*whole, *of_dag]
+                assert [one["may_change"] for one in shown] == [False] * 3 + [True] * 2
+                assert {one["because"].partition(";")[0] for one in shown[3:]} == {"hidden"}
+        assert [one.action for one in store.hook().audit(limit=10)] == ["unpause"] * 5 + ["pause"] * 5
+        with create_session() as session:
+            logged = Counter(session.scalars(events).all()) - Counter(before)
+        assert logged == {"delayed_deliveries.pause": 5, "delayed_deliveries.unpause": 5}
 
 
 def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, monkeypatch: pytest.MonkeyPatch):

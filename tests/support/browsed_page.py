@@ -44,6 +44,12 @@ class Site:
             page.wait_for("page.querySelector('#verdict')?.getAttribute('aria-busy') === 'false'")
         return page
 
+    def alone(self, user: str, query: str = "") -> chromium.Page:
+        """Open the page by itself, without all of Airflow around it, which takes twice the CPU."""
+        page = self._browser.open(user, f"/delayed-deliveries/{query}")
+        page.wait_for("page.querySelector('#verdict')?.getAttribute('aria-busy') === 'false'")
+        return page
+
     def log_in(self, page: chromium.Page, user: str) -> None:
         """Log in where Airflow asks for it."""
         self._browser.log_in(page, user)
@@ -155,3 +161,22 @@ def keyboard(page: chromium.Page) -> Iterator[Callable[[str], None]]:
     """Press keys, with the focus in the frame."""
     page.evaluate("page.defaultView.focus() || page.querySelector('#refresh').focus() || true")
     yield page.press
+
+
+def reach(page: chromium.Page, press: Callable[[str], None], name: str, most: int = 60) -> None:
+    """Press Tab until what has the focus has this name."""
+    focus = "(page.activeElement.getAttribute('aria-label') || page.activeElement.innerText)"
+    seen: list[str] = []
+    while name not in seen[-1:]:
+        assert len(seen) < most, seen
+        press("Tab")
+        seen.append(page.evaluate(focus))
+
+
+def answers(page: chromium.Page, script: str) -> None:
+    """Have a script answer the page's requests from now on, and have it ask."""
+    page.evaluate(
+        "(window => { const real = window.real ??= window.fetch, { Response } = window;"
+        f" window.fetch = async (address, options) => {{ {script} }}; return true; }})(page.defaultView)"
+    )
+    page.evaluate("page.querySelector('#refresh').click()")

@@ -21,9 +21,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "support.arming",
+        "support.consuming",
         "support.bridging",
         "support.dispatching",
         "support.adopting",
+        "support.pausing",
         "support.replying",
         "support.row_watching",
         "support.staying",

@@ -23,6 +23,7 @@ GROUPS = {
     "a fork server, for processes that are killed": (
         "tests/integration/test_dispatch_faults.py",
         "tests/integration/test_dispatcher_service.py",
+        "tests/integration/test_inbox.py",
         "tests/integration/test_queue_table_killed.py",
         "tests/integration/test_queue_table_replies.py",
         "tests/integration/test_rabbitmq_bridge.py",
@@ -67,9 +68,11 @@ GROUPS = {
 
 #: Files of which each is played alone and takes more than 15 s, longest first.
 LONG_FILES = (
+    "tests/integration/test_broken_setups.py",
     "tests/integration/test_rabbitmq_migrate.py",
     "tests/integration/test_rabbitmq.py",
     "tests/integration/test_rabbitmq_topologies.py",
+    "tests/integration/test_canaries.py",
     "tests/integration/test_docs_site.py",
     "tests/integration/test_dispatch_standstill.py",
     "tests/integration/test_rabbitmq_uninstall.py",

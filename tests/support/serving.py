@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Event
 
 from airflow.cli import cli_parser
 
@@ -12,7 +14,9 @@ from airflow_delayed import metrics
 from airflow_delayed.cli import commands, service  # noqa: F401 - the parser imports them when a command is called
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.store.policy import DispatchPolicy
 from support.dispatching import Journal
 
 
@@ -66,3 +70,11 @@ def serve(
     logging.getLogger("airflow_delayed").addHandler(logging.FileHandler(log))
     args = cli_parser.get_parser().parse_args(["delayed", "dispatcher", *arguments])
     args.func(args)
+
+
+def dispatch_for_ever(pipe: Connection, *, conn_id: str, deliver_conn_id: str) -> None:
+    """Dispatch through one connection as the command does, until the process is killed."""
+    hook = partial(DelayedStoreHook, conn_id, deliver_conn_id)
+    service.ConnectionLoop(deliver_conn_id, DispatchPolicy(), hook, None, lambda: None).start()
+    pipe.send("ready")
+    Event().wait()

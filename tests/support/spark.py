@@ -6,14 +6,20 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from services import java
+
+if TYPE_CHECKING:
+    from airflow_delayed.hooks.store import DelayedStoreHook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,6 +115,26 @@ class Connections:
 @pytest.fixture(name="connections")
 def connections_fixture(tmp_path: Path) -> Connections:
     return Connections(tmp_path / "connections.json")
+
+
+@pytest.fixture(name="store")
+def waiting_store_fixture(
+    postgres_url: str, connections: Connections, connect: Callable[..., str]
+) -> Iterator[DelayedStoreHook]:
+    """A store in PostgreSQL, as the connection ``waits``; seen here as Airflow's, for messages that broker delivers."""
+    # benchmarks import this module before Airflow has a home
+    from airflow_delayed.hooks.store import DelayedStoreHook
+    from support.stores import run_sql
+
+    schema = f"spark_{uuid4().hex[:8]}"
+    run_sql(postgres_url, f'CREATE SCHEMA "{schema}"')
+    connections.add_postgres("waits", postgres_url, schema)
+    connect("waits", connections.json("waits"))
+    made = DelayedStoreHook("waits", "broker")
+    made.install([])
+    yield made
+    made.close()
+    run_sql(postgres_url, f'DROP SCHEMA "{schema}" CASCADE')
 
 
 def rows(spark: SparkSession, count: int, *, due_at: datetime, partitions: int = 2, prefix: str = "m") -> DataFrame:

@@ -51,6 +51,7 @@ from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import Row
 from airflow_delayed.store.drivers import raw_of
+from airflow_delayed.store.pauses import Hold, not_held
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, UtcTime
 
@@ -125,6 +126,7 @@ class ClaimRequest:
         one that has ended.
     :param passed: on PostgreSQL, the place up to which messages due at ``since`` are skipped, because they are claimed
         already.
+    :param holds: what pauses hold, which is not claimed.
     """
 
     deliver_conn_id: str | None
@@ -136,6 +138,7 @@ class ClaimRequest:
     passed: str = ""
     destination: str | None = None
     excluded: Sequence[str] = ()
+    holds: Sequence[Hold] = ()
 
 
 class NotAlone(Exception):
@@ -286,6 +289,7 @@ class _ClaimForm(NamedTuple):
     excludes: bool
     since: bool
     passed: bool
+    holds: Sequence[Hold]
 
 
 def _form(request: ClaimRequest) -> _ClaimForm:
@@ -295,6 +299,7 @@ def _form(request: ClaimRequest) -> _ClaimForm:
         bool(request.excluded),
         request.since is not None,
         bool(request.passed),
+        tuple(request.holds),
     )
 
 
@@ -391,7 +396,7 @@ def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
     if form.passed:
         behind = own_place() > cast(bindparam("passed", type_=Text()), Place())
         conditions.append(or_(table.c.Time > bindparam("since"), behind))
-    return conditions
+    return [*conditions, *not_held(tables, form.holds)]
 
 
 def _not_leased(tables: Tables) -> ColumnElement[bool]:
@@ -409,17 +414,26 @@ def _of_cursor(table: Table, cursor: ClaimCursor) -> list[ColumnElement[bool]]:
 
 
 def next_entry(
-    connection: Connection, tables: Tables, cursor: ClaimCursor, now: datetime, since: datetime | None = None
+    connection: Connection,
+    tables: Tables,
+    cursor: ClaimCursor,
+    now: datetime,
+    since: datetime | None = None,
+    holds: Sequence[Hold] = (),
+    until: datetime | None = None,
 ) -> datetime | None:
     """Return when the next message of a cursor may be claimed, a window before its due time; None: no message.
 
     A message with a lease counts too, because the lease may end.
 
     :param since: only messages that are due then or later; None: any.
+    :param holds: what pauses hold, which may not be claimed.
+    :param until: only messages that may be claimed then or before; None: any.
     """
     table, end = tables.messages, now + cursor.window
-    ours = [delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor)]
+    ours = [delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor), *not_held(tables, holds)]
     ours += [] if since is None else [table.c.Time >= since]
+    ours += [] if until is None else [table.c.Time <= until + cursor.window]
     untried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now, table.c.Time > end)
     first: datetime | None = connection.execute(
         select(table.c.Time).where(*ours, untried).order_by(table.c.Time).limit(1)

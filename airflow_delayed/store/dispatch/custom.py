@@ -30,8 +30,8 @@ from airflow_delayed.store.dispatch.attempt import (
     deliver,
     error_copy,
 )
-from airflow_delayed.store.dispatch.dispatcher import PASS_EVERY, DispatchLoop
 from airflow_delayed.store.dispatch.limits import Breaker, RateBreaker
+from airflow_delayed.store.dispatch.loop import PASS_EVERY, DispatchLoop
 from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter, DispatchFailed, DispatchReport
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row, shortened
 from airflow_delayed.store.notify import Poller, Waiter
@@ -57,7 +57,7 @@ _Result = TypeVar("_Result")
 class CustomDispatcher:
     """Dispatches the messages due within the lookahead, or within the transport's horizon if that is shorter.
 
-    Its passes are those of a :class:`airflow_delayed.store.dispatch.dispatcher.DispatchLoop`.
+    Its passes are those of a :class:`airflow_delayed.store.dispatch.loop.DispatchLoop`.
 
     :param store: not initialized yet; several dispatchers may use one store, each through its own object.
     :param name: passed to the store, which may name its tables after it.

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from threading import Event
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Engine
 
@@ -28,16 +29,21 @@ from airflow_delayed.errors import DelayedError, explained
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
+from airflow_delayed.store.dispatch.canary import Canary
 from airflow_delayed.store.dispatch.limits import Activity, RateLimit
+from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, DispatchLoop
+from airflow_delayed.store.dispatch.probe import ConnectionProbe
 from airflow_delayed.store.dispatch.prune import Pruner
 from airflow_delayed.store.dispatch.report import (
+    HEARTBEAT,
     KEPT_REASONS,
-    SENDING_FAILS,
     DispatchCounter,
     DispatchFailed,
     DispatchReport,
     Meter,
     Reach,
+    Trouble,
+    TroubleKind,
     record_heartbeat,
     staying,
 )
@@ -53,16 +59,14 @@ from airflow_delayed.threads import Ticker, relaxed_gc
 
 log = logging.getLogger(__name__)
 
-#: The sleep when other dispatchers have leases of all due messages.
-LEASED_SLEEP = timedelta(seconds=0.5)
-#: Seconds between two heartbeats in the store, and between two log lines of the counts.
-HEARTBEAT = 10.0
+#: Heartbeats from one log line of the counts to the next: 9 s.
+_LOGGED_EVERY = 3
 #: How long before it is sent a message is claimed, for a connection that gets messages when they are due.
 CLAIMED_AHEAD = timedelta(seconds=0.2)
-#: The longest time between two passes, in seconds.
-PASS_EVERY = 60.0
 #: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
 BESIDE = 0.01
+#: Seconds for which its end waits for canaries and probes of connections that hang.
+WATCHED = 2.0
 #: Seconds within which a dispatcher that stays hands over at its end what falls due next.
 HAND_OVER = 20.0
 
@@ -76,8 +80,9 @@ class Dispatcher:
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
-    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, and one each
-    for the leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
+    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, of RabbitMQ
+    one more if it stays (:mod:`airflow_delayed.store.dispatch.probe`) and one more with canaries, and one each for the
+    leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: returns the transport for the name of a connection and the clock that the transport uses.
@@ -90,6 +95,7 @@ class Dispatcher:
     :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
     :param dag_id: the DAG whose task dispatches; None: no task does.
+    :param canaries: if it stays, it sends canaries through connections that get messages when they are due.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, the list has no connection, or "exactly_once" is asked of another
         connection than the store's own.
@@ -111,6 +117,7 @@ class Dispatcher:
         meter: Meter | None = None,
         rate: RateLimit | None = None,
         dag_id: str | None = None,
+        canaries: bool = False,
         **policy: Any,
     ) -> None:
         self.policy = DispatchPolicy(**policy)
@@ -127,6 +134,10 @@ class Dispatcher:
         self._delivers = [None if name == conn_id else name for name in self._deliver_conn_ids]
         self._schema = schema
         self._stays = stays
+        self._with_canaries = canaries and stays
+        self._canaries: list[Canary] = []
+        #: Whether it goes on however long a connection fails.
+        self._until_stopped = False
         self._ending = False
         self._ended = False
         #: Connections for which another dispatcher stays, so that this one hands over nothing ahead.
@@ -153,6 +164,8 @@ class Dispatcher:
             rate=rate,
         )
         self._workers: list[ConnectionWorker | QueueTableWorker] | None = None
+        #: Of a dispatcher that stays, by connection.
+        self._probes: dict[str, ConnectionProbe] = {}
         self._threads: ThreadPoolExecutor | None = None
         #: What is at work, in this pass or since an earlier one.
         self._running: dict[ConnectionWorker | QueueTableWorker, Future[Any]] = {}
@@ -165,6 +178,7 @@ class Dispatcher:
         #: Writes signs of life, and logs progress, also while a pass waits for the database.
         self._heartbeat: Ticker | None = None
         self._logged = 0
+        self._heartbeats = 0
         self._passing = False
         self._pruner = Pruner(self._repository)
         #: When the last pass began, by the database's clock, if it moved no message.
@@ -176,12 +190,14 @@ class Dispatcher:
         Messages that a destination's rate holds back are waited for.
 
         :param until: "empty" goes on, with sleeps in between, until the store has no message of the listed connections,
-            retries included; a timedelta goes on for that long; "stopped" until :meth:`stop`, which ends any run.
+            retries included; a timedelta goes on for that long; "stopped" until :meth:`stop`, which ends any run, and
+            however long a connection fails: whenever its breaker trips, Airflow is asked for the connection again.
         :raises DispatchFailed: messages were given up, or a connection failed until its breaker tripped. Then the run
             ends early, after it has dispatched what was due on the other connections.
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
+        self._until_stopped = until == "stopped"
         seconds = until.total_seconds() if isinstance(until, timedelta) else inf if until == "stopped" else until
         loop = DispatchLoop(self, seconds, monotonic=self._monotonic)
         return loop.run() or self.report
@@ -260,10 +276,23 @@ class Dispatcher:
             counted, failures = worker.counter.take()
             report.merge(counted)
             self._failures.update(list(failures.items())[: KEPT_REASONS - len(self._failures)])
-            if worker.unavailable is not None:
+            if worker.unavailable is not None and not self._renews(worker):
                 self._unavailable[worker.conn_id] = worker.unavailable, worker.cause
+                log.error("%s", worker.unavailable)
         self.report.merge(report)
         return [self._running.pop(worker) for worker in finished]
+
+    def _renews(self, worker: ConnectionWorker | QueueTableWorker) -> bool:
+        """Give a worker another transport whose connection has failed for too long, unless the run may end for it."""
+        if not self._until_stopped or not isinstance(worker, ConnectionWorker):
+            return False
+        try:
+            worker.renew(self._transport(worker.conn_id, for_suspects=worker.for_suspects))
+        except Exception as error:
+            # the connection is not defined any more, or of an unknown type
+            worker.unavailable, worker.cause = explained(error), error
+            return False
+        return True
 
     def _at_work(self, worker: ConnectionWorker | QueueTableWorker) -> bool:
         return worker in self._running and not self._running[worker].done()
@@ -451,12 +480,18 @@ class Dispatcher:
     def close(self) -> None:
         """End what is being sent, join all threads, close the transports, and write the end to the store."""
         self._stop.set()
+        watchers: list[Canary | ConnectionProbe] = [*self._canaries, *self._probes.values()]
+        for watcher in watchers:
+            watcher.stop()
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
             self._count(DispatchReport())
         for worker in self._workers or ():
             worker.close()
+        ends = time.monotonic() + WATCHED
+        for watcher in watchers:
+            watcher.close(max(0.0, ends - time.monotonic()))
         if self._heartbeat is not None:
             self._heartbeat.close()
             log.info("store %r: %s", self._conn_id, self.report)
@@ -489,13 +524,25 @@ class Dispatcher:
         counter = DispatchCounter(conn_id, *self._meters)
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
+        transport = self._transport(conn_id, for_suspects=suspects is not None)
+        if self._with_canaries and suspects is None and transport.sooner_when_due:
+            # a broker that confirms within seconds is no slow one
+            again = partial(self._transport, conn_id, for_suspects=True)
+            self._canaries.append(Canary(conn_id, again, self._clock, self._stop, self._history.add))
+            self._canaries[-1].start()
+        if self._stays and conn_id not in self._probes and _looks(transport):
+            make_transport = partial(self._transport, conn_id, for_suspects=False)
+            self._probes[conn_id] = ConnectionProbe(conn_id, make_transport, self._clock)
+        ahead = CLAIMED_AHEAD if self._stays else timedelta(0)
+        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
+
+    def _transport(self, conn_id: str, *, for_suspects: bool) -> Delivery:
         transport = with_defaults(self._transports(conn_id, self._clock))
         transport.patient = False
         if self._stays:
             # a dispatcher that ends would leave the messages to its next run, though a broker hangs for a moment only
-            transport.silence = SILENCE if suspects is None else PATIENT_SILENCE
-        ahead = CLAIMED_AHEAD if self._stays else timedelta(0)
-        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
+            transport.silence = PATIENT_SILENCE if for_suspects else SILENCE
+        return transport
 
     def _reach(self, conn_id: str, transport: Delivery) -> Reach:
         """Return how far ahead the messages of a connection are dispatched.
@@ -535,149 +582,35 @@ class Dispatcher:
 
     def _beat(self) -> None:
         dispatched = self.report.dispatched + sum(one.counter.report.dispatched for one in self._workers or ())
-        if self._passing or dispatched != self._logged:
-            log.info("store %r: %s messages dispatched so far", self._conn_id, f"{dispatched:,}")
-        self._logged = dispatched
+        self._heartbeats += 1
+        if self._heartbeats % _LOGGED_EVERY == 0:
+            if self._passing or dispatched != self._logged:
+                log.info("store %r: %s messages dispatched so far", self._conn_id, f"{dispatched:,}")
+            self._logged = dispatched
         if self._repository.try_to_write(self._record_heartbeat):
             self._history.forget_written()
 
-    def _problem(self) -> str | None:
-        """Return what fails now, and since when; None: nothing.
-
-        It has no text of a broker, which may name a login: the log has it.
-        """
-        failing = [(one.conn_id, one.failing_since) for one in self._workers or () if one.failing_since is not None]
-        texts = [f"{SENDING_FAILS} {name!r} since {since:%Y-%m-%d %H:%M:%S} UTC" for name, since in failing]
-        return self._repository.problem() or "; ".join(texts) or None
+    def _troubles(self, now: datetime) -> list[Trouble]:
+        """Return what it cannot do now: of the database first, then of connections, then of destinations."""
+        found = [trouble for worker in self._workers or () for trouble in worker.troubles(now)]
+        found += filter(None, (canary.trouble(now) for canary in self._canaries))
+        failing = {trouble.conn_id for trouble in found if trouble.kind is TroubleKind.CONNECTION}
+        probed = (probe.trouble(now) for conn_id, probe in self._probes.items() if conn_id not in failing)
+        found += [trouble for trouble in probed if trouble is not None]
+        return self._repository.troubles() + sorted(found, key=lambda one: (one.destination is not None, one.since))
 
     def _record_heartbeat(self, connection: Connection, now: datetime) -> None:
-        state: dict[str, Any] = {"worked_at": self._repository.worked_at, "problem": self._problem(), **self._runs_in}
+        state: dict[str, Any] = {
+            "worked_at": self._repository.worked_at,
+            "troubles": self._troubles(now),
+            **self._runs_in,
+        }
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
         state["max_rate"] = self.policy.max_rate
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
 
 
-class Passes(Protocol):
-    """A dispatcher, as its :class:`DispatchLoop` sees it."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was stopped from outside."""
-        ...
-
-    @property
-    def ending(self) -> bool:
-        """Whether the run is to end as if its time were over."""
-        ...
-
-    @property
-    def unavailable(self) -> bool:
-        """Whether something failed that ends the run after a pass."""
-        ...
-
-    @property
-    def throttled(self) -> bool:
-        """Whether messages are due that a destination's rate holds back."""
-        ...
-
-    def once(self, most: float | None) -> object:
-        """Make one pass, and claim nothing more after so many seconds."""
-        ...
-
-    def next_due(self) -> timedelta | None:
-        """Return the time until a message may be due; None: there is no message."""
-        ...
-
-    def waiter(self, *, listen: bool) -> Waiter:
-        """Return what sleeps until then."""
-        ...
-
-    def hand_over(self) -> None:
-        """Dispatch ahead what falls due after the end."""
-        ...
-
-    def finish(self) -> DispatchReport:
-        """Return the counts, or raise the failures."""
-        ...
-
-    def close(self) -> None:
-        """End all threads, and close what is open."""
-        ...
-
-
-class DispatchLoop:
-    """Makes the passes of a dispatcher, and sleeps in between until a message may be due: one loop for all ways to run.
-
-    :param until: None: until all is dispatched that was due, messages included that a destination's rate holds back;
-        "empty": until the store has no message; a number: for so many seconds, ``math.inf`` until it is stopped.
-    """
-
-    def __init__(
-        self,
-        dispatcher: Passes,
-        until: float | Literal["empty"] | None,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._until = until
-        self._monotonic = monotonic
-        self._end = monotonic() + until if isinstance(until, float | int) else inf
-        # before the first pass, so that no message is missed
-        self._waiter = dispatcher.waiter(listen=until is not None)
-
-    def run(self) -> DispatchReport | None:
-        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
-
-        :raises DispatchFailed: see :meth:`Dispatcher.check`.
-        :raises BreakerTripped: the store's own database failed for too long.
-        :raises TopologyError: the store has no table.
-        """
-        dispatcher = self._dispatcher
-        try:
-            while not dispatcher.stopped:
-                dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
-                if dispatcher.unavailable or not self._sleep():
-                    break
-            if self._for_a_time and not dispatcher.stopped:
-                dispatcher.hand_over()
-            return None if dispatcher.stopped else dispatcher.finish()
-        finally:
-            dispatcher.close()
-            self._waiter.close()
-
-    @property
-    def _for_a_time(self) -> bool:
-        return isinstance(self._until, float | int)
-
-    @property
-    def _left(self) -> float:
-        return self._end - self._monotonic()
-
-    def _sleep(self) -> bool:
-        """Sleep until a message may be due; False: the loop is over."""
-        if self._until is None and not self._dispatcher.throttled:
-            return False
-        again = self._monotonic() + PASS_EVERY
-        woken = False
-        while not self._dispatcher.stopped:
-            if self._dispatcher.ending:
-                return False
-            due = self._dispatcher.next_due()
-            # a message that is due now does not end the run before its time
-            if self._left <= 0 or (due is None and not self._for_a_time):
-                return False
-            # rows leased by others are not claimed again at once, unless an earlier message may have been stored
-            if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):
-                return True
-            most = min(self._waiter.longest, again - self._monotonic(), self._left)
-            if due is not None and due.total_seconds() <= most:
-                if not self._waiter.wait(due.total_seconds()):
-                    return True
-                woken = True
-            else:
-                woken = self._waiter.wait(max(0.0, most)) or self._waiter.longest < PASS_EVERY
-                if self._monotonic() >= again:
-                    return True
-        return False
+def _looks(transport: Delivery) -> bool:
+    """Return whether a transport can look whether its connection works."""
+    return getattr(type(transport), "probe", Delivery.probe) is not Delivery.probe

@@ -67,6 +67,11 @@ class Breaker:
         """Note a success."""
         self._since = None
 
+    def restart(self) -> None:
+        """Let the time until it trips begin now; it has failed since as long as before."""
+        if self._since is not None:
+            self._since = self._monotonic(), self._since[1]
+
     def failure(self, reason: str) -> bool:
         """Note a failure, and return whether the breaker has tripped."""
         with self._lock:
@@ -76,15 +81,15 @@ class Breaker:
         return self.tripped
 
     @property
-    def failing(self) -> bool:
-        """Whether the operation has failed, with no success since."""
-        return self._since is not None
-
-    @property
     def failing_since(self) -> datetime | None:
         """When the operation failed first, with no success since; None: it works."""
         since = self._since
         return None if since is None else since[1]
+
+    @property
+    def last(self) -> str:
+        """The reason of the last failure."""
+        return self._last
 
     @property
     def tripped(self) -> bool:

@@ -9,6 +9,7 @@ from threading import Lock
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
+from airflow_delayed.store.pauses import Pause
 from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,8 @@ class ClaimedBatch:
     A :class:`airflow_delayed.store.dispatch.worker.ConnectionWorker` sends in one thread, and settles and claims in a
     second one; while the second one has nothing to do, the first may settle and claim too. Which thread writes a field:
 
-    - ``rows``, ``holder``: the thread that claims, before another thread has the batch. (The thread that settles
-      removes ``ctid`` from rows that were moved, under ``lock``.)
+    - ``rows``, ``holder``, ``pauses``: the thread that claims, before another thread has the batch. (The thread that
+      settles removes ``ctid`` from rows that were moved, under ``lock``.)
     - ``outcome``: the thread that sends, before the batch is settled.
     - ``deadline``, ``lease_lost``: the thread of the :class:`LeaseRenewer`, under ``lock``. The thread that sends
       reads them without it, and looks again every :data:`airflow_delayed.store.dispatch.worker.CHECK_SECONDS`.
@@ -31,11 +32,13 @@ class ClaimedBatch:
     :param holder: the name under which the rows are leased, of this claim alone: the same dispatcher may claim a row
         again whose lease has ended.
     :param deadline: by this machine's monotonic clock.
+    :param pauses: of which nothing was claimed.
     """
 
     rows: Sequence[Row]
     holder: str
     deadline: float
+    pauses: Sequence[Pause] = ()
     #: For renewing the lease and for settling, so that the two do not meet in the database.
     lock: Lock = field(default_factory=Lock)
     #: The lease of a row has ended: another dispatcher may have claimed it, or a change removed it.

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable, some
-from airflow_delayed.message import parse_moment
+from airflow_delayed.message import UTC, parse_moment
 from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_first
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
@@ -22,15 +23,16 @@ log = logging.getLogger(__name__)
 
 #: How long a run of a dispatcher is kept after its last heartbeat.
 DISPATCHERS_KEPT = timedelta(days=1)
-#: A dispatcher writes a sign of life every 10 s; without one for this long it does not work.
-DISPATCHER_SILENT = timedelta(seconds=15)
-#: How problems begin that are none of the database.
-SENDING_FAILS = "it cannot send through connection"
-LEASES_LOST = "leases ended before the messages were sent and settled"
-#: How many runs of dispatchers are read at most, and how many characters of the names of their connections: anybody
-#: with the right to INSERT can write more.
+#: Seconds between two heartbeats of a dispatcher in the store.
+HEARTBEAT = 3.0
+#: Without a heartbeat for this long a dispatcher does not work.
+DISPATCHER_SILENT = timedelta(seconds=3 * HEARTBEAT)
+#: How many runs of dispatchers are read at most, and how many characters of each JSON text of theirs: anybody with the
+#: right to INSERT can write more.
 MOST_RUNS = 1000
-_MOST_CHARACTERS = 8192
+_MOST_CHARACTERS = 16_384
+#: The most troubles that a heartbeat names, and characters of the reason of each.
+MOST_TROUBLES, _MOST_OF_REASON = 20, 300
 
 
 @dataclass(slots=True)
@@ -217,6 +219,44 @@ class DispatchCounter:
         log.warning("connection %r: %s", self.conn_id, text)
 
 
+class TroubleKind(str, Enum):
+    """What a dispatcher cannot do at present."""
+
+    #: Send anything through a connection.
+    CONNECTION = "connection"
+    #: Send to a destination that takes no messages: its queue is full, or confirms nothing, or its table is locked.
+    REFUSED = "refused"
+    #: Send to a destination that is not there, or that the login has no right to; its messages are given up.
+    MISSING = "missing"
+    #: Work in the store's database.
+    DATABASE = "database"
+    #: Send and settle messages before their leases end.
+    LEASES = "leases"
+    #: Get its own canaries back from a broker in time.
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What a dispatcher cannot do, with its reason, which has no secret but may name hosts and users.
+
+    :param conn_id: the connection; None: the queue tables of the store's own database.
+    :param destination: None: all of the connection.
+    :param since: by the database's clock.
+    """
+
+    kind: TroubleKind
+    conn_id: str | None = None
+    destination: str | None = None
+    since: datetime
+    reason: str
+
+    def __str__(self) -> str:
+        of = f"destination {self.destination!r}: " if self.destination is not None else ""
+        where = f"connection {self.conn_id!r}: " if self.conn_id is not None else ""
+        return f"{where}{of}{self.reason} (since {self.since:%Y-%m-%d %H:%M:%S} UTC)"
+
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How long before its due time a dispatcher takes a message for a connection.
@@ -242,7 +282,7 @@ def record_heartbeat(
     now: datetime,
     *,
     worked_at: datetime | None = None,
-    problem: str | None = None,
+    troubles: Sequence[Trouble] = (),
     host: str | None = None,
     dag_id: str | None = None,
     reaches: Mapping[str, Reach] | None = None,
@@ -254,7 +294,7 @@ def record_heartbeat(
     :param deliver_conn_ids: the connections that it delivers through; None stands for the queue tables of the store's
         own database.
     :param worked_at: when it last claimed, settled or delivered messages.
-    :param problem: what fails now.
+    :param troubles: what it cannot do now; the first 20 are written.
     :param host: the machine that it runs on.
     :param dag_id: the DAG whose task it is.
     :param reaches: by connection how long before its due time it takes a message.
@@ -262,12 +302,49 @@ def record_heartbeat(
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
-    values |= {"Problem": None if problem is None else shortened(problem), "Host": host, "DagId": dag_id}
+    values |= {"Troubles": _json_of_troubles(troubles) if troubles else None, "Host": host, "DagId": dag_id}
     values |= {"Reaches": None if reaches is None else _json_of(reaches), "MaxRate": max_rate}
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
     connection.execute(delete(table).where(table.c.SeenAt < now - DISPATCHERS_KEPT))
+
+
+def _json_of_troubles(troubles: Sequence[Trouble]) -> str:
+    written = [
+        {
+            "kind": one.kind.value,
+            "conn_id": one.conn_id,
+            "destination": one.destination,
+            "since": one.since.isoformat(),
+            "reason": shortened(one.reason)[:_MOST_OF_REASON],
+        }
+        for one in troubles[:MOST_TROUBLES]
+    ]
+    return json.dumps(written, ensure_ascii=False)
+
+
+def troubles_column(connection: Connection, tables: Tables) -> ColumnElement[str]:
+    """Return the column of a dispatcher's troubles, for :func:`troubles_in`."""
+    return dialect_of(connection).beginning(tables.dispatchers.c.Troubles, _MOST_CHARACTERS)
+
+
+def troubles_in(text: str | None) -> tuple[Trouble, ...]:
+    """Return the troubles in a JSON text; none if anybody else has written it, or it was cut off."""
+    try:
+        return tuple(_trouble_of(one) for one in json.loads(text or "[]")[:MOST_TROUBLES])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return ()
+
+
+def _trouble_of(written: Mapping[str, Any]) -> Trouble:
+    names = written["conn_id"], written["destination"]
+    if not all(one is None or isinstance(one, str) for one in names):
+        raise ValueError("a name is no text")
+    since = datetime.fromisoformat(written["since"]).astimezone(UTC)
+    reason = shortened(str(written["reason"]))[:_MOST_OF_REASON]
+    kind = TroubleKind(written["kind"])
+    return Trouble(kind=kind, conn_id=names[0], destination=names[1], since=since, reason=reason)
 
 
 def _json_of(reaches: Mapping[str, Reach]) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from math import inf
 from threading import Event
@@ -21,15 +21,18 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker, RateLimit
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
-from airflow_delayed.store.dispatch.report import LEASES_LOST, BreakerTripped
+from airflow_delayed.store.dispatch.report import BreakerTripped, Trouble, TroubleKind
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
 from airflow_delayed.store.engine import CarriedClock, database_errors
 from airflow_delayed.store.network import Watchdog
 from airflow_delayed.store.notify import Waiter, waiter_for
+from airflow_delayed.store.outcomes import Outcomes
+from airflow_delayed.store.pauses import Pause, PauseReader, drop, holds_of
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.rates import RateReader
 from airflow_delayed.store.schema import Tables
+from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ RESTART_AFTER = 1.0
 _PAUSE, RESTING_PAUSE = 10, 200
 #: Seconds between two questions to the database while nothing may be claimed.
 _ASK_EVERY = 10.0
+#: Seconds between two looks whether the pauses have to be read because of messages that are being sent.
+_PAUSES_EVERY = 0.25
 #: Seconds for which a dispatcher reports that it lost leases.
 LOSS_REPORTED = 600.0
 #: Seconds for which another dispatcher is expected beside this one, after it has claimed the same messages.
@@ -109,7 +114,7 @@ class DispatchRepository:
             for activity in Activity
         }
         #: The last loss of leases, for the sign of life, and until when it is reported.
-        self._leases_lost = ""
+        self._leases_lost: Trouble | None = None
         self._lost_until = -inf
         #: When this dispatcher last claimed, settled or delivered messages, by the database's clock.
         self.worked_at: datetime | None = None
@@ -120,19 +125,31 @@ class DispatchRepository:
             clock,
         )
         self._rates = RateReader(tables, monotonic)
+        self.pauses = PauseReader(tables, monotonic)
+        self._pauses_ticker: Ticker | None = None
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
         self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
 
     def close(self) -> None:
-        """End the renewal of leases, and the watchdog."""
+        """End the renewal of leases, the reading of pauses, and the watchdog."""
         self._renewer.close()
+        if self._pauses_ticker is not None:
+            self._pauses_ticker.close()
+            self._pauses_ticker = None
         self._watchdog.close()
 
-    def problem(self) -> str | None:
-        """Return what fails now, since when and why, without values; None: nothing."""
-        failing = [str(breaker) for breaker in self._breakers.values() if breaker.failing]
-        problem = failing[0] if failing else self._watchdog.unanswered()
-        return self._leases_lost if problem is None and self.monotonic() < self._lost_until else problem
+    def troubles(self) -> list[Trouble]:
+        """Return what fails now in the database, at most one trouble."""
+        for breaker in self._breakers.values():
+            if (since := breaker.failing_since) is not None:
+                return [Trouble(kind=TroubleKind.DATABASE, since=since, reason=str(breaker))]
+        if (unanswered := self._watchdog.unanswered()) is not None:
+            reason, seconds = unanswered
+            since = self.clock() - timedelta(seconds=seconds)
+            return [Trouble(kind=TroubleKind.DATABASE, since=since, reason=reason)]
+        if self._leases_lost is not None and self.monotonic() < self._lost_until:
+            return [self._leases_lost]
+        return []
 
     def waiter(self) -> Waiter:
         """Return what wakes the dispatcher when an earlier message is stored; on PostgreSQL a notification."""
@@ -151,6 +168,8 @@ class DispatchRepository:
 
     def begin_pass(self, longest: float | None) -> None:
         """Allow claims, for at most so many seconds."""
+        if self._pauses_ticker is None:
+            self._pauses_ticker = Ticker("delayed-pauses", _PAUSES_EVERY, self._read_pauses)
         self._claim_until = None if longest is None else self.monotonic() + longest
 
     @property
@@ -271,10 +290,13 @@ class DispatchRepository:
         now = self.monotonic()
         lost = sum(len(batch.rows) for batch in batches if batch.lease_lost or now >= batch.deadline)
         if lost:
-            lease = f"claim_timeout is {self._lease.total_seconds():g} s"
-            self._leases_lost = f"{LEASES_LOST}: of {lost:,} messages, last at {self.clock():%H:%M:%S} UTC; {lease}"
+            reason = (
+                f"leases of {lost:,} messages ended before they were sent and settled; claim_timeout is"
+                f" {self._lease.total_seconds():g} s"
+            )
+            self._leases_lost = Trouble(kind=TroubleKind.LEASES, since=self.clock(), reason=reason)
             self._lost_until = now + LOSS_REPORTED
-            log.warning("store %r: %s; others may have sent them too: raise it", self._conn_id, self._leases_lost)
+            log.warning("store %r: %s; others may have sent them too: raise it", self._conn_id, reason)
 
     def _settle_then_claim(
         self, batches: Sequence[ClaimedBatch], turns: ClaimTurns, limit: int
@@ -302,6 +324,7 @@ class DispatchRepository:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
         joins = False
+        turns, pauses = self._paused(connection, now, turns)
         round_ = self._begin_round(connection, now, turns)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -327,6 +350,7 @@ class DispatchRepository:
                     since=since,
                     alone=alone,
                     passed="" if since is None else cursor.passed,
+                    holds=round_.holds,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -338,10 +362,16 @@ class DispatchRepository:
                 cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, pause))
             round_.served(cursor.advance(rows, wanted), rows, wanted, from_oldest=since is None)
             if rows:
-                claimed.append(ClaimedBatch(rows, holder, deadline))
+                claimed.append(ClaimedBatch(rows, holder, deadline, pauses))
                 left -= len(rows)
                 size += sum(map(claim.size_of, rows))
         return claimed, round_.end()
+
+    def _paused(self, connection: Connection, now: datetime, turns: ClaimTurns) -> tuple[ClaimTurns, Sequence[Pause]]:
+        """Return the turns without what pauses hold, and these pauses."""
+        self.pauses.read(connection)
+        pauses = self.pauses.of(turns.main.deliver_conn_id)
+        return turns.holding(holds_of(pauses, now)), pauses
 
     def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
         return ClaimRound(
@@ -357,7 +387,39 @@ class DispatchRepository:
     def next_claim(self, connection: Connection, now: datetime, turns: ClaimTurns) -> datetime | None:
         """Return when a message of a connection may be claimed next; None: there is no message."""
         limits = self._rates.read(connection, turns.main.deliver_conn_id)
+        turns, _ = self._paused(connection, now, turns)
         return next_claim(connection, self.tables, turns, limits, now)
+
+    def _read_pauses(self) -> None:
+        """Read the pauses while messages are being sent: nobody claims meanwhile."""
+        if not (self.in_flight and self.pauses.is_old):
+            return
+        try:
+            with (
+                self._answered("reading pauses"),
+                self._engine.connect().execution_options(read_only=True) as connection,
+            ):
+                self.pauses.read(connection)
+        except DelayedError as error:
+            # the next claim reads them
+            log.debug("the pauses could not be read: %s", error)
+
+    def drop(self, pause: Pause, most: int) -> Outcomes | None:
+        """Cancel up to so many messages of a pause that has ended by itself; None: it failed, and is tried again."""
+        try:
+            with self._answered(Activity.HOUSEKEEPING.value):
+                return drop(
+                    self._engine,
+                    self.tables,
+                    pause,
+                    who=f"dispatcher {self.dispatcher}",
+                    because=f"pause {pause.seq} ended",
+                    limit=most,
+                    clock=self._database_time,
+                )
+        except DelayedError as error:
+            log.warning("store %r: what pause %s is to drop waits: %s", self._conn_id, pause.seq, error)
+            return None
 
     def _renew(self, batch: ClaimedBatch) -> None:
         began = self.monotonic()
@@ -378,6 +440,7 @@ class DispatchRepository:
         """Lock due messages for queue tables until the transaction's end; return them, and the turns for the next."""
         rows: dict[str, Row] = {}
         dialect_of(connection).go_by_indexes(connection)
+        turns, _ = self._paused(connection, now, turns)
         round_ = self._begin_round(connection, now, turns)
         while len(rows) < limit and (turn := round_.next(limit - len(rows))):
             cursor, wanted = turn
@@ -387,6 +450,7 @@ class DispatchRepository:
                 excluded=cursor.excluded,
                 due_by=now,
                 limit=wanted,
+                holds=round_.holds,
             )
             locked = claim.lock_due(connection, self.tables, request, now)
             # a row that this transaction has locked before is locked again, and is no reason for another turn

@@ -12,6 +12,9 @@ message. These destinations have cursors of their own, and the cursors take turn
   is. The dispatcher looks for such destinations every second.
 - A destination that has rested, and is tried again, with :data:`TRIED` messages. If there is none, it is forgotten.
 - Each one of a worker that has no main cursor.
+
+Nothing is claimed that a pause holds (:mod:`airflow_delayed.store.pauses`). A destination that is paused as a whole
+rests.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, select
 
+from airflow_delayed.message import UTC
 from airflow_delayed.store import rates
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.claim import ClaimCursor
 from airflow_delayed.store.dispatch.settle import Row
+from airflow_delayed.store.pauses import Hold
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
 
@@ -36,6 +41,8 @@ _LATE = timedelta(seconds=5)
 _LOOK_EVERY = 1.0
 #: The most destinations of one look, which takes a query for each; the next look goes on behind them.
 _MOST_DESTINATIONS = 100
+#: Until when a destination rests that is paused, or has moved to another worker.
+NEVER = datetime.max.replace(tzinfo=UTC)
 #: The most messages with which a destination is tried again that has rested, and the most such destinations at a time.
 TRIED, MOST_TRIED = 10, 5
 
@@ -52,6 +59,7 @@ class ClaimTurns:
     :param idle: destinations that were to be tried again, and have no message.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
+    :param holds: what pauses hold, but for whole destinations.
     """
 
     cursors: Sequence[ClaimCursor]
@@ -61,6 +69,7 @@ class ClaimTurns:
     idle: Collection[str] = ()
     looked_up_to: str = ""
     look_at: float = 0.0
+    holds: Sequence[Hold] = ()
 
     @classmethod
     def of_connection(cls, deliver_conn_id: str | None, window: timedelta) -> ClaimTurns:
@@ -101,12 +110,43 @@ class ClaimTurns:
         if self.only is None:
             cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
         if not set(main.excluded).issubset(excluded):
-            main = replace(main, since=None, passed="", untouched=False)
+            main = from_oldest(main)
         return replace(self, cursors=(*cursors, replace(main, excluded=excluded)))
+
+    def holding(self, holds: Sequence[Hold]) -> ClaimTurns:
+        """Return the turns with what pauses hold at present.
+
+        Where they hold other messages than before, each cursor begins with the oldest message, which may be free now.
+        """
+        if not holds and not self.holds:
+            return self
+        others = [hold for hold in holds if hold.destination is None]
+        as_before = len(others) == len(self.holds) and all(map(Hold.holds_as, others, self.holds))
+        cursors = self.cursors if as_before else [from_oldest(cursor) for cursor in self.cursors]
+        paused = {hold.destination: NEVER for hold in holds if hold.destination is not None}
+        return replace(self, cursors=cursors, holds=others, resting={**self.resting, **paused})
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the connection is paused as a whole."""
+        return any(hold.is_whole_connection for hold in self.holds)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a claim from the oldest message on would read messages that wait for their destination, or a pause.
+
+        What was due before is then looked for every second, or seldom.
+        """
+        return bool(self.resting or self.holds)
 
     def caught_up(self, now: datetime) -> datetime:
         """Return the due time with which the main cursor goes on that has claimed all that was due."""
         return now + self.main.window - _LATE
+
+
+def from_oldest(cursor: ClaimCursor) -> ClaimCursor:
+    """Return the cursor as it begins with the oldest message."""
+    return replace(cursor, since=None, passed="", untouched=False)
 
 
 def _own(main: ClaimCursor, destination: str, *, limited: bool) -> ClaimCursor:
@@ -141,6 +181,8 @@ class ClaimRound:
         self._began = self._now = now
         self._monotonic = monotonic
         self._waiting = deque(self._turns.cursors)
+        #: What pauses hold, but for whole destinations.
+        self.holds = turns.holds
         self._ended: list[ClaimCursor] = []
         self._idle: set[str] = set()
         self._buckets: dict[str, DestinationRate] = {}
@@ -167,7 +209,7 @@ class ClaimRound:
 
     def next(self, most: int) -> tuple[ClaimCursor, int] | None:
         """Return the cursor whose turn it is, and how many messages it may claim, at least one; None: none may."""
-        while self._waiting:
+        while self._waiting and not self._turns.holds_all:
             cursor = self._waiting[0]
             allowed = min(most, self._tokens(cursor))
             if allowed:
@@ -197,8 +239,8 @@ class ClaimRound:
             self._waiting.append(cursor)
             if name is None and rows and rows[-1]["Time"] <= self._began - _LATE:
                 self._look_for_late(self._now, {row["Destination"] for row in rows})
-        elif name is None and (self._is_throttled or self._turns.resting):
-            # each claim from the oldest on would read all messages that are throttled, or that rest
+        elif name is None and (self._is_throttled or self._turns.skips):
+            # each claim from the oldest on would read all messages that are throttled, that rest, or that are paused
             since = self._turns.caught_up(self._began)
             self._ended.append(replace(cursor, since=since, passed="", untouched=False))
         elif not rows and not from_oldest:
@@ -277,14 +319,17 @@ def next_claim(
     """Return when a message of a connection may be claimed next; None: there is no message."""
     turns = turns.limited(limits, now)
     soon = now + timedelta(seconds=_LOOK_EVERY)
+    if turns.holds_all:
+        return soon
     moments: list[datetime | None] = [until for until in turns.resting.values() if until > now]
     if turns.only is not None:
         # a query for each would take longer than the pass that it spares
         moments += [soon for name in turns.only if turns.resting.get(name, now) <= now][:1]
         return min(filter(None, moments), default=None)
-    # messages that were due before are looked for every second
-    since = turns.caught_up(now) if turns.resting else None
-    moments += [claim.next_entry(connection, tables, turns.main, now, since), soon if since else None]
+    # messages that were due before are looked for every second; what is skipped may be all that falls due later
+    since, until = (turns.caught_up(now), soon) if turns.skips else (None, None)
+    first = claim.next_entry(connection, tables, turns.main, now, since, turns.holds, until)
+    moments += [first, soon if since else None]
     for limit in limits:
         if turns.resting.get(limit.destination, now) > now:
             continue
@@ -292,7 +337,7 @@ def next_claim(
         if first is not None and first <= now:
             # it may be an attempt that failed, and is tried again later
             own = _own(turns.main, limit.destination, limited=True)
-            first = claim.next_entry(connection, tables, own, now)
+            first = claim.next_entry(connection, tables, own, now, holds=turns.holds, until=until)
         if first is not None:
             moments.append(max(first, limit.ready_at))
     return min(filter(None, moments), default=None)

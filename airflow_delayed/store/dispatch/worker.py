@@ -35,10 +35,17 @@ from airflow_delayed.store.dispatch.attempt import (
 from airflow_delayed.store.dispatch.limits import Activity, Breaker
 from airflow_delayed.store.dispatch.queue_tables import QueueTables
 from airflow_delayed.store.dispatch.renewal import ClaimedBatch
-from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter, Reach
+from airflow_delayed.store.dispatch.report import (
+    MOST_TROUBLES,
+    BreakerTripped,
+    DispatchCounter,
+    Reach,
+    Trouble,
+    TroubleKind,
+)
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
-from airflow_delayed.store.dispatch.turns import ClaimTurns
+from airflow_delayed.store.dispatch.turns import NEVER, ClaimTurns
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +64,15 @@ CONNECT = timedelta(milliseconds=50)
 CLOSE = timedelta(milliseconds=20)
 #: Nothing is sent when less than this part of its lease is left.
 MARGIN = 1 / 6
-#: Seconds until a destination that takes no messages is tried again, at first and at most.
-FIRST_REST, LONGEST_REST = 1.0, 60.0
+#: Seconds until a destination that takes no messages is tried again, at first and at most; and at most if there are
+#: so many of them that no more than ten are tried in a second.
+FIRST_REST, LONGEST_REST, LONGEST_OF_MANY = 1.0, 10.0, 60.0
+_TRIED_A_SECOND = 10
+#: Seconds without a message for a missing destination, after which it is no trouble of the present any more.
+MISSING_FOR = 15.0
 #: Seconds after which a destination that confirms nothing moves to a second connection, which such destinations share;
 #: and after which that one gives up waiting for its confirms. They are few there, so each may be slow.
 SILENCE, PATIENT_SILENCE = 1.0, 10.0
-#: No claim for a destination that has moved.
-_MOVED = datetime.max.replace(tzinfo=UTC)
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
 
@@ -71,10 +80,16 @@ CHECK_SECONDS = 0.05
 class _LeaseGuard:
     """Lets a message pass when its time has come, while its lease is safe and the dispatcher is not stopped.
 
+    A pause that began or changed since the claim stops the attempt: the rest is released, and claimed again without
+    what the pause holds.
+
     :param window: how long before its due time a message may be sent.
     """
 
-    def __init__(self, batches: Sequence[ClaimedBatch], repository: DispatchRepository, window: timedelta) -> None:
+    def __init__(
+        self, conn_id: str, batches: Sequence[ClaimedBatch], repository: DispatchRepository, window: timedelta
+    ) -> None:
+        self._conn_id = conn_id
         self._batches = batches
         self._repository = repository
         self._window = window
@@ -105,6 +120,9 @@ class _LeaseGuard:
             ends = min((batch.deadline for batch in self._batches), default=now) - self._margin
             if now >= ends or any(batch.lease_lost for batch in self._batches):
                 return False
+            pauses = self._repository.pauses.of(self._conn_id)
+            if any(batch.pauses != pauses for batch in self._batches):
+                return False
             self._sure_until = min(ends, now + CHECK_SECONDS)
         return True
 
@@ -120,6 +138,16 @@ class _Rest:
     until: datetime
     refusals: int
     reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """A destination that is not there; its messages are given up."""
+
+    reason: str
+    since: datetime
+    last: datetime
 
 
 class _Resting:
@@ -128,6 +156,7 @@ class _Resting:
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
         self._rests: dict[str, _Rest] = {}
+        self._missing: dict[str, _Missing] = {}
 
     def until(self) -> dict[str, datetime]:
         """Return by destination when it is tried again."""
@@ -142,28 +171,45 @@ class _Resting:
         for name in names:
             self._rests.pop(name, None)
 
+    def troubles(self, conn_id: str | None, now: datetime) -> list[Trouble]:
+        """Return destinations that take no messages or are missing, the first of them first; from any thread."""
+        missing = [one for one in list(self._missing.items()) if (now - one[1].last).total_seconds() < MISSING_FOR]
+        found: list[tuple[TroubleKind, str, _Rest | _Missing]]
+        found = [(TroubleKind.REFUSED, *one) for one in list(self._rests.items())]
+        found += [(TroubleKind.MISSING, *one) for one in missing]
+        found.sort(key=lambda one: one[2].since)
+        return [
+            Trouble(kind=kind, conn_id=conn_id, destination=name, since=one.since, reason=one.reason)
+            for kind, name, one in found[:MOST_TROUBLES]
+        ]
+
     def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime, *, moved: Collection[str] = ()) -> None:
         """Let destinations rest that refused messages, each time longer, until one is confirmed.
 
         :param rows: of the attempt.
         :param moved: destinations that are tried otherwise.
         """
-        if self._rests:
+        if self._rests or self._missing:
             confirmed = set(result.confirmed)
             for name in {row["Destination"] for row in rows if row["Id"] in confirmed}:
+                self._missing.pop(name, None)
                 if name not in result.refusing and self._rests.pop(name, None) is not None:
                     log.warning("connection %r: destination %r takes messages again", self._conn_id, name)
+        for name, reason in result.closed_destinations.items():
+            known = self._missing.get(name)
+            self._missing[name] = _Missing(reason, now if known is None else known.since, now)
         for name, reason in result.refusing.items():
             if name in moved:
                 continue
             before = self._rests.get(name)
             refusals = 1 if before is None else before.refusals + 1
-            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=LONGEST_REST))
-            self._rests[name] = _Rest(until, refusals, reason)
+            longest = min(LONGEST_OF_MANY, max(LONGEST_REST, len(self._rests) / _TRIED_A_SECOND))
+            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=longest))
+            self._rests[name] = _Rest(until, refusals, reason, now if before is None else before.since)
             if before is None:
                 log.warning(
                     "connection %r: destination %r takes no messages: %s Its messages wait in the store, are tried"
-                    " again after 1 s to 1 min, and use up no retries; other destinations go on",
+                    " again after 1 s to 10 s, and use up no retries; other destinations go on",
                     self._conn_id,
                     name,
                     reason,
@@ -206,6 +252,8 @@ class ConnectionWorker:
         self._policy = repository.policy
         self._transport = transport
         self._backoff = Backoff()
+        #: The reason of the connection's failure that was logged last; empty: it works.
+        self._logged = ""
         self._send_size = repository.policy.batch_size
         #: Batches that are claimed and not finished.
         self._open: list[ClaimedBatch] = []
@@ -231,10 +279,19 @@ class ConnectionWorker:
         """Whether it dispatches further ahead at its end than before."""
         return self.reach.at_end is not None and self.reach.at_end > self.reach.now
 
-    @property
-    def failing_since(self) -> datetime | None:
-        """Since when nothing can be sent through the connection; None: it works."""
-        return self._breaker.failing_since
+    def troubles(self, now: datetime) -> list[Trouble]:
+        """Return what it cannot do now: send anything, or to some destinations; from any thread."""
+        since = self._breaker.failing_since
+        if since is None:
+            return self._resting.troubles(self.conn_id, now)
+        return [Trouble(kind=TroubleKind.CONNECTION, conn_id=self.conn_id, since=since, reason=self._breaker.last)]
+
+    def renew(self, transport: Delivery) -> None:
+        """Go on after the breaker has tripped, over another transport, with what Airflow has of the connection now."""
+        self._transport.close()
+        self._transport = transport
+        self._breaker.restart()
+        self.unavailable, self.cause = None, None
 
     def run(self, threads: Executor) -> None:
         """Dispatch what is due, until there is nothing more, or the breaker trips.
@@ -287,12 +344,14 @@ class ConnectionWorker:
                 continue
             # nothing is sent through this connection for a while, so the rows are released for other dispatchers
             self._settle([*sent, *claimed])
-            if self._breaker.failure(explained(error)):
+            reason = explained(error).removeprefix(f"connection {self.conn_id!r}: ")
+            if reason != self._logged:
+                self._logged = reason
+                log.warning("%s; it is tried again, and that it works again is logged", about(self.conn_id, error))
+            if self._breaker.failure(reason):
                 self.unavailable, self.cause = str(self._breaker), error
-                log.error("%s", self.unavailable)
             if self.unavailable or self._repository.stop.is_set():
                 return
-            log.warning("%s; it is tried again", about(self.conn_id, error))
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
             sent, claimed = [], self._settle_and_claim([], idle)
 
@@ -353,7 +412,7 @@ class ConnectionWorker:
         if not batches:
             return None
         repository = self._repository
-        guard = _LeaseGuard(batches, repository, self.window)
+        guard = _LeaseGuard(self.conn_id, batches, repository, self.window)
         result = DeliveryResult()
         for rows in self._in_time([row for batch in batches for row in batch.rows], guard):
             now = repository.clock()
@@ -374,6 +433,9 @@ class ConnectionWorker:
                 break
         self._closed_destinations.update(result.closed_destinations)
         if result.confirmed or (result.answered and result.connection_error is None):
+            if self._logged:
+                self._logged = ""
+                log.warning("connection %r works again", self.conn_id)
             self._breaker.success()
             self._backoff.reset()
         error, error_destination = result.connection_error, self._policy.error_destination
@@ -416,7 +478,7 @@ class ConnectionWorker:
         names = sorted(self.suspects)
         if self.for_suspects:
             return replace(self.turns, resting=self._resting.until(), only=tuple(names))
-        return replace(self.turns, resting={**self._resting.until(), **dict.fromkeys(names, _MOVED)})
+        return replace(self.turns, resting={**self._resting.until(), **dict.fromkeys(names, NEVER)})
 
     def _adapt(self, took: float) -> None:
         """Send more at a time if the last send was fast, and less if it took too long."""
@@ -472,8 +534,6 @@ def _note_full(batches: Sequence[ClaimedBatch], seconds: float) -> None:
 class QueueTableWorker:
     """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
 
-    #: Its connection is the store's, of which the repository knows whether it fails.
-    failing_since: datetime | None = None
     reach = Reach(timedelta(0))
     hands_over = False
 
@@ -513,6 +573,10 @@ class QueueTableWorker:
 
     def close(self) -> None:
         """Do nothing: the connections are the store's."""
+
+    def troubles(self, now: datetime) -> list[Trouble]:
+        """Return queue tables that take no messages; of their database the repository knows whether it fails."""
+        return self._resting.troubles(None, now)
 
     def _move(self, limit: int, connection: Connection, now: datetime) -> tuple[BatchOutcome, int, ClaimTurns]:
         repository = self._repository

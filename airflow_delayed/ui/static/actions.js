@@ -6,19 +6,20 @@ import { shortfall, work as job } from "./jobs.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {
-  cancel: { title: "Cancel messages", go: "Cancel them", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
-  reschedule: { title: "Reschedule messages", go: "Reschedule them", ask: "They will be delivered then." },
-  retry: { title: "Retry messages", go: "Retry them", ask: "They wait again, and those that are due are dispatched at once. Repair the cause first: otherwise they fail again." },
-  restore: { title: "Take back a cancel", go: "Take it back", ask: "The messages wait again, and are delivered when they are due." },
-  erase: { title: "Erase messages", go: "Erase them", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
+  cancel: { title: "Cancel messages", go: "Cancel them", done: "cancelled", ask: "They will not be delivered, and a later send of the same ids does not bring them back." },
+  reschedule: { title: "Reschedule messages", go: "Reschedule them", done: "rescheduled", ask: "They will be delivered then." },
+  retry: { title: "Retry messages", go: "Retry them", done: "retried", ask: "They wait again, and are dispatched at once if they are due. Repair the cause first: otherwise they fail again." },
+  restore: { title: "Take back a cancel", go: "Take it back", done: "restored", ask: "The messages wait again, and are delivered when they are due." },
+  erase: { title: "Erase messages", go: "Erase them", done: "erased", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
 };
+const AT_ONCE = "They are dispatched at once, for that time is not to come.";
 const SHOWN = 100;
 const MANY = 50_000; // a change of more messages is a job of the server
 const NAMED = 5;
-const DONE = new Set(["cancelled", "rescheduled", "retried", "erased", "restored"]);
+const DONE = new Set(Object.values(SAYS).map(({ done }) => done));
 
-/** Ask, do, and show the result; resolves to whether anything may have changed. */
-export async function act(name, store, path, selection) {
+/** Ask, do, and show the result; resolves to whether anything may have changed. now: the store's time. */
+export async function act(name, store, path, selection, now) {
   const says = SAYS[name];
   const title = `${says.title} in ${store}`;
   let work = null;
@@ -28,7 +29,8 @@ export async function act(name, store, path, selection) {
       try {
         const would = await post(`${path}/${name}`, { ...selection, ...more, dry_run: true });
         const overdue = !more.overdue_ok && would.outcomes.overdue;
-        show(content, question(says, would, close, () => {
+        const past = name === "reschedule" && (more.delay_seconds === 0 || Date.parse(would.due_at) <= Date.parse(now));
+        show(content, question(past ? { ...says, ask: AT_ONCE } : says, would, close, () => {
           work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, { name, store, selection });
         }, selection), overdue > 0 && h("p", { class: "notice warn" }, `${count(overdue, "message is", "messages are")} overdue by now, and would be dispatched at once. `,
           h("button", { type: "button", onclick: () => ask({ ...more, overdue_ok: true }) }, "Take the overdue back too…")));
@@ -45,7 +47,7 @@ export async function act(name, store, path, selection) {
   const done = await work;
   // closed meanwhile: the result is shown nevertheless
   if (!done.seen && done.nodes) await open(title, (content, close) => show(content, done.nodes(close)));
-  if (done.undo()) await act("restore", store, path, done.undo());
+  if (done.undo()) await act("restore", store, path, done.undo(), now);
   return true;
 }
 
@@ -59,7 +61,7 @@ async function carry(content, path, asked, would, close, { name, store, selectio
     if (!sum) return { seen: false, nodes: null, undo: () => null };
     const obstacles = name === "retry" && sum.changed ? await obstaclesOf(store) : [];
     const until = name === "cancel" && sum.changed ? await restorableUntil(path.replace(/cancel$/, "messages"), sum, selection) : null;
-    nodes = (end) => result(sum, end, obstacles, until && h("p", {}, h("button", { type: "button", onclick: () => {
+    nodes = (end) => result(name, sum, end, obstacles, until && h("p", {}, h("button", { type: "button", onclick: () => {
       undo = cancelled(sum, selection);
       end();
     } }, "Take it back…"), ` until ${absolute(until)}`));
@@ -173,21 +175,21 @@ async function all(content, path, asked, would) {
     sum.messages.push(...answer.messages);
     after = answer.next;
   } while (after && (most === null || sum.total < most) && content.isConnected);
-  sum.more = after !== null;
+  sum.more = after !== null && (await post(path, { ...asked, dry_run: true, after, most: 1 }).catch(() => sum)).total > 0;
   return sum;
 }
 
-function result(sum, close, obstacles, undo) {
+function result(name, sum, close, obstacles, undo) {
   const missed = sum.total - sum.changed;
   // what was not changed comes first: it is what one looks for
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
-    h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} changed${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} ${SAYS[name].done}${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
     sum.shortfall && h("p", { class: "notice warn" }, sum.shortfall),
     undo,
     obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),
     sum.more && h("p", { class: "notice warn" }, "More messages match by now and were not changed: search again."),
-    outcomes(sum.outcomes),
+    missed > 0 && outcomes(sum.outcomes),
     named.length > 0 && h("details", { open: missed > 0 && named.length <= 20 }, h("summary", {}, "Message by message"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("tbody", {},
       named.map((one) => h("tr", {}, h("td", { class: "mono" }, one.message_id), h("td", {}, one.outcome)))))),
       sum.total > named.length && h("p", { class: "muted" }, `${named.length.toLocaleString()} of ${count(sum.total)} are listed.`)),

@@ -7,7 +7,7 @@ import { lines } from "./jobs.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
 import { FIELDS } from "./search.js";
-import { absolute, onZone } from "./time.js";
+import { absolute, onZone, utc, zone } from "./time.js";
 import { verdict } from "./verdict.js";
 
 const PAUSE = 5_000; // ms between two looks at figures and list, while the page is seen
@@ -22,10 +22,19 @@ let updated = null;
 let busy = false;
 let again = false; // asked for while an answer waits for the pointer to rest
 
-const top = verdict(document.getElementById("verdict"), (name, state) => {
-  if (!state.length) return cards.find(({ connection }) => connection.connection_id === name)?.element.scrollIntoView({ block: "center" });
-  messages?.find(messages.stores.find(({ connection_id: id }) => id === name), { state });
-  return section.scrollIntoView({ block: "start" });
+const storeOf = (name) => messages?.stores.find(({ connection_id: id }) => id === name);
+const top = verdict(document.getElementById("verdict"), {
+  find: (name, filter) => {
+    if (!filter) return cards.find(({ connection }) => connection.connection_id === name)?.element.scrollIntoView({ block: "center" });
+    messages?.find(storeOf(name), filter);
+    return section.scrollIntoView({ block: "start" });
+  },
+  retry: (name, filter) => {
+    messages.find(storeOf(name), filter);
+    return messages.change("retry", { filter });
+  },
+  failed: (name) => messages?.summaries.get(name)?.failed,
+  connections: () => cards.map(({ connection }) => connection),
 });
 
 async function start() {
@@ -52,7 +61,7 @@ async function start() {
   const [left, right] = [true, false].map((isStore) => cards.filter(({ connection }) => (connection.kind === "store") === isStore));
   if (cards.length) show(overview, [left, right].map((column) => column.length > 0 && h("div", {}, column.map(({ element }) => element))));
   overview.setAttribute("aria-busy", "false");
-  section.hidden = !messages;
+  section.hidden = document.getElementById("search").hidden = !messages;
   // at once: they are there after the second round trip
   if (messages) restore(beginning());
   await look();
@@ -82,13 +91,12 @@ function remember(store, filter, message, again) {
 
 /** Ask for all that is shown by one request; a list that is being asked for is left to its own. */
 async function look() {
-  const list = messages && section.getAttribute("aria-busy") !== "true" ? messages.question() : null;
+  const list = messages && !messages.refused && section.getAttribute("aria-busy") !== "true" ? messages.question() : null;
   const store = messages?.store.connection_id;
   const found = await get("live", { store, ...list?.asked }).catch((fault) => fault);
   // what is shown at first has nobody aiming at it
   if (top.at()) await rest();
   const lost = found instanceof Error ? Object.assign(found, { whole: true }) : null;
-  top.take(lost ?? found.health);
   const answers = cards.map(({ connection: { kind, connection_id: name, queue }, take }) => {
     const one = lost ? null : found.connections.find((other) => other.kind === kind && other.connection_id === name && (other.queue ?? null) === (queue ?? null));
     if (!lost && !one) return true; // no longer configured: a reload shows what is
@@ -96,8 +104,10 @@ async function look() {
     take(answer, one?.summary);
     return !(answer instanceof Error);
   });
+  // after the figures, of which it has the number of failed messages
+  top.take(lost ?? found.health);
   if (!lost && messages) lines(document.getElementById("jobs"), found.jobs, messages.path, look);
-  if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching);
+  if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching, await list.beside);
   say(!lost && answers.every(Boolean), !lost);
 }
 
@@ -106,7 +116,8 @@ const faultOf = ({ code, message }) => new Fault(0, code, message);
 function say(all, some) {
   // by the server's clock: the browser's may be wrong
   if (some ?? all) updated = top.at() ?? updated;
-  const of = updated && absolute(updated);
+  const of = updated && `${absolute(updated)} (${zone()})`;
+  fresh.title = updated && utc(updated);
   fresh.textContent = all ? `Updated ${of}` : some ? `Updated ${of}, but not all of it` : of ? `Not updated since ${of}` : "Not updated";
 }
 
@@ -140,12 +151,22 @@ followTheme();
 onZone(() => {
   top.redraw();
   cards.forEach(({ redraw }) => redraw());
-  messages?.draw();
+  if (!messages) return;
+  messages.strip.asked = 0;
+  messages.draw();
 });
 window.addEventListener("popstate", () => messages && restore());
-document.getElementById("refresh").addEventListener("click", () => {
+const searching = (event) => {
+  event.preventDefault();
+  document.querySelector("#search input")?.focus();
+};
+document.getElementById("skip").addEventListener("click", searching);
+window.addEventListener("keydown", (event) => event.key === "/" && !event.target.closest("input, select, textarea, dialog") && searching(event));
+const ask = () => {
   again = busy;
   refresh();
-});
+};
+document.getElementById("refresh").addEventListener("click", ask);
+window.addEventListener("paused", ask);
 setInterval(() => document.visibilityState === "visible" && !document.querySelector("dialog") && refresh(), PAUSE);
 start();

@@ -1,17 +1,24 @@
 // Elements from data. Text is always put in as text, never as HTML: what a message says cannot become a part of the page.
 
-/** Make an element: properties that begin with "on" are listeners, null and false ones are left out. */
+/** Characters that turn the text behind them, which would then read as another one. */
+const TURNING = /[\u202a-\u202e\u2066-\u2069]/g;
+
+/** Text as it reads: what would turn it is shown by its number. */
+export const plain = (text) => String(text).replace(TURNING, (one) => `\\u${one.charCodeAt(0).toString(16)}`);
+
+/** Make an element: properties that begin with "on" are listeners, null and false ones are left out, but false is a value of ARIA. */
 export function h(tag, properties, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
-    if (value === null || value === undefined || value === false) continue;
+    const aria = name.startsWith("aria-");
+    if (value === null || value === undefined || (value === false && !aria)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true && !aria ? "" : name === "title" ? plain(value) : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false).map((child) => (child instanceof Node ? child : plain(child))));
   return element;
 }
 
@@ -51,8 +58,9 @@ export function open(title, draw, { wide = false } = {}) {
   const closed = new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      const back = before?.isConnected ? before : key && document.querySelector(`[data-key="${CSS.escape(key)}"]`);
-      (back || document.getElementById("refresh")).focus();
+      // what opened it, or what stands there in its place
+      const back = before?.isConnected && before !== document.body ? before : key && document.querySelector(`[data-key="${CSS.escape(key)}"]:not(:disabled)`);
+      (back || document.querySelector("input[type=search]") || document.getElementById("refresh")).focus();
       resolve();
     });
   });

@@ -34,7 +34,7 @@ function Verdict() {
       clearInterval(timer);
     };
   }, []);
-  const head = fault ? "Not known" : verdict ? HEADS[verdict.status] : "Looking …";
+  const head = fault ? "Not known" : !verdict ? "Looking …" : verdict.partly ? "Partly delivering" : HEADS[verdict.status];
   const causes = fault ? [fault] : (verdict?.causes ?? []).slice(0, SHOWN).map(({ where, what }) => `${what.startsWith(where) ? what : `${where}: ${what}`}.`);
   const more = fault ? 0 : (verdict?.causes.length ?? 0) - causes.length;
   const tone = fault ? "orange" : TONES[verdict?.status] ?? "gray";

@@ -3,7 +3,8 @@
 import { get, part } from "./api.js";
 import { h, meaning, open, show } from "./dom.js";
 import { leave } from "./airflow.js";
-import { absolute, relative, span } from "./time.js";
+import { pause, selectionsOf } from "./pauses.js";
+import { absolute, relative, span, time } from "./time.js";
 
 const TONES = { due: "info", "in flight": "info", retrying: "warn", failed: "bad", expired: "warn" };
 
@@ -24,10 +25,10 @@ export function detail(path, id, may, change) {
     const load = async () => {
       try {
         const found = await get(`${path}/message`, { id });
-        show(content, facts(id, found), changes(found, may, async (name) => {
+        show(content, facts(id, found), changes(path, found, may, async (name) => {
           await change(name);
           if (content.isConnected) await load();
-        }), history(found), headers(found), found.message && body(path, id, found, may));
+        }), history(found), headers(found), found.body_bytes !== null && body(path, id, found, may));
       } catch (fault) {
         show(content, h("p", { class: "notice error", role: "alert" }, fault.message));
       }
@@ -38,14 +39,19 @@ export function detail(path, id, may, change) {
 }
 
 /** The buttons for what can be done with a message as it stands. */
-function changes({ message, remembered, at }, { edit }, change) {
+function changes(path, { message, remembered, at }, { edit }, change) {
   if (!(message ?? remembered)?.may_change) return null;
   const until = remembered?.restorable_until;
-  const can = message ? [message.state === "failed" ? ["retry", "Retry…"] : ["reschedule", "Reschedule…"], ["cancel", "Cancel…"], ["erase", "Erase…"]]
+  const can = message ? [message.state === "failed" ? ["retry", "Retry…"] : ["reschedule", "Reschedule…"], ["cancel", "Cancel…"], ["pause", "Pause…"], ["erase", "Erase…"]]
     : until && Date.parse(until) > Date.parse(at) ? [["restore", "Take the cancel back…"], ["erase", "Erase…"]] : [];
   return can.length > 0 && h("div", { class: "buttons" }, can.filter(([name]) => edit || name !== "erase").map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
-    class: name === "erase" ? "danger" : null, onclick: () => change(name) }, label)),
+    class: name === "erase" ? "danger" : null, onclick: () => (name === "pause" ? pause(path, pausable(message, edit)) : change(name)) }, label)),
   until && h("span", { class: "muted" }, `The cancel can be taken back until ${absolute(until)}.`));
+}
+
+/** Who may not edit the store pauses what a DAG of theirs stored. */
+function pausable({ origin, tag, destination, deliver_conn_id: connection }, edit) {
+  return selectionsOf({ dag_id: origin?.dag_id, run_id: origin?.run_id, ...(edit ? { tag, destination, deliver_conn_id: connection } : {}) });
 }
 
 function cancellable({ cancellable_until: until, cancellable_longest: longest }) {
@@ -58,23 +64,23 @@ function facts(id, { message, remembered, at }) {
   const add = (name, value) => value !== null && value !== undefined && value !== "" && pairs.push([name, value]);
   if (message) {
     add("State", badge(message.state));
-    add("Due", `${absolute(message.due_at)}, ${relative(message.due_at, at)}`);
+    add("Due", [time(message.due_at), `, ${relative(message.due_at, at)}`]);
     add("Can be cancelled", cancellable(message));
     add("Destination", message.destination);
     add("Delivered by", message.deliver_conn_id ?? "a queue table in the same database");
     add("Tag", message.tag);
-    add("Not dispatched after", absolute(message.expires_at));
+    add("Not dispatched after", time(message.expires_at));
     add("Failed tries", message.retry_count || null);
-    add("Next try", message.next_try && `${absolute(message.next_try)}, ${relative(message.next_try, at)}`);
+    add("Next try", message.next_try && [time(message.next_try), `, ${relative(message.next_try, at)}`]);
     add("Last error", message.last_error);
     const from = message.origin;
     add("Sent by", from && h("a", { href: taskAddress(from), onclick: leave },
       `${from.dag_id}, run ${from.run_id}${from.task_id && `, task ${from.task_id}`}${from.map_index >= 0 ? ` [${from.map_index}]` : ""}${from.iteration === null ? "" : `, iteration ${from.iteration}`}`));
   } else if (remembered) {
     add("State", badge(remembered.state));
-    add("When", absolute(remembered.at));
+    add("When", time(remembered.at));
     add("Tag", remembered.tag);
-    add("Due", absolute(remembered.due_at));
+    add("Due", time(remembered.due_at));
     add("How late", remembered.late_seconds === null ? null : remembered.late_seconds > 0 ? span(remembered.late_seconds) : "not late");
     add("Destination", remembered.destination);
   }
@@ -86,7 +92,7 @@ function facts(id, { message, remembered, at }) {
 
 function history({ history: lines }) {
   return lines.length > 0 && [h("h3", {}, "History"), h("ol", { class: "history" }, lines.map((line) => h("li", {},
-    h("time", { datetime: line.at }, absolute(line.at)), h("strong", {}, line.what), line.who && ` by ${line.who}`,
+    time(line.at), h("strong", {}, line.what), line.who && ` by ${line.who}`,
     line.detail && h("small", { class: "muted" }, ` ${line.detail}`))))];
 }
 

@@ -4,17 +4,20 @@ import { act } from "./actions.js";
 import { Fault, get, part } from "./api.js";
 import { h, meaning, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
-import { filterOf, isEmpty, problemOf, search } from "./search.js";
+import { pause, selectionOf } from "./pauses.js";
+import { LATE, filterOf, isEmpty, overdue, problemOf, search, together } from "./search.js";
 import { leave } from "./airflow.js";
-import { absolute, relative } from "./time.js";
+import { absolute, relative, span, time } from "./time.js";
+import { timeline } from "./timeline.js";
 
 /** States with the name of their count in the summary of a store. */
 const COUNTED = [["due", "due"], ["in flight", "in_flight"], ["retrying", "retrying"], ["failed", "failed"], ["expired", "expired"], ["waiting", "waiting"], ["dispatched", null], ["cancelled", null]];
-const BAD = new Set(["due", "failed"]);
-const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["erase", "Erase…"]];
-/** The actions on a list of cancelled messages. */
-const TAKEN_BACK = [["restore", "Take back…"], ["erase", "Erase…"]];
+const BAD = new Set(["Overdue", "Due", "Failed"]);
+const ACTIONS = [["cancel", "Cancel…"], ["reschedule", "Reschedule…"], ["retry", "Retry…"], ["restore", "Take back…"], ["erase", "Erase…"]];
 const LIMIT = 50;
+/** States of messages that are late once they are due. */
+const TO_COME = new Set(["waiting", "due", "in flight", "retrying"]);
+const COLUMNS = [["Message", "id"], ["State", "state"], ["Due", "time"], ["Late", "late"], ["Destination"], ["Tag"], ["Sent by"]];
 
 export class Messages {
   constructor(element, stores, { changed, asked }) {
@@ -30,7 +33,9 @@ export class Messages {
     this.turn = 0;
     this.summaries = new Map();
     this.failures = [];
+    this.counts = null; // of what matches, by state
     this.message = null; // the id of the message that is shown
+    this.byLateness = false;
   }
 
   get path() {
@@ -47,6 +52,7 @@ export class Messages {
     this.page = null;
     this.fault = null;
     this.failures = [];
+    this.counts = null;
     this.matching = null;
     this.choose(() => false);
     this.asked(this.store.connection_id, this.filter, null, again);
@@ -83,36 +89,51 @@ export class Messages {
   /** Take the figures of a store. */
   count({ connection_id: name }, summary) {
     this.summaries.set(name, summary);
-    if (name === this.store.connection_id) this.drawStates();
+    if (name !== this.store.connection_id) return;
+    this.drawStates();
+    this.strip.refresh();
   }
 
-  /** The criteria of the page that is shown, and take(page, matching) for the answer or a Fault. */
+  /** A filter that makes no sense is not asked for again. */
+  get refused() {
+    return this.fault?.status === 400;
+  }
+
+  /** The criteria of the page that is shown; what stands beside it, which comes later; and take(page, matching, beside) for the answer or a Fault. */
   question() {
     const turn = ++this.turn;
-    const asked = { ...this.filter, after: this.after, limit: LIMIT };
-    // a later question may have been asked meanwhile
-    return { asked: problemOf(this.filter) ? {} : asked, take: (page, matching) => turn === this.turn && !problemOf(this.filter) && this.take(page, matching) };
+    const { filter } = this;
+    const { state, id, ...others } = filter;
+    // the list is there without them all the same
+    const also = (wanted, path, query) => (wanted ? get(`${this.path}/${path}`, query).catch(() => null) : null);
+    return {
+      asked: { ...filter, after: this.after, limit: LIMIT },
+      beside: Promise.all([also(state.join() === "failed" && !filter.reason, "failures"), also(!id && !isEmpty({ ...filter, state: "" }), "states", others),
+        also(together(filter), "messages", { ...others, state: ["dispatched", "cancelled"], limit: LIMIT })]),
+      // a later question may have been asked meanwhile
+      take: (...answer) => turn === this.turn && this.take(...answer),
+    };
   }
 
   async load() {
-    const { asked, take } = this.question();
+    const { asked, beside, take } = this.question();
     this.element.setAttribute("aria-busy", "true");
-    const { state, reason } = this.filter;
-    const [page, failures] = await Promise.all([get(`${this.path}/messages`, asked).catch((fault) => fault),
-      // without them the list is there all the same
-      state.join() === "failed" && !reason && get(`${this.path}/failures`).catch(() => null)]);
-    this.failures = failures?.groups ?? [];
-    take(page, null);
+    take(await get(`${this.path}/messages`, asked).catch((fault) => fault), null, await beside);
   }
 
-  take(page, matching) {
+  take(page, matching, [failures, counts, left]) {
+    this.failures = failures?.groups ?? this.failures;
+    this.counts = counts ?? this.counts;
     this.fault = page instanceof Error ? page : null;
     // without an answer the last list stays, greyed
     this.page = this.fault ? this.page : page;
+    // behind the last of what is in the store
+    if (left && !this.fault && !page.next) this.page = { ...page, remembered: left.remembered, left: left.next !== null };
     this.matching = matching ?? this.matching;
     const there = new Set(this.choosable());
     if (!this.all) this.choose((id) => there.has(id));
     this.element.setAttribute("aria-busy", "false");
+    this.drawStates();
     this.drawList();
   }
 
@@ -134,7 +155,10 @@ export class Messages {
     const choice = h("select", { "aria-label": "Store", "data-key": "store", onchange: (event) => this.find(this.stores[event.target.selectedIndex], this.filter) },
       this.stores.map((store) => h("option", { selected: store === this.store }, store.connection_id)));
     this.search = search(this.path, this.filter, (filter) => this.find(null, filter));
-    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice), this.states, this.search.element, this.list);
+    this.strip = timeline(this.store, (from, until) => this.find(null, { due_from: from, due_until: until }));
+    this.strip.refresh();
+    show(document.getElementById("search"), this.search.field);
+    show(this.element, h("header", {}, h("h2", { id: "messages-title" }, "Messages in"), choice, this.states), this.strip.element, this.search.element, this.list);
     this.drawStates();
     this.drawList();
   }
@@ -142,21 +166,26 @@ export class Messages {
   drawStates() {
     if (!this.states) return;
     const summary = this.summaries.get(this.store.connection_id);
-    const one = (name, count, filter, pressed) => h("button", { type: "button", title: meaning(name), "data-key": `state ${name}`, "aria-pressed": String(pressed),
-      class: count && BAD.has(filter.state) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
-      name, count !== null && [" ", h("strong", {}, count === undefined ? "–" : count.toLocaleString())]);
+    const one = (name, count, filter, pressed, plus = false) => h("button", { type: "button", title: meaning(name), "data-key": `state ${name}`, "aria-pressed": String(pressed),
+      class: count && BAD.has(name) ? "bad" : null, onclick: () => this.find(null, { ...this.filter, due_until: "", ...filter }) },
+      name, count !== null && [" ", h("strong", {}, count === undefined ? "–" : count.toLocaleString(), count > 0 && plus && "+")]);
     const { state, due_until: until } = this.filter;
     const chosen = state.length === 1 ? state[0] : null;
-    const overdue = summary && new Date(Date.parse(summary.at) - 60_000).toISOString();
+    const late = summary && overdue(summary.at);
+    // those of the search; without one those of the store
+    const found = this.counts?.counts;
+    const number = (name, count) => (found ? found[name] ?? (count ? 0 : null) : count ? summary?.[count] : null);
+    const isOverdue = until !== "" && state.join() === late?.state.join();
     show(this.states,
-      summary?.overdue > 0 && one("Overdue", summary.overdue, { state: "due", due_until: overdue }, chosen === "due" && until !== ""),
-      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), count ? summary?.[count] : null, { state: name }, chosen === name && (name !== "due" || until === ""))));
+      summary?.overdue > 0 && (isOverdue || !found) && one("Overdue", summary.overdue, late, isOverdue),
+      COUNTED.map(([name, count]) => one(name[0].toUpperCase() + name.slice(1), number(name, count), { state: name }, chosen === name, this.counts?.at_least)));
   }
 
   drawList() {
     const { page, fault } = this;
     this.search.count(fault || !page ? "" : this.counted());
-    this.states.classList.toggle("stale", Boolean(fault && fault.status !== 400));
+    show(this.search.whole, this.ofWhole());
+    this.states.classList.toggle("stale", Boolean(fault && !this.refused));
     if (fault) {
       const age = page && h("p", { class: "muted" }, `The list is from ${absolute(page.at)}.`);
       const alert = !fault.whole && h("p", { class: "notice error", role: "alert" }, fault.message, " ",
@@ -178,11 +207,22 @@ export class Messages {
     }));
   }
 
+  /** What can be done with all of a destination, tag, DAG or run, which need not be chosen first. */
+  ofWhole() {
+    const selection = selectionOf(this.filter);
+    // who may only edit a DAG
+    const may = this.store.may.edit || (selection?.dag_id && this.page?.messages.some((one) => one.may_change));
+    if (!selection || !may) return [];
+    return [h("button", { type: "button", "data-key": "pause", onclick: () => pause(this.path, [selection]) }, "Pause…"),
+      selection.run_id && h("button", { type: "button", "data-key": "cancel run", onclick: () => this.change("cancel", { filter: { dag_id: selection.dag_id, run_id: selection.run_id } }) }, "Cancel the run…")];
+  }
+
   /** How many messages match. */
   counted() {
     const { messages, remembered, next } = this.page;
     const here = messages.length + remembered.length;
     if (this.matching && next) return `${this.matching.at_least ? "at least " : ""}${this.matching.count.toLocaleString()} messages`;
+    if (this.page.left) return `more than ${here.toLocaleString()} messages`;
     if (next || this.trail.length) return `more than ${(LIMIT * (this.trail.length + (next ? 1 : 0))).toLocaleString()} messages`;
     return here === 1 ? "1 message" : `${here.toLocaleString()} messages`;
   }
@@ -190,7 +230,7 @@ export class Messages {
   empty() {
     return h("p", { class: "empty", role: "status" }, isEmpty(this.filter)
       ? "Nothing waits in this store. A DelayedSendOperator with store_conn_id puts messages here."
-      : "No message in this store matches; texts are compared exactly, with upper and lower case. Without a state in the search, dispatched and cancelled messages are found by their id alone.");
+      : "No message in this store matches; texts are compared exactly, with upper and lower case. Without a state in the search, dispatched and cancelled messages are found by id, tag or run.");
   }
 
   actions() {
@@ -200,23 +240,35 @@ export class Messages {
     const more = this.page.next !== null || this.trail.length > 0;
     // who may only edit a DAG selects by it
     const filtered = edit ? !isEmpty({ ...this.filter, id: "" }) : this.filter.dag_id !== "";
+    const some = this.all || this.chosen.size > 0;
+    const { messages, remembered } = this.page;
+    const there = { restore: remembered.length > 0, erase: edit };
     const chosen = this.all ? "All that match are chosen" : `${this.chosen.size} chosen`;
     const offer = !this.all && more && filtered && !this.filter.id && this.chosen.size === choosable.length;
-    return h("div", { class: "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
+    return h("div", { class: some ? "bar-of-actions chosen" : "bar-of-actions", role: "toolbar", "aria-label": "What to do with chosen messages" },
       h("span", { class: "muted", role: "status" }, chosen, offer && [" ", h("button", { type: "button", class: "plain", "data-key": "all", onclick: () => {
         this.all = true;
         this.drawList();
       } }, "choose all that match, on all pages")]),
-      (this.page.messages.length ? ACTIONS : TAKEN_BACK).filter(([name]) => edit || name !== "erase").map(([name, label]) => h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null,
-        disabled: !this.all && !this.chosen.size, onclick: () => this.act(name) }, label)));
+      ACTIONS.filter(([name]) => there[name] ?? messages.length > 0).map(([name, label]) => {
+        const can = this.all || this.idsFor(name).length > 0;
+        // it keeps the focus when nothing is chosen any more
+        return h("button", { type: "button", "data-key": name, class: name === "erase" ? "danger" : null, "aria-disabled": !can, onclick: () => can && this.act(name) }, label);
+      }));
+  }
+
+  /** Of what is chosen: what a change can be about. Only a cancelled message can be taken back, or else erased. */
+  idsFor(name) {
+    const cancelled = new Set(this.page.remembered.map((one) => one.message_id));
+    return [...this.chosen].filter((id) => name === "erase" || cancelled.has(id) === (name === "restore"));
   }
 
   act(name) {
-    return this.change(name, this.all ? { filter: this.asFilter() } : { ids: [...this.chosen] });
+    return this.change(name, this.all ? { filter: this.asFilter() } : { ids: this.idsFor(name) });
   }
 
   async change(name, selection) {
-    if (await act(name, this.store.connection_id, this.path, selection)) {
+    if (await act(name, this.store.connection_id, this.path, selection, this.page?.at)) {
       this.choose(() => false);
       await this.load();
       this.changed();
@@ -232,7 +284,6 @@ export class Messages {
   }
 
   table() {
-    const { messages, remembered, at } = this.page;
     const choosable = this.choosable();
     const may = choosable.length > 0;
     const toggle = (id) => (event) => {
@@ -254,27 +305,47 @@ export class Messages {
     const address = (id) => `?${new URLSearchParams({ store: this.store.connection_id, message: id })}`;
     const choiceCell = (id) => may && h("td", {}, choosable.includes(id) && h("input", { type: "checkbox", "aria-label": `Choose ${id}`, "data-key": `choose ${id}`,
       checked: this.all || this.chosen.has(id), onchange: toggle(id) }));
-    const sender = (origin) => h("td", {}, origin && [h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id || origin.dag_id),
-      h("small", {}, `${origin.dag_id} ${origin.run_id}`)]);
-    const idCell = (id) => h("td", { class: "id" }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id));
-    return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
+    // of a line; all of it where the pointer rests
+    const cell = (text, small) => h("td", { class: small ? "place" : null, title: [text, small].filter(Boolean).join(", ") || null }, text, small && h("small", {}, small));
+    const sender = (origin) => (origin ? h("td", { title: `${origin.task_id} ${origin.dag_id} ${origin.run_id}` }, h("a", { href: taskAddress(origin), onclick: leave }, origin.task_id || origin.dag_id),
+      h("small", {}, `${origin.dag_id} ${origin.run_id}`)) : h("td", {}));
+    const rows = this.rows();
+    const sort = () => {
+      this.byLateness = !this.byLateness;
+      this.drawList();
+    };
+    return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", { class: rows.some(({ note }) => note) ? "list noted" : "list" },
       h("thead", {}, h("tr", {},
-        may && h("th", {}, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
+        may && h("th", { class: "choice" }, h("input", { type: "checkbox", "aria-label": "Choose all on this page", "data-key": "every", onchange: everything,
           checked: choosable.length > 0 && this.chosen.size === choosable.length })),
-        ["Message", "State", "Due", "Destination", "Tag", "Sent by"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, messages.map((message) => h("tr", {},
-        choiceCell(message.message_id),
-        idCell(message.message_id),
-        h("td", {}, badge(message.state), message.retry_count > 0 && h("small", {}, `${message.retry_count} failed ${message.retry_count === 1 ? "try" : "tries"}`),
-          message.last_error && h("small", { class: "reason", title: message.last_error }, message.last_error)),
-        h("td", { class: "time" }, absolute(message.due_at), h("small", {}, relative(message.due_at, at)),
-          message.cancellable_longest && h("small", {}, `can be cancelled until ${absolute(message.cancellable_longest)}`)),
-        h("td", {}, message.destination, h("small", {}, message.deliver_conn_id ?? "queue table")),
-        h("td", {}, message.tag),
-        sender(message.origin))),
-      remembered.map((gone) => h("tr", {}, choiceCell(gone.message_id), idCell(gone.message_id),
-        h("td", {}, badge(gone.state), h("small", {}, absolute(gone.at)), gone.restorable_until && h("small", {}, `can be taken back until ${absolute(gone.restorable_until)}`)),
-        h("td", { class: "time" }, absolute(gone.due_at)), h("td", {}, gone.destination), h("td", {}, gone.tag), sender(gone.origin))))));
+        COLUMNS.map(([name, kind]) => h("th", { scope: "col", class: kind, "aria-sort": kind === "late" && this.byLateness ? "descending" : null }, kind === "late"
+          ? h("button", { type: "button", class: "plain", "data-key": "sort", title: "Sorts the rows of this page", onclick: sort }, this.byLateness ? "Late ↓" : "Late") : name)))),
+      h("tbody", {}, rows.map(({ message_id: id, state, note, late, due_at: due, until, destination, deliver_conn_id: connection, tag, origin }) => h("tr", {},
+        choiceCell(id),
+        h("td", { class: "id", title: id }, h("a", { class: "mono", href: address(id), "data-key": `open ${id}`, onclick: open(id) }, id)),
+        h("td", { class: "state" }, badge(state), note && h("small", { class: "reason", title: note }, note)),
+        h("td", { class: "time", title: until || null }, time(due), until && h("small", {}, until)),
+        h("td", { class: late > LATE ? "late bad" : "late" }, late === null ? "" : span(late)),
+        cell(destination, connection), cell(tag), sender(origin))))));
+  }
+
+  /** The rows of the list: messages, and what has left the store; sorted by lateness, if that is wanted, within this page. */
+  rows() {
+    const { messages, remembered, at } = this.page;
+    const since = (due) => (Date.parse(at) - Date.parse(due)) / 1000;
+    const waiting = messages.map((one) => ({
+      ...one, late: TO_COME.has(one.state) && since(one.due_at) >= 0 ? since(one.due_at) : null,
+      deliver_conn_id: one.deliver_conn_id ?? "queue table",
+      note: [one.retry_count > 0 && `${one.retry_count} failed ${one.retry_count === 1 ? "try" : "tries"}`, one.last_error].filter(Boolean).join(": "),
+      // the end of its cancel where it is another time than the due time
+      until: [(since(one.due_at) < 0 || !TO_COME.has(one.state)) && relative(one.due_at, at), Math.abs(Date.parse(one.cancellable_longest) - Date.parse(one.due_at)) >= 1000
+        && `can be cancelled until ${absolute(one.cancellable_longest)}`].filter(Boolean).join(", "),
+    }));
+    const gone = remembered.map((one) => ({
+      ...one, late: one.late_seconds, note: absolute(one.at) + (one.restorable_until ? `, can be taken back until ${absolute(one.restorable_until)}` : ""),
+    }));
+    const rows = [...waiting, ...gone];
+    return this.byLateness ? rows.sort((one, other) => (other.late ?? -1) - (one.late ?? -1)) : rows;
   }
 
   pages() {

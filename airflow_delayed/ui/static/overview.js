@@ -4,9 +4,9 @@ import { airflow, get, part, pathOf } from "./api.js";
 import { redrive } from "./redrive.js";
 import { h, meaning, show } from "./dom.js";
 import { leave } from "./airflow.js";
-import { absolute, relative, span } from "./time.js";
-import { timeline } from "./timeline.js";
-
+import { inWords, pause, selectionsOf, unpause } from "./pauses.js";
+import { overdue } from "./search.js";
+import { absolute, relative, span, time } from "./time.js";
 
 const KINDS = { store: "SQL store", rabbitmq: "RabbitMQ", sqs: "Amazon SQS" };
 
@@ -99,7 +99,7 @@ function dispatchers(summary, key) {
   (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "A minute", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
     h("td", {}, dags[one.dag_id] ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : one.dag_id ?? "a service or a command",
       one.host && h("small", {}, one.host)),
-    h("td", {}, state(one)), h("td", { class: "time" }, one.worked_at ? absolute(one.worked_at) : ""),
+    h("td", {}, state(one)), h("td", { class: "time" }, time(one.worked_at)),
     h("td", { class: "number" }, one.per_minute?.toLocaleString() ?? ""),
     h("td", {}, one.conn_ids.map((name) => name ?? "queue tables").join(", "))))) : h("p", {}, "None was at work within a day.")));
 }
@@ -121,10 +121,21 @@ export function pauser(dag, found, again) {
 function audit(connection) {
   return later("Audit", pathOf(connection), () => get(`${pathOf(connection)}/audit`), ({ entries }) => (entries.length
     ? table(["When", "Who", "Change", "Of", "Outcomes"], entries.map(({ at, who, action, selection, counts }) => h("tr", {},
-      h("td", { class: "time" }, absolute(at)), h("td", {}, who), h("td", {}, action),
+      h("td", { class: "time" }, time(at)), h("td", {}, who), h("td", {}, action),
       h("td", {}, Object.entries(selection).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")),
       h("td", {}, Object.entries(counts).map(([outcome, number]) => `${number.toLocaleString()} ${outcome}`).join(", ") || "none"))))
     : h("p", {}, "Nobody has changed a message.")));
+}
+
+/** The pauses of a store, and the way to pause what its dispatchers deliver through a connection. */
+function pauses(connection, { dispatchers: seen }) {
+  const path = pathOf(connection);
+  const names = [...new Set(seen.flatMap(({ conn_ids: ids }) => ids.map((name) => name ?? connection.connection_id)))];
+  return later("Pauses", path, () => get(`${path}/pauses`), ({ pauses: found }) => [
+    found.length ? table(["Of", "Since", "Until", "Who", "Reason", ""], found.map((one) => h("tr", {},
+      h("td", {}, inWords(one.selection)), h("td", { class: "time" }, time(one.at)), h("td", { class: "time" }, one.ends_at ? time(one.ends_at) : "somebody ends it"), h("td", {}, one.who), h("td", {}, one.because),
+      h("td", {}, one.may_change && h("button", { type: "button", "data-key": `unpause ${inWords(one.selection)}`, onclick: () => unpause(path, one) }, "Unpause…"))))) : h("p", {}, "Nothing is paused."),
+    connection.may.edit && names.length > 0 && h("p", {}, h("button", { type: "button", "data-key": "pause connection", onclick: () => pause(path, names.flatMap((name) => selectionsOf({ deliver_conn_id: name }))) }, "Pause a connection…"))]);
 }
 
 function verify(connection) {
@@ -141,16 +152,15 @@ function store(summary, { connection, find }) {
       figure("Waiting", summary.waiting, { go: () => find({ state: "waiting" }) }),
       figure("Due within the hour", summary.due_within_hour, { go: () => find({ state: "waiting", due_until: hour }) }),
       figure("Overdue", summary.overdue, {
-        tone: summary.overdue ? "bad" : null, go: () => find({ state: "due", due_until: new Date(Date.parse(at) - 60_000).toISOString() }),
+        tone: summary.overdue ? "bad" : null, go: () => find(overdue(at)),
         note: summary.overdue && summary.oldest_due ? `oldest ${relative(summary.oldest_due, at)}` : null }),
       figure("Retrying", summary.retrying, { tone: summary.retrying ? "warn" : null, go: () => find({ state: "retrying" }) }),
       figure("Failed", summary.failed, { tone: summary.failed ? "bad" : null, go: () => find({ state: "failed" }) }),
       figure("Expired", summary.expired, { tone: summary.expired ? "warn" : null, go: () => find({ state: "expired" }) }),
-      figure("Next due", next ? relative(next, at) : "nothing", { note: next && absolute(next) }),
+      figure("Next due", next ? relative(next, at) : "nothing", { note: time(next) }),
       figure("Last dispatched", gone ? relative(gone.at, at) : "none yet", {
-        note: gone && absolute(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
-    timeline(connection, (from, until) => find({ due_from: from, due_until: until })),
-    dispatchers(summary, pathOf(connection)), audit(connection), verify(connection),
+        note: gone && time(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
+    dispatchers(summary, pathOf(connection)), pauses(connection, summary), audit(connection), verify(connection),
   ];
 }
 
@@ -173,7 +183,7 @@ function rabbitmq(summary, context) {
           h("td", { class: "mono" }, level.queue),
           h("td", { class: "number" }, level.messages?.toLocaleString() ?? "unknown"),
           h("td", { class: "number" }, level.stuck?.toLocaleString() ?? "unknown"),
-          h("td", { class: "time" }, absolute(level.earliest)), h("td", { class: "time" }, absolute(level.latest)))))))),
+          h("td", { class: "time" }, time(level.earliest)), h("td", { class: "time" }, time(level.latest)))))))),
     verify(context.connection),
   ];
 }

@@ -16,6 +16,12 @@ const PAUSE = 200; // ms after a key, before suggestions are asked for
 /** Stands for several states in the field of one. */
 const KEPT = "*";
 
+/** Seconds after its due time from which a message is overdue, whoever has it. */
+export const LATE = 10;
+
+/** The filter of what is overdue at a time of the server. */
+export const overdue = (at) => ({ state: ["due", "in flight", "retrying"], due_until: new Date(Date.parse(at) - LATE * 1000).toISOString() });
+
 /** A filter with all criteria; without a DAG what belongs to a DAG is left out. */
 export function filterOf(given) {
   const filter = Object.fromEntries(FIELDS.map((name) => [name, given[name] ?? ""]));
@@ -25,18 +31,21 @@ export function filterOf(given) {
 
 export const isEmpty = (filter) => !FIELDS.some((name) => filter[name]?.length);
 
+/** Whether what has left the store is found by an index too, so that it is listed with what is in it. */
+export const together = ({ state, id, reason, tag, run_id: run }) => !state.length && !id && !reason && Boolean(tag || run);
+
 /** What keeps a filter from being asked; null: nothing. */
 export function problemOf(filter) {
-  const lacking = OF_A_DAG.filter((name) => filter[name] !== "");
-  return filter.dag_id || !lacking.length ? null : "Write the DAG too: a run, a task and a map index are looked up within a DAG.";
+  if (!filter.dag_id && OF_A_DAG.some((name) => filter[name] !== "")) return "Write the DAG too: a run, a task and a map index are looked up within a DAG.";
+  return Date.parse(filter.due_from) >= Date.parse(filter.due_until) ? "“Due from” is not before “Due before”, so nothing can match." : null;
 }
 
-/** Draw the search; find(filter) is called with a new filter. Returns an element, and count(text) to show how many match. */
+/** Draw the search; find(filter) is called with a new filter. Returns its field, an element with the criteria, a place for what can be done with all that match, and count(text) to show how many do. */
 export function search(path, filter, find) {
   const matches = h("span", { class: "muted", role: "status" });
-  const element = h("div", { class: "search", role: "search" }, field(path, filter, find),
-    h("div", { class: "chips" }, chips(filter, find), matches), more(filter, find));
-  return { element, count: (text) => { if (matches.textContent !== text) matches.textContent = text; } };
+  const whole = h("span", { class: "buttons" });
+  const element = h("div", { class: "criteria" }, matches, chips(filter, find), whole, more(filter, find));
+  return { field: field(path, filter, find), element, whole, count: (text) => { if (matches.textContent !== text) matches.textContent = text; } };
 }
 
 /** The search field: suggestions come while one types; the arrows choose one, Enter takes the first. */
@@ -44,9 +53,9 @@ function field(path, filter, find) {
   const list = h("ul", { class: "suggestions", id: "suggestions", "aria-label": "Suggestions", hidden: true });
   let turn = 0;
   let timer = null;
-  const input = h("input", { type: "search", "aria-label": "Search by id, tag, destination or DAG", "aria-describedby": "search-note", placeholder: "Search: id, tag, destination, DAG",
+  const input = h("input", { type: "search", "aria-label": "Search by id, tag, destination or DAG", "aria-describedby": "search-note", "aria-keyshortcuts": "/", placeholder: "Search: id, tag, destination, DAG ( / )",
     autocomplete: "off", spellcheck: "false", "data-key": "search", maxlength: 250 });
-  const note = h("small", { id: "search-note", class: "muted", hidden: true }, "Texts are compared from their beginning; upper and lower case count. An id of id_columns is found by them: order_id=1001.");
+  const note = h("small", { id: "search-note", class: "muted", hidden: true }, "Suggestions begin with what you type; upper and lower case count. What you choose is compared exactly. An id of id_columns is found by them: order_id=1001.");
   const take = ({ field: name, value }) => find({ ...filter, [name]: value });
   const suggest = async () => {
     const mine = ++turn;
@@ -65,7 +74,7 @@ function field(path, filter, find) {
   };
   const draw = (options) => {
     show(list, options.map((option) => h("li", {}, h("button", { type: "button", onclick: () => take(option) },
-      h("span", { class: "muted" }, `${NAMES[option.field]} `), option.value))));
+      h("span", { class: "muted" }, `${NAMES[option.field]} `), h("bdi", {}, option.value)))));
     list.hidden = note.hidden = !options.length;
     return options;
   };
@@ -96,7 +105,7 @@ function field(path, filter, find) {
 
 function chips(filter, find) {
   const chip = (name, value, without) => h("span", { class: "chip", title: name === "state" ? meaning(value[0].toUpperCase() + value.slice(1)) : null },
-    h("span", {}, `${NAMES[name]}: `, h("strong", {}, name.startsWith("due_") ? absolute(value) : value)),
+    h("span", { title: value }, `${NAMES[name]}: `, h("strong", {}, name.startsWith("due_") ? absolute(value) : value)),
     h("button", { type: "button", "data-key": `remove ${name} ${value}`, "aria-label": `Remove ${NAMES[name]} ${value}`, onclick: () => find(without) }, "×"));
   const all = FIELDS.filter((name) => filter[name].length).flatMap((name) => (name === "state"
     ? filter.state.map((value) => chip(name, value, { ...filter, state: filter.state.filter((one) => one !== value) }))
@@ -121,7 +130,7 @@ function more(filter, find) {
     find({ ...given, reason: filter.reason });
   };
   const several = filter.state.length > 1;
-  return h("details", { class: "more", "data-key": "more" }, h("summary", { "data-key": "more summary" }, "+ more: state, due time, run, task"),
+  return h("details", { class: "more", "data-key": "more" }, h("summary", { "data-key": "more summary" }, "+ more"),
     h("form", { class: "filter", onsubmit: send },
       text("id", "Message id"),
       h("label", {}, "State", h("select", { name: "state", "data-key": "state" }, h("option", { value: "" }, "any"),

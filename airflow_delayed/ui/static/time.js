@@ -1,5 +1,7 @@
 // Times as Airflow shows them: in the zone that its user chose in the page's corner.
 
+import { h } from "./dom.js";
+
 const KEY = "timezone"; // where Airflow's pages keep the choice
 
 /** The zone's name; UTC if nothing (that this browser knows) was chosen. */
@@ -31,9 +33,9 @@ function parts(moment, name) {
   return Object.fromEntries(format.formatToParts(moment).map(({ type, value }) => [type, value]));
 }
 
-/** 2026-11-21 14:03:22 */
+/** 2026-11-21 14:03:22; a text that is no time as it is. */
 export function absolute(text, { seconds = true } = {}) {
-  if (!text) return "";
+  if (!text || Number.isNaN(Date.parse(text))) return text ?? "";
   const p = parts(new Date(text), zone());
   return `${p.year}-${p.month}-${p.day} ${p.hour}:${p.minute}${seconds ? `:${p.second}` : ""}`;
 }
@@ -42,6 +44,20 @@ export function absolute(text, { seconds = true } = {}) {
 export function clock(text) {
   const p = parts(new Date(text), zone());
   return `${p.hour}:${p.minute}`;
+}
+
+/** 2026-11-21 14:03:22 UTC */
+export const utc = (text) => `${new Date(text).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+
+/** A time as an element, which says it in UTC too where the pointer rests. */
+export const time = (text, as = absolute) => text && h("time", { datetime: text, title: utc(text) }, as(text));
+
+const OF_THE_SERVER = /(\d{4}-\d\d-\d\d)(?: at)? (\d\d:\d\d(?::\d\d)?)(?: to (?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d(?::\d\d)?))? UTC/g;
+
+/** A text of the server, which has its times in UTC, with them in the chosen zone. */
+export function inZone(text) {
+  const one = (day, hour) => absolute(`${day}T${hour}Z`, { seconds: hour.length > 5 });
+  return text.replace(OF_THE_SERVER, (_, day, from, last, until) => one(day, from) + (until ? ` to ${one(last ?? day, until)}` : ""));
 }
 
 const DAY = 86_400_000; // ms

@@ -1,14 +1,17 @@
-// What a store's dispatchers did, and what falls due, around now: a chart by uPlot, and the same as a table.
+// A strip above the list: what a store's dispatchers did, and what falls due, around now; a chart by uPlot, and the same as a table.
 
 import { get, pathOf } from "./api.js";
 import { h, show } from "./dom.js";
-import { absolute, clock } from "./time.js";
+import { absolute, clock, span, time } from "./time.js";
 
 const SPANS = [[3600, "1 h"], [86_400, "24 h"], [604_800, "7 d"]];
-const HEIGHT = 180;
+/** By the seconds of a step: what a bar counts. */
+const PER = { 60: "a minute", 3600: "an hour", 21_600: "in 6 h" };
+const HEIGHT = 56;
 const EVERY = 30_000; // ms between two looks
 const NAMED = 5; // destinations with a colour of their own
-const PAST = [["On time", "on_time", "--good"], ["Late", "late", "--warn"], ["Failed", "failed", "--bad"]];
+const LEAST = 0.02; // of all that falls due, for a colour of its own
+const PAST = [["On time", "on_time", "good"], ["Late", "late", "warn"], ["Failed", "failed", "bad"]];
 const timelines = new Map();
 let library = null; // of uPlot, once a chart asked for it
 
@@ -24,27 +27,29 @@ function loadLibrary() {
 /** The timeline of a store, which is made once; onRange(from, until) gets the times of a bar or of a drag. */
 export function timeline(connection, onRange) {
   const key = pathOf(connection);
-  if (!timelines.has(key)) timelines.set(key, new Timeline(connection, key));
-  const one = timelines.get(key);
-  one.onRange = onRange;
-  one.refresh();
-  return one.element;
+  if (!timelines.has(key)) timelines.set(key, new Timeline(key, onRange));
+  return timelines.get(key);
 }
 
+const total = (counts) => counts.reduce((sum, count) => sum + count, 0);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+/** The end of the axis: 1, 2 or 5 times a power of ten. */
+const roundUp = (most) => [1, 2, 5, 10].map((one) => one * 10 ** Math.floor(Math.log10(Math.max(most, 4)))).find((one) => one >= Math.max(most, 4));
+
 class Timeline {
-  constructor(connection, key) {
-    this.path = `${key}/history`;
-    this.seconds = SPANS[0][0];
-    this.asked = 0;
-    this.buttons = SPANS.map(([seconds, name]) => h("button", { type: "button", "data-key": `${key} ${name}`, "aria-pressed": seconds === this.seconds, onclick: () => this.choose(seconds) }, name));
+  constructor(key, onRange) {
+    Object.assign(this, { path: `${key}/history`, onRange, seconds: SPANS[0][0], asked: 0 });
+    this.buttons = SPANS.map(([seconds, name]) => h("button", { type: "button", "data-key": `${key} ${name}`, "aria-label": `${name} before and after now`, "aria-pressed": seconds === this.seconds, onclick: () => this.choose(seconds) }, name));
     this.chart = h("div", { class: "bars", tabindex: 0, role: "group", "aria-label": "Chart; arrow keys move over its bars, Enter shows the messages of one", "data-key": `${key} chart`, onkeydown: (event) => this.key(event) });
-    this.said = h("p", { class: "muted", role: "status" });
-    this.forecast = h("ul", { class: "forecast", "aria-label": "Forecast", hidden: true });
+    this.figures = h("dl", {});
+    this.legend = h("p", { class: "legend muted", role: "status" });
     this.table = h("div", {});
-    this.element = h("figure", { class: "timeline" },
-      h("figcaption", {}, "Dispatched, and due", h("span", { class: "spans" }, this.buttons)), this.chart, this.said, this.forecast,
-      h("details", { "data-key": `${key} table` }, h("summary", { "data-key": `${key} table summary` }, "As a table"), this.table));
+    this.element = h("figure", { class: "timeline", "aria-label": "Dispatched, and due" }, this.figures, this.chart,
+      h("figcaption", {}, this.legend, h("span", { class: "spans" }, this.buttons),
+        h("details", { "data-key": `${key} table` }, h("summary", { "data-key": `${key} table summary` }, "As a table"), this.table)));
     new ResizeObserver(() => this.plot?.setSize({ width: this.width(), height: HEIGHT })).observe(this.chart);
+    // its colours are the theme's
+    new MutationObserver(() => this.plot?.redraw()).observe(document.documentElement, { attributes: true });
   }
 
   choose(seconds) {
@@ -62,7 +67,7 @@ class Timeline {
       const [found, uPlot] = await Promise.all([get(this.path, { seconds }), loadLibrary()]);
       if (seconds === this.seconds) this.draw(found, uPlot);
     } catch (fault) {
-      if (!fault.whole) this.said.textContent = fault.message;
+      if (!fault.whole) this.legend.textContent = fault.message;
     }
   }
 
@@ -70,14 +75,16 @@ class Timeline {
     return Math.max(200, this.chart.clientWidth);
   }
 
-  /** Make rows of bars: of each step the counts of the past, and what falls due by destination. */
+  /** Make rows of bars: of each step the counts of the past, and what falls due by destination, the largest ones by name. */
   rows(found) {
-    const names = found.destinations.slice(0, NAMED);
+    const sums = found.destinations.map((_, at) => total(found.future.map(({ by_destination: counts }) => counts[at])));
+    const all = total(sums);
+    const named = [...sums.keys()].filter((at) => found.destinations[at] && sums[at] > all * LEAST).sort((a, b) => sums[b] - sums[a]).slice(0, NAMED);
     const steps = new Map(found.past.map((step) => [step.begin, { begin: step.begin, past: step }]));
     for (const step of found.future) steps.set(step.begin, { ...steps.get(step.begin), begin: step.begin, future: step });
-    this.series = [...PAST.map(([name, field, colour]) => ({ name, colour, of: ({ past }) => past?.[field] ?? 0 })),
-      ...names.map((name, at) => ({ name: `Due: ${name || "others"}`, colour: `--chart-${at + 1}`, of: ({ future }) => future?.by_destination[at] ?? 0 }))];
-    if (found.destinations.length > NAMED) this.series.push({ name: "Due: others", colour: "--fg-muted", of: ({ future }) => (future?.by_destination ?? []).slice(NAMED).reduce((sum, count) => sum + count, 0) });
+    this.series = [...PAST.map(([name, field, tone]) => ({ name, tone, of: ({ past }) => past?.[field] ?? 0 })),
+      ...named.map((at, number) => ({ name: `Due: ${found.destinations[at]}`, tone: `chart-${number + 1}`, of: ({ future }) => future?.by_destination[at] ?? 0 })),
+      { name: named.length ? "Due: others" : "Due", tone: "fg-muted", of: ({ future }) => (future ? future.messages - total(named.map((at) => future.by_destination[at])) : 0) }];
     this.steps = [...steps.values()].sort((a, b) => (a.begin < b.begin ? -1 : 1));
     this.counts = this.series.map(({ of }) => this.steps.map(of));
   }
@@ -89,28 +96,37 @@ class Timeline {
     // bars of one step stand on each other: the highest sum is drawn first
     const sums = [];
     this.counts.forEach((counts, number) => sums.push(counts.map((count, at) => count + (number ? sums[number - 1][at] : 0))));
-    const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-    const axis = { stroke: () => colour("--fg-muted"), grid: { stroke: () => colour("--border"), width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
+    const axis = { stroke: () => colour("fg-muted"), grid: { stroke: () => colour("border"), width: 1 }, ticks: { show: false }, font: "11px sans-serif", gap: 3 };
     this.plot?.destroy();
     this.plot = new uPlot({
-      width: this.width(), height: HEIGHT, legend: { show: false },
+      width: this.width(), height: HEIGHT, legend: { show: false }, padding: [7, 8, 0, 0],
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
-      scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(4, most * 1.05)] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
-        { ...axis, size: 44, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString() : "")) }],
-      series: [{}, ...this.series.map(({ colour: name }) => ({ fill: () => colour(name), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 40], align: 1 }) })).reverse()],
+      scales: { x: { time: true }, y: { range: (_, __, most) => [0, roundUp(most)] } },
+      axes: [{ ...axis, size: 17, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
+        { ...axis, size: 74, splits: (_, __, ___, most) => [0, most], values: (_, ticks) => ticks.map((tick) => (tick ? `${tick.toLocaleString("en", { notation: "compact" })} ${PER[this.step]}` : "0")) }],
+      series: [{}, ...this.series.map(({ tone }) => ({ fill: () => colour(tone), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 40], align: 1 }) })).reverse()],
       hooks: {
-        draw: [(plot) => this.line(plot, colour("--fg"))],
+        draw: [(plot) => this.line(plot)],
         setCursor: [(plot) => this.tell(plot.cursor.idx)],
         setSelect: [(plot) => plot.select.width > 3 && this.range(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"))],
       },
     }, [this.steps.map(({ begin }) => Date.parse(begin) / 1000), ...sums.reverse()], this.chart);
     this.plot.over.addEventListener("dblclick", () => this.pick());
-    this.chart.setAttribute("aria-busy", "false");
-    show(this.table, this.asTable());
-    this.forecast.hidden = !found.forecast.length;
-    show(this.forecast, found.forecast.map((one) => h("li", { class: one.ends_at ? "late" : "muted" }, one.text)));
+    show(this.figures, this.summary(found));
+    show(this.table, this.asTable(), found.forecast.length > 0 && h("ul", { "aria-label": "Forecast" }, found.forecast.map((one) => h("li", { class: one.ends_at ? "late" : "muted" }, one.text))));
     this.tell(null);
+  }
+
+  /** Throughput, lateness, and what falls due. */
+  summary({ past, future }) {
+    const [, name] = SPANS.find(([seconds]) => seconds === this.seconds);
+    const sent = total(past.map((step) => step.dispatched));
+    const latest = Math.max(...past.map((step) => step.max_late_seconds));
+    // the last step is not over
+    return [["Dispatched", `${(past.at(-2)?.dispatched ?? 0).toLocaleString()} ${PER[this.step]}`, `${sent.toLocaleString()} in ${name}`],
+      ["Lateness", sent ? `up to ${span(latest)}` : "–", sent ? `${Math.floor(total(past.map((step) => step.on_time)) / sent * 100)} % within 5 s` : "none dispatched"],
+      ["Due", total(future.map(({ messages }) => messages)).toLocaleString(), `in the next ${name}`]]
+      .map(([term, value, note]) => h("div", {}, h("dt", {}, term), h("dd", {}, value, h("small", {}, note))));
   }
 
   label(seconds) {
@@ -118,11 +134,11 @@ class Timeline {
     return this.seconds === 604_800 ? absolute(moment).slice(5, 10) : clock(moment);
   }
 
-  line(plot, colour) {
+  line(plot) {
     const x = Math.round(plot.valToPos(Date.parse(this.now) / 1000, "x", true));
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.strokeStyle = colour;
+    ctx.strokeStyle = colour("fg");
     ctx.setLineDash([4, 4]);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
@@ -131,11 +147,13 @@ class Timeline {
     ctx.restore();
   }
 
-  /** Say what a bar has, or all of them. */
+  /** The legend, with the counts of a bar, or of all of them. */
   tell(at) {
-    const parts = this.series.map(({ name }, number) => [name, at === null || at === undefined ? this.counts[number].reduce((sum, count) => sum + count, 0) : this.counts[number][at]]);
-    const from = at === null || at === undefined ? "In all" : absolute(this.steps[at].begin, { seconds: false });
-    this.said.textContent = `${from}: ${parts.filter(([, count]) => count).map(([name, count]) => `${name} ${count.toLocaleString()}`).join(", ") || "nothing"}`;
+    const step = this.steps[at];
+    const parts = this.series.map(({ name, tone }, number) => [name, tone, step ? this.counts[number][at] : total(this.counts[number])]).filter(([, , count]) => count);
+    const late = step?.past?.max_late_seconds;
+    show(this.legend, step ? absolute(step.begin, { seconds: false }) : "In all", ": ", parts.length ? parts.map(([name, tone, count]) => h("span", {}, h("i", { class: tone }), `${name} ${count.toLocaleString()}`)) : "nothing",
+      late > 0 && h("span", {}, `the latest by ${span(late)}`));
   }
 
   key(event) {
@@ -167,7 +185,7 @@ class Timeline {
     const used = this.steps.map((step, at) => [step, at]).filter(([, at]) => this.counts.some((counts) => counts[at]));
     return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), this.series.map(({ name }) => h("th", { scope: "col", class: "number" }, name)))),
-      h("tbody", {}, used.map(([{ begin }, at]) => h("tr", {}, h("td", { class: "time" }, absolute(begin, { seconds: false })),
+      h("tbody", {}, used.map(([{ begin }, at]) => h("tr", {}, h("td", { class: "time" }, time(begin, (text) => absolute(text, { seconds: false }))),
         this.counts.map((counts) => h("td", { class: "number" }, counts[at].toLocaleString())))))));
   }
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from datetime import timedelta
+from urllib.parse import quote, urlencode
 
 import demo_ui
 import pytest
 from support import axe
 from support.browsed_page import Site, listed, look_up, says
+
+from airflow_delayed.message import DelayedMessage
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,21 +42,16 @@ def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
     page.wait_for("document.querySelector('iframe') === null && window.same")
 
 
-#: Where the first message of the list ends, in CSS pixels, below a verdict that has no cause to show.
-_FIRST_ROW_WHEN_WELL = """(() => {
-  const verdict = page.querySelector('#verdict');
-  const causes = [...verdict.childNodes];
-  verdict.innerHTML = '<p class="notice good">All is well. The next message is due in 2 min, at 2031-05-06 07:08.</p>';
-  const end = page.querySelector('#messages tbody tr').getBoundingClientRect().bottom;
-  verdict.replaceChildren(...causes);
-  return end;
+#: How many messages the first screen shows whole, and how high their rows are at most, in CSS pixels.
+_SHOWN = """(() => {
+  const rows = [...page.querySelectorAll('table.list tbody tr')].map(row => row.getBoundingClientRect());
+  const seen = rows.filter(({ bottom }) => bottom <= page.defaultView.innerHeight);
+  return [seen.length, Math.max(...rows.map(row => row.height))];
 })()"""
 
 
 def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: Site) -> None:
-    page = site.open("op", "/")
-    page.frame = None
-    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&state=failed")
+    page = site.alone("op", "?store=delayed_store&state=failed")
     failed = listed(page, lambda ids: len(ids) > 1)
     page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
     # each state says what it means, where it stands and in the list of words
@@ -69,9 +67,22 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
             page.evaluate("scrollTo(0, 0)")
             page.wait_for("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             site.take(page, f"page-{theme}-{width}")
-        # on a phone the first message is on the first screen, if all is well
-        assert page.evaluate(_FIRST_ROW_WHEN_WELL) < 844
         page.resize(1280, 1400)
+    # rows are of one line: twelve are on the first screen below three causes and the strip, on a phone four
+    page.click("[data-key='state Waiting']")
+    page.wait_for("page.querySelectorAll('table.list tbody tr').length === 50")
+    assert page.evaluate("page.querySelectorAll('#verdict > .notice').length") == 3
+    for width, height, least, highest in ((1440, 900, 12, 36), (390, 844, 4, 90)):
+        page.resize(width, height)
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for("page.documentElement.scrollWidth <= page.documentElement.clientWidth")
+        site.take(page, f"first-screen-{width}")
+        shown, high = page.evaluate(_SHOWN)
+        assert (shown >= least, high <= highest) == (True, True), (width, shown, high)
+        assert axe.violations(page) == []
+    page.resize(1280, 1400)
+    page.evaluate("history.back() || true")
+    listed(page, lambda ids: ids == failed)
     # why is in the row
     says(page, "closed-queue")
     page.click("td.id a", text=failed[0])
@@ -102,3 +113,55 @@ def test_what_is_seen_is_in_the_address_and_back_leads_to_the_view_before(site: 
     says(page, "Nothing would change")
     says(page, failed[1])
     assert page.evaluate("page.querySelectorAll('dialog footer button').length") == 1
+
+
+def test_wrong_input_in_the_address_costs_the_list_alone(site: Site) -> None:
+    page = site.open("op", "/")
+    page.frame = None
+    for wrong, said in (
+        ("due_from=garbage", "due_from must be a date and time with a zone"),
+        ("state=nonsense", "state must be 'waiting'"),
+        (f"id={300 * 'x'}", "id may have 250 characters at most"),
+        ("due_from=2031-01-02T00:00:00Z&due_until=2031-01-01T00:00:00Z", "“Due from” is not before “Due before”"),
+    ):
+        page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&{wrong}")
+        says(page, said)
+        # also at the next look
+        page.wait_for("page.querySelector('.card .figures') !== null")
+        page.click("#refresh")
+        page.wait_for("page.querySelector('#fresh').innerText.startsWith('Updated')")
+        assert page.evaluate("page.querySelector('#verdict [data-code]') !== null")
+        assert page.evaluate("[...page.querySelectorAll('#messages [role=alert]')].length") == 1
+    # the field is removed, and there is a list
+    page.click("button[aria-label^='Remove due from']")
+    page.click("button[aria-label^='Remove due before']")
+    listed(page, bool)
+
+
+def test_odd_texts_are_shortened_and_turn_nothing(site: Site) -> None:
+    tag = "\u202etnadecca"
+    with site.store() as store:
+        due = store.now() + timedelta(days=20)
+        long = {"destination": 18 * "long-place-", "message_id": 12 * "long-name-"}
+        store.send([DelayedMessage(**long, body=b"x", due_at=due, headers={}, tag=tag)])
+    page = site.open("op", "/")
+    page.frame = None
+    page.go(f"{site.url}/delayed-deliveries/?{urlencode({'store': 'delayed_store', 'tag': tag})}")
+    [name] = listed(page, lambda ids: len(ids) == 1)
+    assert name == long["message_id"]
+    says(page, r"tag: \u202etnadecca")
+    for width in (1440, 390):
+        page.resize(width, 900)
+        page.wait_for("page.documentElement.scrollWidth <= page.documentElement.clientWidth")
+        site.take(page, f"odd-{width}")
+        assert page.evaluate("page.querySelector('td.id').title") == name
+    page.resize(1280, 1400)
+    with site.store() as store:
+        store.cancel([name])
+    # what is late is sorted within its page
+    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store&state=due&state=retrying")
+    listed(page, lambda ids: len(ids) > 1)
+    # the first answer draws the list again, whoever aims at it
+    page.wait_for("page.getElementById('fresh').textContent.startsWith('Updated')")
+    page.click("[data-key=sort]")
+    page.wait_for("page.querySelector('th.late').getAttribute('aria-sort') === 'descending'")

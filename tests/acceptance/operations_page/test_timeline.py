@@ -9,12 +9,13 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -> None:
-    page = site.open("op", "/")
-    page.frame = None
-    page.go(f"{site.url}/delayed-deliveries/?store=delayed_store")
+    page = site.alone("op", "?store=delayed_store")
     page.wait_for("page.querySelector('.timeline canvas') !== null")
     page.click(".timeline .spans button", text="24 h")
-    said = "page.querySelector('.timeline [role=status]').innerText"
+    said = "page.querySelector('.timeline .legend').innerText"
+    assert page.evaluate("page.querySelector('.timeline').getBoundingClientRect().height") <= 86
+    pressed = "[...page.querySelectorAll('.timeline .spans button')].map(button => button.getAttribute('aria-pressed'))"
+    assert page.evaluate(pressed) == ["false", "true", "false"]
     page.wait_for(f"{said}.startsWith('In all: ') && {said}.includes('Due: appointment-reminders')")
     page.evaluate("page.querySelector('.timeline').scrollIntoView({ block: 'center' }) || true")
     for theme in ("light", "dark"):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from support import axe
-from support.browsed_page import FRAME, Site, done, find, listed, look_up, says
+from support.browsed_page import FRAME, Site, answers, done, find, listed, look_up, says
 
 from airflow_delayed.message import DelayedMessage
 from services import chromium
@@ -39,15 +39,6 @@ _ALL_IS_WELL = """
 _AS_BEFORE = "return real(address, options);"
 
 
-def answers(page: chromium.Page, script: str) -> None:
-    """Have a script answer the page's requests from now on, and have it ask."""
-    page.evaluate(
-        "(window => { const real = window.real ??= window.fetch, { Response } = window;"
-        f" window.fetch = async (address, options) => {{ {script} }}; return true; }})(page.defaultView)"
-    )
-    page.evaluate("page.querySelector('#refresh').click()")
-
-
 def alerts(page: chromium.Page) -> list[str]:
     return list(page.evaluate("[...page.querySelectorAll('[role=alert]')].map(alert => alert.innerText)"))
 
@@ -58,7 +49,7 @@ def test_trouble_is_said_once_and_the_last_figures_stay_with_their_age(site: Sit
     fresh = "page.querySelector('#fresh').innerText"
     page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
     page.wait_for("page.querySelector('[data-connection=down_store] [role=alert]') !== null")
-    page.wait_for("page.querySelectorAll('#messages tbody tr').length > 1")
+    page.wait_for("page.querySelectorAll('table.list tbody tr').length > 1")
     page.wait_for("page.querySelector('.timeline canvas') !== null")
     before, height = page.evaluate(failed), page.evaluate("page.documentElement.scrollHeight")
     for script, said in ((_LOGIN_LOST, "Your login has ended."), (_SILENT, "Airflow's API server does not answer.")):
@@ -91,7 +82,7 @@ def test_trouble_is_said_once_and_the_last_figures_stay_with_their_age(site: Sit
     answers(page, _AS_BEFORE)
     page.wait_for(f"page.querySelectorAll('.stale').length === 0 && {fresh}.startsWith('Updated')")
     # what is new waits for the pointer: nothing moves away below a finger that presses
-    place = "page.querySelector('#messages tbody tr').getBoundingClientRect().top"
+    place = "page.querySelector('table.list tbody tr').getBoundingClientRect().top"
     page.evaluate("page.defaultView.scrollTo(0, 0)")
     with page.hold("#messages-title"):
         before = page.evaluate(place)
@@ -130,8 +121,7 @@ def test_ten_thousand_messages_an_odd_id_and_a_wrong_clock(site: Site) -> None:
 
     with site.store() as store:
         store.send([message(odd, 0), *(message(f"many-{number}", number) for number in range(9_999))])
-    page = site.open("op", "/")
-    page.frame = None
+    page = site.alone("op")
     page.at_first(
         """const Right = Date; globalThis.Date = class extends Right {
         constructor(...given) { given.length ? super(...given) : super(Right.now() + 864e5); }
@@ -164,6 +154,6 @@ def test_ten_thousand_messages_an_odd_id_and_a_wrong_clock(site: Site) -> None:
     page.click("[role=toolbar] button", text="Cancel…")
     says(page, "10,000 messages match")
     page.click("dialog footer button", text="Cancel them")
-    says(page, "10,000 messages changed.")
+    says(page, "10,000 messages cancelled.")
     done(page)
     assert site.state(odd) == "cancelled"

@@ -46,7 +46,7 @@ def test_who_may_edit_a_dag_acts_on_what_it_sent(site: Site) -> None:
     page.click(f"input[aria-label='Choose {first}']")
     assert "Erase" not in page.evaluate("page.querySelector('[role=toolbar]').innerText")
     act(page, "Cancel…", "Cancel them")
-    says(page, "1 message changed.")
+    says(page, "1 message cancelled.")
     done(page)
     assert site.state(first) == "cancelled"
 

@@ -265,7 +265,7 @@ def test_nor_is_one_that_is_a_source_itself_or_takes_its_place(tmp_path, ending,
 
 
 def test_a_log_file_that_is_too_large_is_refused(table, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.sources.templated.MAX_LOG_FILE", 10)
+    monkeypatch.setattr("airflow_delayed.sources.delta.MAX_LOG_FILE", 10)
     with pytest.raises(SourceError, match=r"has a file of .* bytes, and at most 10 are read"):
         delta(table)
 

@@ -150,3 +150,12 @@ def test_columns_that_mean_nothing_are_not_looked_at() -> None:
     broker = Transport()
     Attempt(broker, unknown_columns="ignore").run(batches({"a": HOUR}, colour=[object.__name__]))
     assert broker.ids == ["a"]
+
+
+def test_what_was_confirmed_before_a_failure_is_noted_in_the_store() -> None:
+    broker, store = Transport(missing={"nobody"}), StoreOf()
+    near = dict.fromkeys("abcd", timedelta(0))
+    attempt = Attempt(broker, store)
+    with pytest.raises(PartitionFailed, match="had sent or stored 2 messages"):
+        attempt.run(batches(near, 4, destination=["mail", "mail", "nobody", "mail"]))
+    assert store.noted == ["a", "b"]

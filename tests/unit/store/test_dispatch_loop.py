@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.dispatch.dispatcher import LEASED_SLEEP, PASS_EVERY, DispatchLoop
+from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, PASS_EVERY, DispatchLoop
 from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchReport
 
 POLL = 1.0

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from airflow_delayed.ui.hook_pool import CACHE_SECONDS, Bulkhead, Busy, FiguresCache, TooSlow
+from airflow_delayed.ui.hook_pool import CACHE_SECONDS, Bulkhead, Busy, FiguresCache, HookPool, TooSlow
 
 LONG = 60.0
 
@@ -109,12 +109,16 @@ def test_figures_are_kept_as_long_as_they_are_worth():
     assert cache.get("f") == ("made at 100", CACHE_SECONDS - 0.5)
     now[0] += 0.5
     assert cache.get("f") is None
-    # what took two seconds is cached for 18, so that it takes no more than a tenth of the database's time
-    made = cache.compute("f", lambda: take(2))
-    now[0] += 17.5
-    assert cache.get("f") == (made, 17.5)
+    # what took a second is kept for ten from its beginning, so that it takes a tenth of the time at most
+    made = cache.compute("f", lambda: take(1))
+    now[0] += 8.5
+    assert cache.get("f") == (made, 9.5)
     cache.invalidate("f")
     assert cache.get("f") is None
+    # what a connection has kept for long, because it was frozen, is old at once
+    made = cache.compute("f", lambda: take(98))
+    assert cache.get("f") is None
+    assert cache.get("f", expired=True) == (made, 98)
 
 
 def test_figures_that_are_forgotten_while_they_are_made_are_not_kept():
@@ -165,3 +169,18 @@ def test_no_more_than_eight_wait_for_one_connection():
         thread.join()
     assert ended[12:] == [True] * 8
     assert bulkhead.call("c", lambda: 1, seconds=LONG) == 1
+
+
+def test_figures_that_may_take_long_are_not_shown_for_ever():
+    now = [100.0]
+    pool = HookPool(monotonic=lambda: now[0])
+    kept = 30.0, 45.0
+
+    def figures(make):
+        return asyncio.run(pool.slow_figures("c", "verify c", make, kept=kept))
+
+    assert figures(lambda: "known") == "known"
+    now[0] += 90.0
+    assert figures(fail) == "known"
+    now[0] += 0.1
+    assert figures(fail) is None

@@ -1,0 +1,309 @@
+"""What the page's verdict and ``airflow delayed doctor`` make of the findings of several connections.
+
+A store's messages wait for the reason that their connection has itself, or because the DAG of their dispatcher is
+paused, which Airflow alone knows. So findings that follow from another one become a part of it, and both say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from shlex import quote
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from airflow_delayed.errors import some
+from airflow_delayed.reports import SEVERITIES, Finding, State
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+#: Codes of a connection that gives no answer: the cause of all that waits for it.
+NO_ANSWER = ("unreachable", "silent", "not-examined")
+#: Codes of what follows from that.
+_FOLLOWS = ("connection-fails", "destination-refuses", "overdue")
+#: The code of what follows from any error of a connection.
+_OF_ANY_ERROR = "canary"
+#: What to do about a connection that gives no answer, by its code.
+_REMEDIES = {
+    "unreachable": "look whether its server runs and can be reached, with the host and port that Airflow has for it"
+    " under Admin, Connections; until then its messages wait",
+    "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops"
+    " packets; until then its messages wait",
+}
+_DIFFERS = (
+    "somebody declared it otherwise: a TopologyInstallOperator makes it as wanted, on RabbitMQ with replace=True, when"
+    " nothing waits in it, on SQS with repair=True; a table is changed by hand"
+)
+_LOGIN = (
+    "correct the login, the password or the schema that Airflow has for it under Admin, Connections, or give that user"
+    " its rights; until then its messages wait"
+)
+#: What the transports and the drivers of databases say when a server accepts a connection and does not answer.
+_TIMED_OUT = ("timeout expired", "timed out", "no answer in time")
+#: Words of the errors of brokers and databases that take the connection and refuse the user.
+_REFUSED_LOGIN = re.compile(r"password|authenticat|login|access denied|no rights|does not exist", re.IGNORECASE)
+#: By how much the clocks of a store and of this machine may differ.
+_TOLERANCE = timedelta(seconds=5)
+#: DAGs of a store's last dispatchers, at most, that are looked at.
+MOST_DAGS = 10
+
+
+class Described(Protocol):
+    """A finding, as a transport or the page has it."""
+
+    @property
+    def code(self) -> str | None:
+        """Its short name."""
+        ...
+
+    @property
+    def severity(self) -> str:
+        """How grave it is."""
+        ...
+
+    @property
+    def deliver_conn_id(self) -> str | None:
+        """The connection that delivers what it keeps."""
+        ...
+
+
+class Run(Protocol):
+    """A run of a dispatcher."""
+
+    @property
+    def conn_ids(self) -> Sequence[str | None]:
+        """Its connections; None: the queue tables."""
+        ...
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended."""
+        ...
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it works now."""
+        ...
+
+    @property
+    def dag_id(self) -> str | None:
+        """The DAG whose task it is."""
+        ...
+
+
+class Late(Protocol):
+    """The lateness of one destination."""
+
+    @property
+    def conn_id(self) -> str:
+        """The connection."""
+        ...
+
+    @property
+    def destination(self) -> str:
+        """The destination."""
+        ...
+
+    @property
+    def overdue(self) -> int:
+        """How many messages are overdue."""
+        ...
+
+    @property
+    def late_seconds(self) -> float:
+        """By how much the first of them is."""
+        ...
+
+
+F = TypeVar("F", bound=Described)
+
+
+def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tuple[str, F]]:
+    """Return findings by connection, the gravest first, without the findings that follow from another.
+
+    :param join: returns a cause with what follows from it.
+    """
+    kept: list[tuple[str, F]] = []
+    follows: list[tuple[str, F]] = []
+    everything = list(found)
+    for conn_id, finding in everything:
+        is_consequence = any(_follows(finding, name, other) for name, other in everything)
+        (follows if is_consequence else kept).append((conn_id, finding))
+    for _, consequence in follows:
+        for number, (conn_id, finding) in enumerate(kept):
+            if _follows(consequence, conn_id, finding):
+                kept[number] = conn_id, join(finding, consequence)
+                break
+    kept.sort(key=lambda one: SEVERITIES.index(one[1].severity))
+    return kept
+
+
+def _follows(finding: Described, conn_id: str, other: Described) -> bool:
+    """Return whether a finding follows from another one, which is of the connection ``conn_id``."""
+    if finding.deliver_conn_id != conn_id:
+        return False
+    if finding.code == _OF_ANY_ERROR:
+        return other.severity == "error"
+    return finding.code in _FOLLOWS and other.code in NO_ANSWER
+
+
+def is_silence(text: str) -> bool:
+    """Return whether an error says that a server takes connections and does not answer."""
+    return any(words in text for words in _TIMED_OUT)
+
+
+def no_answer_remedy(code: str, text: str) -> str | None:
+    """Return what to do about a connection that gives no answer.
+
+    :param text: its error.
+    """
+    return _LOGIN if code == "unreachable" and _REFUSED_LOGIN.search(text) else _REMEDIES.get(code)
+
+
+def paused_dags(
+    runs: Sequence[Run], may_read: Callable[[str], bool], *, hidden: str | None = None
+) -> dict[str | None, str]:
+    """Return by connection the DAG that dispatched last, if it is paused; see :func:`last_dags`."""
+    found = last_dags(runs, may_read, hidden=hidden)
+    return {name: dag_id for name, (dag_id, is_paused) in found.items() if is_paused}
+
+
+def last_dags(
+    runs: Sequence[Run], may_read: Callable[[str], bool], *, hidden: str | None = None
+) -> dict[str | None, tuple[str, bool]]:
+    """Return by connection the DAG that dispatched last, and whether it is paused; none with a dispatcher at work.
+
+    Whoever may write the table of dispatchers can name any DAG there: a DAG counts only if a task of it dispatches.
+
+    :param runs: the one seen last first.
+    :param may_read: whether the user may read a DAG.
+    :param hidden: stands for a DAG that the user may not read.
+    """
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    found: dict[str | None, tuple[str, bool]] = {}
+    connections = dict.fromkeys(name for one in runs for name in one.conn_ids)
+    with create_session() as session:
+        dispatches: dict[str, bool | None] = {}
+
+        def paused(dag_id: str) -> bool | None:
+            """Return whether a DAG is paused; None: it does not dispatch, or must not be looked at."""
+            if dag_id not in dispatches and len(dispatches) < MOST_DAGS:
+                known = may_read(dag_id) and _dispatches(dag_id, session)
+                is_paused = (
+                    session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)) if known else None
+                )
+                dispatches[dag_id] = is_paused
+            return dispatches.get(dag_id)
+
+        for name in connections:
+            serving = [one for one in runs if name in one.conn_ids]
+            if any(one.at_work for one in serving):
+                continue
+            for one in serving:
+                if one.dag_id is None or one.dag_id == hidden or one.ended_at is None:
+                    break
+                if (is_paused := paused(one.dag_id)) is not None:
+                    found[name] = one.dag_id, is_paused
+                    break
+    return found
+
+
+def _dispatches(dag_id: str, session: Session) -> bool:
+    """Return whether a task of a DAG is a StoreDispatchOperator, or of a class that inherits from it."""
+    from airflow.models.serialized_dag import SerializedDagModel
+
+    written = SerializedDagModel.get(dag_id, session=session)
+    tasks = written.data["dag"]["tasks"] if written is not None and written.data else []
+    return any({"store_conn_id", "deliver_conn_ids"} <= {*task["__var"].get("template_fields", ())} for task in tasks)
+
+
+def of_paused(
+    store: str,
+    paused: Mapping[str | None, str],
+    lateness: Sequence[Late],
+    next_due: Mapping[str, datetime],
+    at: datetime,
+) -> dict[str, Finding]:
+    """Return by connection the finding of messages that wait for a paused DAG.
+
+    :param store: the store's name, which stands for its queue tables.
+    :param paused: what :func:`paused_dags` has returned.
+    :param lateness: of the store's destinations at the time ``at``.
+    :param next_due: by connection, the next message that is not overdue.
+    """
+    found = {}
+    for conn_id, dag_id in paused.items():
+        name = store if conn_id is None else conn_id
+        late = [one for one in lateness if one.conn_id == name and one.overdue]
+        if late:
+            since = at - timedelta(seconds=max(one.late_seconds for one in late))
+            names = some([f"{one.destination} ({one.overdue:,})" for one in late], separator=", ")
+            many = sum(one.overdue for one in late)
+            condition = f"{many:,} overdue, the oldest since {since:%Y-%m-%d %H:%M:%S} UTC, for {names}"
+        elif name in next_due:
+            condition = f"the next is due at {next_due[name]:%Y-%m-%d %H:%M:%S} UTC"
+        else:
+            continue
+        found[name] = Finding(
+            state=State.BLOCKED if late else State.WARNING,
+            resource=f"messages of store {store!r} for connection {name!r}",
+            found=f"{condition}; the DAG of the last dispatcher, {dag_id}, is paused",
+            code="no-dispatcher",
+            remedy=f"unpause the DAG {dag_id}",
+            deliver_conn_id=name,
+        )
+    return found
+
+
+def with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
+    """Return findings, all that is missing or differs with the command that repairs it."""
+    found = list(report)
+    missing = [each for each in found if each.state is State.MISSING]
+    missing += [each for each in found if each.code == "destination-unbound"]
+    queues = dict.fromkeys(each.destination for each in missing if each.destination)
+    install = " ".join(
+        [f"airflow delayed install --conn-id {quote(conn_id)}", *(f"--queue {quote(name)}" for name in queues)]
+    )
+    remedy = f"install what is missing: {install}"
+    redrive = (
+        f"airflow delayed redrive --conn-id {quote(conn_id)} --dry-run names their destinations; when these exist, the"
+        " same without --dry-run sends the messages"
+    )
+    remedies = {"unroutable": redrive, "destination-unbound": remedy}
+
+    def remedy_of(each: Finding) -> str | None:
+        if each.state is State.MISSING:
+            return remedy
+        return remedies.get(each.code or "", each.remedy) or (_DIFFERS if each.state is State.DIFFERS else None)
+
+    return [replace(each, remedy=remedy_of(each)) for each in found]
+
+
+def clock_difference(conn_id: str, asked: datetime, stated: datetime, answered: datetime) -> list[Finding]:
+    """Return the finding for a store whose clock certainly differs from this machine's by more than 5 s.
+
+    :param asked: when it was asked for its time, by this machine's clock.
+    :param answered: when its answer was there.
+    """
+    ahead = stated > answered
+    difference = stated - answered if ahead else asked - stated
+    if difference <= _TOLERANCE:
+        return []
+    by = f"{difference.total_seconds():,.0f} s {'ahead of' if ahead else 'behind'}"
+    return [
+        Finding(
+            state=State.WARNING,
+            resource=f"clock of store {conn_id!r}",
+            found=f"the database is {by} this machine; a"
+            " due time that a task computes from its own clock is dispatched by the database's, so early or late by"
+            " that much",
+            code="clock-difference",
+            remedy="let the database's machine and Airflow's machines follow NTP (chronyc tracking shows how far off a"
+            " machine is)",
+        )
+    ]

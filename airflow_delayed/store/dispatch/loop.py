@@ -1,0 +1,142 @@
+"""The loop of a dispatcher: passes, with sleeps in between. No database here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf
+from typing import Literal, Protocol
+
+from airflow_delayed.store.dispatch.report import DispatchReport
+from airflow_delayed.store.notify import Waiter
+
+#: The sleep when other dispatchers have leases of all due messages.
+LEASED_SLEEP = timedelta(seconds=0.5)
+#: The longest time between two passes, in seconds.
+PASS_EVERY = 60.0
+
+
+class Passes(Protocol):
+    """A dispatcher, as its :class:`DispatchLoop` sees it."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped from outside."""
+        ...
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is to end as if its time were over."""
+        ...
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether something failed that ends the run after a pass."""
+        ...
+
+    @property
+    def throttled(self) -> bool:
+        """Whether messages are due that a destination's rate holds back."""
+        ...
+
+    def once(self, most: float | None) -> object:
+        """Make one pass, and claim nothing more after so many seconds."""
+        ...
+
+    def next_due(self) -> timedelta | None:
+        """Return the time until a message may be due; None: there is no message."""
+        ...
+
+    def waiter(self, *, listen: bool) -> Waiter:
+        """Return what sleeps until then."""
+        ...
+
+    def hand_over(self) -> None:
+        """Dispatch ahead what falls due after the end."""
+        ...
+
+    def finish(self) -> DispatchReport:
+        """Return the counts, or raise the failures."""
+        ...
+
+    def close(self) -> None:
+        """End all threads, and close what is open."""
+        ...
+
+
+class DispatchLoop:
+    """Makes the passes of a dispatcher, and sleeps in between until a message may be due: one loop for all ways to run.
+
+    :param until: None: until all is dispatched that was due, messages included that a destination's rate holds back;
+        "empty": until the store has no message; a number: for so many seconds, ``math.inf`` until it is stopped.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Passes,
+        until: float | Literal["empty"] | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._until = until
+        self._monotonic = monotonic
+        self._end = monotonic() + until if isinstance(until, float | int) else inf
+        # before the first pass, so that no message is missed
+        self._waiter = dispatcher.waiter(listen=until is not None)
+
+    def run(self) -> DispatchReport | None:
+        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
+
+        :raises DispatchFailed: see :meth:`Dispatcher.check`.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
+        """
+        dispatcher = self._dispatcher
+        try:
+            while not dispatcher.stopped:
+                dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
+                if dispatcher.unavailable or not self._sleep():
+                    break
+            if self._for_a_time and not dispatcher.stopped:
+                dispatcher.hand_over()
+            return None if dispatcher.stopped else dispatcher.finish()
+        finally:
+            dispatcher.close()
+            self._waiter.close()
+
+    @property
+    def _for_a_time(self) -> bool:
+        return isinstance(self._until, float | int)
+
+    @property
+    def _left(self) -> float:
+        return self._end - self._monotonic()
+
+    def _sleep(self) -> bool:
+        """Sleep until a message may be due; False: the loop is over."""
+        if self._until is None and not self._dispatcher.throttled:
+            return False
+        again = self._monotonic() + PASS_EVERY
+        woken = False
+        while not self._dispatcher.stopped:
+            if self._dispatcher.ending:
+                return False
+            due = self._dispatcher.next_due()
+            # a message that is due now does not end the run before its time
+            if self._left <= 0 or (due is None and not self._for_a_time):
+                return False
+            # rows leased by others are not claimed again at once, unless an earlier message may have been stored
+            if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):
+                return True
+            most = min(self._waiter.longest, again - self._monotonic(), self._left)
+            if due is not None and due.total_seconds() <= most:
+                if not self._waiter.wait(due.total_seconds()):
+                    return True
+                woken = True
+            else:
+                woken = self._waiter.wait(max(0.0, most)) or self._waiter.longest < PASS_EVERY
+                if self._monotonic() >= again:
+                    return True
+        return False

@@ -1,0 +1,83 @@
+"""How each destination fares by the causes of the verdict."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_delayed.diagnosis import merged
+from airflow_delayed.message import utcnow
+from airflow_delayed.store.dispatch.canary import IN_LEVELS, WHEN_DUE
+from airflow_delayed.ui.models import HeldSelection, LatenessResponse
+from airflow_delayed.ui.verdict import Cause, _by_destination, _joined
+
+
+def late(destination: str, overdue: int = 0) -> LatenessResponse:
+    """A destination that got a message a minute ago."""
+    return LatenessResponse(
+        conn_id="rabbit",
+        destination=destination,
+        overdue=overdue,
+        late_seconds=30.0 * overdue,
+        dispatched=1,
+        p99_seconds=0.1,
+    )
+
+
+def cause(code: str, severity: str = "error", **values: Any) -> Cause:
+    given = {
+        "connection_id": "store",
+        "kind": "store",
+        "queue": None,
+        "deliver_conn_id": "rabbit",
+        "remedy": None,
+        **values,
+    }
+    return Cause(code=code, severity=severity, where="x", what="y", **given)
+
+
+def statuses(*causes: Cause) -> dict[str, str]:
+    found = _by_destination({"store": [late("orders", overdue=1), late("emails")]}, causes)
+    return {one.destination: one.status for one in found}
+
+
+@pytest.mark.parametrize("code", ["connection-fails", "no-dispatcher", "canary"])
+def test_what_keeps_a_connection_keeps_also_what_is_not_overdue_yet(code: str) -> None:
+    assert statuses(cause(code)) == {"orders": "failing", "emails": "failing"}
+
+
+def test_a_warning_that_no_dispatcher_comes_keeps_what_is_overdue_alone() -> None:
+    assert statuses(cause("no-dispatcher", "warning")) == {"orders": "late", "emails": "delivering"}
+
+
+def test_a_dispatcher_that_fails_keeps_what_is_overdue() -> None:
+    assert statuses(cause("dispatcher-fails", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
+
+
+def test_canaries_are_no_destinations() -> None:
+    assert _by_destination({"store": [late(WHEN_DUE), late(IN_LEVELS)]}, []) == []
+
+
+def test_a_canary_follows_from_an_error_of_its_broker_which_keeps_the_destinations() -> None:
+    missing = cause("missing", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
+    warning = cause("stuck", "warning", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
+    assert statuses(missing, warning) == {"orders": "late", "emails": "delivering"}
+    found = [("store", cause("canary")), ("rabbit", warning), ("rabbit", missing)]
+    causes = [one for _, one in merged(found, _joined)]
+    assert [one.code for one in causes] == ["missing", "stuck"]
+    assert statuses(*causes) == {"orders": "failing", "emails": "failing"}
+    assert [one.code for _, one in merged(found[:2], _joined)] == ["canary", "stuck"], "a warning is no cause"
+
+
+@pytest.mark.parametrize("minutes, status", [(1, "paused"), (-1, "delivering")])
+def test_an_ended_pause_pauses_no_destination(minutes: int, status: str) -> None:
+    pause = HeldSelection(
+        selection={"destination": "emails"},
+        ends_at=utcnow() + timedelta(minutes=minutes),
+        on_unpause="spread",
+        spread=600,
+    )
+    paused = cause("paused", "warning", destination="emails", deliver_conn_id=None, pause=pause)
+    assert statuses(paused)["emails"] == status

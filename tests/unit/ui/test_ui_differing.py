@@ -1,0 +1,63 @@
+"""What the verdict takes from a verification of RabbitMQ's delay levels."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from airflow_delayed.delivery import Finding, State, TopologyReport
+from airflow_delayed.ui import api_brokers
+from airflow_delayed.ui.hook_pool import HookPool
+
+
+class Transport:
+    """Answers as a broker with these findings."""
+
+    def __init__(self, *findings: Finding) -> None:
+        self.verify = lambda destinations: TopologyReport(findings)
+
+    def close(self) -> None:
+        pass
+
+
+def differs(number: int) -> Finding:
+    return Finding(
+        state=State.DIFFERS,
+        resource=f"queue delayed.hex.000000{number}",
+        argument="x-queue-type",
+        wanted="quorum",
+        found="classic",
+        code="argument",
+    )
+
+
+def test_only_what_differs_is_taken_once_for_each_kind(monkeypatch: pytest.MonkeyPatch):
+    transport = Transport(
+        # without a management API
+        Finding(state=State.UNKNOWN, resource="bindings", found="it cannot be reached", code="binding"),
+        # in the figures already
+        Finding(state=State.MISSING, resource="queue delayed.hex.0000009"),
+        Finding(state=State.BLOCKED, resource="queues", found="no quorum", code="no-quorum"),
+        *map(differs, range(3)),
+        Finding(state=State.MISSING, resource="binding a -> b", code="binding"),
+    )
+    monkeypatch.setattr(api_brokers, "delivery_for", lambda conn_id: transport)
+    argument, binding = api_brokers._differing("rabbit")
+    assert argument.where == "queue delayed.hex.0000000 x-queue-type, and 2 others"
+    assert argument.what == "wanted 'quorum', found 'classic'"
+    assert "replace=True" in str(argument.remedy)
+    assert (binding.code, binding.severity) == ("binding", "error")
+    assert "airflow delayed install --conn-id rabbit" in str(binding.remedy)
+
+
+def test_what_an_install_cannot_make_is_a_problem_and_no_part(monkeypatch: pytest.MonkeyPatch):
+    transport = Transport()
+    blocked = Finding(state=State.BLOCKED, resource="queue level", found="3 messages wait")
+    planned = Finding(state=State.PLANNED, resource="queue orders")
+    kept = Finding(state=State.OK, resource="queue emails")
+    transport.install = lambda *_, **__: TopologyReport((planned, differs(1), blocked, kept))
+    monkeypatch.setattr(api_brokers, "delivery_for", lambda conn_id: transport)
+    answer = asyncio.run(api_brokers._install(HookPool(), None, "rabbit", ["orders"], dry_run=True))
+    assert answer.parts == ["queue orders: would create"]
+    assert answer.problems == [str(differs(1)), str(blocked)]
